@@ -1,0 +1,1 @@
+"""Cache tiers over immutable keys. Knows nothing of tables and imports nothing of ours."""

@@ -1,0 +1,1 @@
+"""Clients of the server: synchronous, picklable, never importing the server."""

@@ -1,0 +1,1 @@
+"""Seamark from PySpark: sessions and jobs."""

@@ -1,0 +1,1 @@
+"""Seamark's server: an Iceberg REST catalog with a timeline."""

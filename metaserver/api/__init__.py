@@ -1,0 +1,1 @@
+"""Routes and wire formats only: Iceberg REST and our own /api/v1."""

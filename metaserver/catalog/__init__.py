@@ -1,0 +1,1 @@
+"""Namespaces, tables, views and the commit: validate, write metadata, swap the pointer."""

@@ -1,0 +1,1 @@
+"""The pointer store: the one mutable thing, behind one port with SQLite and PostgreSQL implementations."""

@@ -1,0 +1,407 @@
+"""The pointer store port: the only mutable state of the catalog, and the plain values that cross it.
+
+Every change is a list of operations applied in ONE transaction (`transact`): all or nothing, durable when it returns.
+So a pointer swap, its instant and its idempotency record can never be seen apart. Reads see every transaction
+that returned before they began, from whichever replica it came.
+
+Failures are errors of `metaserver.errors`; a transaction that raised anything but `CommitUnknown` changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+NamespacePath = tuple[str, ...]
+
+
+class EntryKind(StrEnum):
+    """What a name can stand for. Tables and views share one space of names; functions have their own."""
+
+    TABLE = "table"
+    VIEW = "view"
+    FUNCTION = "function"
+
+
+class InstantState(StrEnum):
+    REQUESTED = "requested"
+    INFLIGHT = "inflight"
+    COMPLETED = "completed"
+    ROLLED_BACK = "rolled_back"
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    path: NamespacePath
+    properties: dict[str, str]
+    version: int = 1
+    """Rises by one with each change of the properties; what `ReplaceNamespaceProperties` compares."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A name and where it points. `metadata_location` is the table pointer itself."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    uuid: str
+    metadata_location: str
+    previous_location: str | None = None
+    version: int = 1
+    """Rises by one with each swap."""
+    created_ms: int = 0
+    updated_ms: int = 0
+
+
+class DroppedEntry(msgspec.Struct, frozen=True):
+    """A soft-deleted table or view: restorable until `expires_ms`, then purged (files too where `purge`)."""
+
+    id: str
+    entry: Entry
+    purge: bool
+    dropped_ms: int
+    expires_ms: int
+    who: str
+
+
+class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
+    """One thing that happened, or is happening, to a table, view or namespace."""
+
+    id: str
+    """UUIDv7, chosen by the writer before the transaction: reading it back settles a lost reply."""
+    action: str
+    """create, commit, replace, drop, undrop, purge, rename, register, unregister, … (field's words, kebab-case)."""
+    state: InstantState
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    uuid: str
+    """UUID of the table or view; stays the same over renames."""
+    requested_ms: int
+    completed_ms: int | None = None
+    who: str = "anonymous"
+    snapshot_id: int | None = None
+    metadata_location: str | None = None
+    fingerprint: str | None = None
+    """Hash of the request, where the request is one that can only happen once (it adds a snapshot)."""
+    summary: dict[str, Any] = {}
+    position: str = ""
+    """Opaque, set by the store: where a reader continues (`instants(since=…)`). Sorts as the readers see it. It changes when the state does."""
+
+
+class IdempotencyRecord(msgspec.Struct, frozen=True):
+    """The first answer to a request that carried an idempotency key."""
+
+    key: str
+    scope: str
+    """Principal, method and path: a key reused elsewhere is another client's mistake."""
+    request_hash: str
+    status: int
+    body: bytes | None = None
+    """The answer itself, where it is small …"""
+    metadata_location: str | None = None
+    """… or the metadata file that it is rendered from."""
+    expires_ms: int = 0
+
+
+class MetricsReport(msgspec.Struct, frozen=True):
+    id: str
+    uuid: str
+    namespace: NamespacePath
+    name: str
+    report_type: str
+    """scan-report or commit-report."""
+    snapshot_id: int | None
+    received_ms: int
+    who: str
+    report: dict[str, Any]
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A bearer token's public half. `digest` is SHA-256 of the secret (256 random bits, so no salt or stretching is owed)."""
+
+    id: str
+    name: str
+    """The principal."""
+    digest: str
+    created_ms: int
+    expires_ms: int | None = None
+    revoked_ms: int | None = None
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """`principal` has `role` (reader, writer, admin) on `namespace` and all below; the empty path is the whole catalog."""
+
+    principal: str
+    role: str
+    namespace: NamespacePath = ()
+
+
+class AuditRecord(msgspec.Struct, frozen=True):
+    id: str
+    at_ms: int
+    who: str
+    action: str
+    """Operation name, e.g. commitTable."""
+    resource: str
+    outcome: str
+    """allowed, denied or failed:<kind>."""
+    status: int
+    request_id: str
+    remote: str = ""
+
+
+# Operations of a transaction -----------------------------------------------------------------------------------------
+
+
+class CreateNamespace(msgspec.Struct, frozen=True):
+    """AlreadyExists if it does; NoSuchNamespace if its parent does not exist."""
+
+    path: NamespacePath
+    properties: dict[str, str]
+
+
+class ReplaceNamespaceProperties(msgspec.Struct, frozen=True):
+    """CommitConflict unless the stored version is `expected_version`; NoSuchNamespace if it is gone."""
+
+    path: NamespacePath
+    expected_version: int
+    properties: dict[str, str]
+
+
+class DropNamespace(msgspec.Struct, frozen=True):
+    """NamespaceNotEmpty while it has entries or child namespaces; NoSuchNamespace if it is gone."""
+
+    path: NamespacePath
+
+
+class CreateEntry(msgspec.Struct, frozen=True):
+    """AlreadyExists (message says whether a table or a view has the name); NoSuchNamespace without its namespace."""
+
+    entry: Entry
+
+
+class SwapPointer(msgspec.Struct, frozen=True):
+    """CommitConflict unless the entry exists with this uuid and points at `expected_location`. NoSuchTable / NoSuchView if the name is gone."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    uuid: str
+    expected_location: str
+    new_location: str
+    now_ms: int
+
+
+class RenameEntry(msgspec.Struct, frozen=True):
+    """AlreadyExists at the destination, NoSuchNamespace without its namespace, NoSuchTable / NoSuchView at the source."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    to_namespace: NamespacePath
+    to_name: str
+
+
+class DropEntry(msgspec.Struct, frozen=True):
+    """Removes the name. With `keep`, remembers it there as a DroppedEntry (its `entry` is filled in by the store from the row).
+    CommitConflict if `expected_location` is given and is not where it points."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    expected_location: str | None = None
+    keep: DroppedEntry | None = None
+
+
+class RestoreEntry(msgspec.Struct, frozen=True):
+    """Brings a dropped entry back under (namespace, name). NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry."""
+
+    dropped_id: str
+    namespace: NamespacePath
+    name: str
+
+
+class ForgetDropped(msgspec.Struct, frozen=True):
+    """Removes a dropped entry for good (after its purge). NotFound if it is gone: another replica was first."""
+
+    dropped_id: str
+
+
+class RecordInstant(msgspec.Struct, frozen=True):
+    instant: Instant
+
+
+class MoveInstant(msgspec.Struct, frozen=True):
+    """Changes state and what goes with it. CommitConflict unless the stored state is `expected`; it gets a new position."""
+
+    id: str
+    expected: InstantState
+    state: InstantState
+    now_ms: int
+    snapshot_id: int | None = None
+    summary: dict[str, Any] | None = None
+
+
+class SaveIdempotency(msgspec.Struct, frozen=True):
+    """Raises IdempotencyTaken if the key is taken: the whole transaction is undone and the first answer is what counts."""
+
+    record: IdempotencyRecord
+
+
+class SaveMetricsReport(msgspec.Struct, frozen=True):
+    report: MetricsReport
+
+
+class SaveToken(msgspec.Struct, frozen=True):
+    """AlreadyExists if a live token has this name."""
+
+    token: Token
+
+
+class RevokeToken(msgspec.Struct, frozen=True):
+    """NotFound if no live token has this name."""
+
+    name: str
+    now_ms: int
+
+
+class SaveGrant(msgspec.Struct, frozen=True):
+    """Idempotent."""
+
+    grant: Grant
+
+
+class RemoveGrant(msgspec.Struct, frozen=True):
+    """NotFound if there is none."""
+
+    grant: Grant
+
+
+class SaveAudit(msgspec.Struct, frozen=True):
+    records: tuple[AuditRecord, ...]
+
+
+class SaveCursor(msgspec.Struct, frozen=True):
+    """Remembers how far a named consumer of the timeline (a webhook) came. CommitConflict unless the stored position is `expected`
+    (None: no row yet), so that two replicas cannot both deliver on."""
+
+    consumer: str
+    expected: str | None
+    position: str
+
+
+class TakeLease(msgspec.Struct, frozen=True):
+    """`holder` gets or renews the named lease until `until_ms`; CommitConflict while another holder's has not ended at `now_ms`.
+    The result of this operation is an int: the fencing number, which rises each time the holder changes."""
+
+    name: str
+    holder: str
+    now_ms: int
+    until_ms: int
+
+
+Operation = (
+    CreateNamespace
+    | ReplaceNamespaceProperties
+    | DropNamespace
+    | CreateEntry
+    | SwapPointer
+    | RenameEntry
+    | DropEntry
+    | RestoreEntry
+    | ForgetDropped
+    | RecordInstant
+    | MoveInstant
+    | SaveIdempotency
+    | SaveMetricsReport
+    | SaveToken
+    | RevokeToken
+    | SaveGrant
+    | RemoveGrant
+    | SaveAudit
+    | SaveCursor
+    | TakeLease
+)
+
+
+class IdempotencyTaken(Exception):  # noqa: N818  an outcome to branch on, not a failure; never reaches a client
+    """Another request with the same key was recorded first."""
+
+
+class InstantFilter(msgspec.Struct, frozen=True):
+    """All given conditions must hold. `since` is an exclusive position, as found in an Instant."""
+
+    since: str | None = None
+    uuid: str | None = None
+    namespace: NamespacePath | None = None
+    name: str | None = None
+    action: str | None = None
+    state: InstantState | None = None
+    newest_first: bool = False
+    archived: bool = True
+    """Also look in the archive."""
+
+
+class PointerStore(Protocol):
+    """Opened and closed by its factory (an async context manager); safe for use by many tasks of one event loop."""
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        """Applies all or none; durable on return. One result per operation (None unless the operation says otherwise).
+        CommitUnknown: the connection was lost while committing; read the instant back. RetryLater: queue full or database away."""
+
+    async def ping(self) -> None:
+        """RetryLater when the database does not answer."""
+
+    async def namespace(self, path: NamespacePath) -> Namespace | None: ...
+
+    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[Namespace]:
+        """Direct children of `parent` in code-point order of their last level, those greater than `after`."""
+
+    async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
+
+    async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
+        """In code-point order of name, those greater than `after`."""
+
+    async def dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
+        """In order of id, those greater than `after`."""
+
+    async def dropped_entry(self, dropped_id: str) -> DroppedEntry | None: ...
+
+    async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
+
+    async def instant(self, instant_id: str) -> Instant | None: ...
+
+    async def instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
+        """The newest completed one."""
+
+    async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
+        """In order of position. A reader that continues from the last position it saw misses nothing, however writers interleave."""
+
+    async def archive_instants(self, keep: int, limit: int) -> int:
+        """Moves all but each table's newest `keep` finished instants to the archive, at most `limit` a call; returns how many moved."""
+
+    async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
+        """None once expired."""
+
+    async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
+        """In order of id (UUIDv7), those greater than `since`."""
+
+    async def token_by_digest(self, digest: str) -> Token | None: ...
+
+    async def tokens(self) -> list[Token]: ...
+
+    async def grants(self, principal: str | None) -> list[Grant]: ...
+
+    async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
+        """In order of id, those greater than `since`."""
+
+    async def cursor(self, consumer: str) -> str | None: ...
+
+    async def secret(self, name: str, candidate: bytes) -> bytes:
+        """The named secret shared by all replicas; `candidate` is stored if there is none yet."""
+
+    async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
+        """Removes expired idempotency records and audit records and metrics reports older than the given times; returns how many."""
