@@ -19,6 +19,8 @@
     ├── CommitUnknown           500  the outcome could not be learned: neither retry blindly nor clean up
     ├── RetryLater              503  a bound was met or a part is away: the same request may succeed later
     ├── StorageError            500  object storage failed in a way the client cannot mend
+    │   ├── ObjectMissing                nothing is stored at that location
+    │   └── ObjectExists                 a conditional write found something there
     ├── Corrupt                 500  something stored does not read back as what it should be
     └── ConfigError             –    the operator's to mend: the server does not start
 
@@ -148,6 +150,14 @@ class RetryLater(SeamarkError):
 class StorageError(SeamarkError):
     kind = "storage"
     type = "StorageException"
+
+
+class ObjectMissing(StorageError):
+    kind = "object_missing"
+
+
+class ObjectExists(StorageError):
+    kind = "object_exists"
 
 
 class Corrupt(SeamarkError):

@@ -1,0 +1,52 @@
+"""Plain values that cross the catalog's border."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.view import ViewMetadata
+from metaserver.store.port import Entry, NamespacePath
+
+T = TypeVar("T")
+
+
+class IdempotencyKey(msgspec.Struct, frozen=True):
+    """What a request with an Idempotency-Key header brings; recorded in the transaction that does its work."""
+
+    key: str
+    scope: str
+    request_hash: str
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks, for the timeline; and under which key, if any."""
+
+    who: str
+    request_id: str
+    idempotency: IdempotencyKey | None = None
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    items: list[T]
+    next_token: str | None
+    """None on the last page."""
+
+
+class LoadedTable(msgspec.Struct, frozen=True):
+    """A table as it stands at one pointer. `entry` is None for a staged table, which is stored nowhere yet."""
+
+    entry: Entry | None
+    metadata: TableMetadata
+
+
+class LoadedView(msgspec.Struct, frozen=True):
+    entry: Entry
+    metadata: ViewMetadata
+
+
+class TableIdentifier(msgspec.Struct, frozen=True):
+    namespace: NamespacePath
+    name: str

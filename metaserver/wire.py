@@ -1,0 +1,81 @@
+"""What crosses the wire, pure: JSON, namespace strings, page tokens. Every decoder answers nonsense with BadRequest."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, TypeVar
+
+import msgspec
+
+from metaserver.errors import BadRequest
+
+NAMESPACE_SEPARATOR = "\x1f"
+"""Between the levels of a namespace in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
+
+T = TypeVar("T")
+
+encode_json = msgspec.json.encode
+
+
+def decode_json(body: bytes, what: str) -> Any:
+    """Any JSON value. BadRequest names `what` and where the JSON breaks."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{what} is not valid JSON: {error}") from None
+
+
+def decode_as(body: bytes, shape: type[T], what: str) -> T:
+    """JSON of a given shape (a msgspec type). BadRequest names `what` and the field that does not fit."""
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{what} is malformed: {error}") from None
+
+
+def parse_namespace(text: str) -> tuple[str, ...]:
+    """A namespace as it stands in a URL, already percent-decoded. BadRequest for an empty level or control characters."""
+    return check_namespace(tuple(text.split(NAMESPACE_SEPARATOR)))
+
+
+def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
+    if not path:
+        raise BadRequest("A namespace needs at least one level")
+    for level in path:
+        check_name(level, "namespace level")
+    return path
+
+
+def check_name(name: str, what: str) -> str:
+    """A table, view, function or namespace level: 1 to 255 characters, no control characters or lone surrogates."""
+    if not name:
+        raise BadRequest(f"Empty {what}: give it a name")
+    if len(name) > 255:
+        raise BadRequest(f"The {what} {name[:40]!r}… has {len(name)} characters; at most 255 are allowed")
+    if any(ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff" for ch in name):
+        raise BadRequest(f"The {what} {name!r} holds a control character; remove it")
+    return name
+
+
+def show(path: tuple[str, ...], name: str | None = None) -> str:
+    """As messages show it: levels and name joined by dots."""
+    return ".".join((*path, name) if name is not None else path)
+
+
+def encode_page_token(after: str) -> str:
+    """Opaque to clients; survives any name."""
+    return base64.urlsafe_b64encode(after.encode()).decode().rstrip("=")
+
+
+def decode_page_token(token: str) -> str | None:
+    """None for the empty token, which asks for the first page. BadRequest for one we never gave out."""
+    if not token:
+        return None
+    try:
+        text = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise BadRequest(f"pageToken {token[:40]!r} is not one this server gave out; start again without it") from None
+    if "\x00" in text:
+        raise BadRequest("pageToken holds a NUL; start again without it")
+    return text
