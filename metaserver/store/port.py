@@ -88,7 +88,8 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     """Hash of the request, where the request is one that can only happen once (it adds a snapshot)."""
     summary: dict[str, Any] = {}
     position: str = ""
-    """Opaque, set by the store: where a reader continues (`instants(since=…)`). Sorts as the readers see it. It changes when the state does."""
+    """Opaque, set by the store: where a reader continues (`instants(since=…)`). Sorts as the readers see it.
+    It changes when the state does."""
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):
@@ -120,7 +121,9 @@ class MetricsReport(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A bearer token's public half. `digest` is SHA-256 of the secret (256 random bits, so no salt or stretching is owed)."""
+    """A bearer token's public half.
+
+    `digest` is SHA-256 of the secret (256 random bits, so no salt or stretching is owed)."""
 
     id: str
     name: str
@@ -132,7 +135,9 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """`principal` has `role` (reader, writer, admin) on `namespace` and all below; the empty path is the whole catalog."""
+    """`principal` has `role` (reader, writer, admin) on `namespace` and all below.
+
+    The empty path is the whole catalog."""
 
     principal: str
     role: str
@@ -184,7 +189,9 @@ class CreateEntry(msgspec.Struct, frozen=True):
 
 
 class SwapPointer(msgspec.Struct, frozen=True):
-    """CommitConflict unless the entry exists with this uuid and points at `expected_location`. NoSuchTable / NoSuchView if the name is gone."""
+    """CommitConflict unless the entry exists with this uuid and points at `expected_location`.
+
+    NoSuchTable / NoSuchView if the name is gone."""
 
     kind: EntryKind
     namespace: NamespacePath
@@ -196,7 +203,9 @@ class SwapPointer(msgspec.Struct, frozen=True):
 
 
 class RenameEntry(msgspec.Struct, frozen=True):
-    """AlreadyExists at the destination, NoSuchNamespace without its namespace, NoSuchTable / NoSuchView at the source."""
+    """AlreadyExists at the destination, NoSuchNamespace without its namespace.
+
+    NoSuchTable / NoSuchView at the source."""
 
     kind: EntryKind
     namespace: NamespacePath
@@ -206,7 +215,9 @@ class RenameEntry(msgspec.Struct, frozen=True):
 
 
 class DropEntry(msgspec.Struct, frozen=True):
-    """Removes the name. With `keep`, remembers it there as a DroppedEntry (its `entry` is filled in by the store from the row).
+    """Removes the name.
+
+    With `keep`, remembers it there as a DroppedEntry (its `entry` is filled in by the store from the row).
     CommitConflict if `expected_location` is given and is not where it points."""
 
     kind: EntryKind
@@ -217,7 +228,9 @@ class DropEntry(msgspec.Struct, frozen=True):
 
 
 class RestoreEntry(msgspec.Struct, frozen=True):
-    """Brings a dropped entry back under (namespace, name). NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry."""
+    """Brings a dropped entry back under (namespace, name).
+
+    NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry."""
 
     dropped_id: str
     namespace: NamespacePath
@@ -235,7 +248,9 @@ class RecordInstant(msgspec.Struct, frozen=True):
 
 
 class MoveInstant(msgspec.Struct, frozen=True):
-    """Changes state and what goes with it. CommitConflict unless the stored state is `expected`; it gets a new position."""
+    """Changes state and what goes with it.
+
+    CommitConflict unless the stored state is `expected`; it gets a new position."""
 
     id: str
     expected: InstantState
@@ -246,7 +261,9 @@ class MoveInstant(msgspec.Struct, frozen=True):
 
 
 class SaveIdempotency(msgspec.Struct, frozen=True):
-    """Raises IdempotencyTaken if the key is taken: the whole transaction is undone and the first answer is what counts."""
+    """Raises IdempotencyTaken if the key is taken.
+
+    The whole transaction is undone then and the first answer is what counts."""
 
     record: IdempotencyRecord
 
@@ -285,8 +302,9 @@ class SaveAudit(msgspec.Struct, frozen=True):
 
 
 class SaveCursor(msgspec.Struct, frozen=True):
-    """Remembers how far a named consumer of the timeline (a webhook) came. CommitConflict unless the stored position is `expected`
-    (None: no row yet), so that two replicas cannot both deliver on."""
+    """Remembers how far a named consumer of the timeline (a webhook) came.
+
+    CommitConflict unless the stored position is `expected` (None: no row yet), so that two replicas cannot both deliver on."""
 
     consumer: str
     expected: str | None
@@ -294,7 +312,9 @@ class SaveCursor(msgspec.Struct, frozen=True):
 
 
 class TakeLease(msgspec.Struct, frozen=True):
-    """`holder` gets or renews the named lease until `until_ms`; CommitConflict while another holder's has not ended at `now_ms`.
+    """`holder` gets or renews the named lease until `until_ms`.
+
+    CommitConflict while another holder's has not ended at `now_ms`.
     The result of this operation is an int: the fencing number, which rises each time the holder changes."""
 
     name: str
@@ -327,8 +347,8 @@ Operation = (
 )
 
 
-class IdempotencyTaken(Exception):  # noqa: N818  an outcome to branch on, not a failure; never reaches a client
-    """Another request with the same key was recorded first."""
+class IdempotencyTaken(Exception):
+    """Another request with the same key was recorded first: an outcome to branch on, never shown to a client."""
 
 
 class InstantFilter(msgspec.Struct, frozen=True):
@@ -350,7 +370,9 @@ class PointerStore(Protocol):
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
         """Applies all or none; durable on return. One result per operation (None unless the operation says otherwise).
-        CommitUnknown: the connection was lost while committing; read the instant back. RetryLater: queue full or database away."""
+
+        CommitUnknown: the connection was lost while committing; read the instant back.
+        RetryLater: queue full or database away."""
 
     async def ping(self) -> None:
         """RetryLater when the database does not answer."""
@@ -378,10 +400,13 @@ class PointerStore(Protocol):
         """The newest completed one."""
 
     async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """In order of position. A reader that continues from the last position it saw misses nothing, however writers interleave."""
+        """In order of position. A reader that continues from the last position it saw misses nothing,
+        however writers interleave."""
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        """Moves all but each table's newest `keep` finished instants to the archive, at most `limit` a call; returns how many moved."""
+        """Moves all but each table's newest `keep` finished instants to the archive, at most `limit` a call.
+
+        Returns how many moved."""
 
     async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
         """None once expired."""
@@ -404,4 +429,6 @@ class PointerStore(Protocol):
         """The named secret shared by all replicas; `candidate` is stored if there is none yet."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
-        """Removes expired idempotency records and audit records and metrics reports older than the given times; returns how many."""
+        """Removes expired idempotency records and audit records and metrics reports older than the given times.
+
+        Returns how many."""
