@@ -1,0 +1,97 @@
+"""Star Schema Benchmark data as Parquet, made from a real TPC-H generator (tpchgen-cli) and `schema.sql`.
+
+The transformation is the paper's: lineitem and orders become one fact table with dates as yyyymmdd and money in cents;
+partsupp, comments and clerks go; nations and regions move into the dimensions, cities and brands appear; a date
+dimension is added. The same scale gives the same bytes of content on every machine.
+
+What differs from the paper's own program (dbgen):
+- customer (30,000 × scale), supplier (2,000 × scale) and part (200,000 × ⌊1 + log₂ scale⌋, linear below 1) are the first
+  rows of TPC-H's larger tables, and the fact's keys are folded onto them (key modulo rows), so all keys hold.
+- City digits and brand numbers come from a hash of the key, dbgen draws them; both are uniform.
+- The category is TPC-H's brand (a manufacturer and one of five), the colour the first word of the part's name.
+- The date dimension has all 2,557 days of 1992–1998; dbgen stops one day short.
+- lo_orderkey is 64 bits wide; texts are not padded with blanks (but the city is, as its definition asks).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+
+TABLES = ("date", "supplier", "customer", "part", "lineorder")
+"""In the order of their size; each is one Parquet file, `<table>.parquet`."""
+
+FORMAT = 1
+"""Raised when `schema.sql` changes what it makes, so that a stale cache is made anew."""
+
+SOURCES = ("region", "nation", "supplier", "customer", "part", "orders", "lineitem")
+
+
+def dimension_rows(scale: float) -> dict[str, int]:
+    """Rows of customer, supplier and part at a scale factor, as the paper has them. ValueError below 0.001."""
+    if not 0.001 <= scale <= 1000:
+        raise ValueError(f"scale factor {scale:g} is out of range: take 0.001 to 1000 (1 is 6 million facts)")
+    parts = 200_000 * math.floor(1 + math.log2(scale)) if scale >= 1 else round(200_000 * scale)
+    return {"customers": round(30_000 * scale), "suppliers": round(2_000 * scale), "parts": parts}
+
+
+def table_path(folder: Path, table: str) -> Path:
+    return folder / f"{table}.parquet"
+
+
+def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None] = lambda *_: None) -> Path:
+    """The folder with the five Parquet files of `scale`, made if it is not below `cache` yet.
+
+    `progress(step, done, total)` is called as it goes. A folder appears whole or not at all.
+    """
+    rows = dimension_rows(scale)
+    folder = cache / f"sf{scale:g}"
+    marker = folder / "made.json"
+    if marker.exists() and json.loads(marker.read_text()).get("format") == FORMAT:
+        return folder
+    building = cache / f".sf{scale:g}-{os.getpid()}"
+    shutil.rmtree(building, ignore_errors=True)
+    total = len(SOURCES) + len(TABLES)
+    try:
+        (building / "tpch").mkdir(parents=True)
+        for done, source in enumerate(SOURCES):
+            progress(f"TPC-H {source}", done, total)
+            _tpch(source, scale, building / "tpch")
+        with duckdb.connect() as db:
+            _define(db, building / "tpch", rows)
+            for done, table in enumerate(TABLES, start=len(SOURCES)):
+                progress(f"SSB {table}", done, total)
+                target = str(table_path(building, table))
+                db.execute(f"COPY (FROM ssb_{table}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+        progress("done", total, total)
+        shutil.rmtree(building / "tpch")
+        (building / marker.name).write_text(json.dumps({"format": FORMAT, "scale": scale, **rows}))
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def _tpch(table: str, scale: float, folder: Path) -> None:
+    program = Path(sys.executable).parent / "tpchgen-cli"
+    argv = [str(program), "parquet", "-s", f"{scale:g}", "-T", table, "-o", str(folder), "--no-progress", "--quiet"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"tpchgen-cli could not make {table}: {done.stderr.strip()}")
+
+
+def _define(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:
+    for source in SOURCES:
+        db.execute(f"CREATE VIEW {source} AS FROM '{tpch / source}.parquet'")
+    for name, count in rows.items():
+        db.execute(f"SET VARIABLE {name} = {count}")
+    db.execute((Path(__file__).parent / "schema.sql").read_text())

@@ -1,0 +1,80 @@
+"""The benchmark's tables and queries on Spark, through whatever catalog the session knows by a name.
+
+How many files a query read is asked of the query's own executed plan: Iceberg's scan reports its planning there
+(custom metrics `resultDataFiles`, `resultDeleteFiles`), so the figure is Spark's, not the server's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from bench.ssb.generate import TABLES, table_path
+
+FACT = "lineorder"
+_ORDER = ("lo_orderdate", "lo_orderkey", "lo_linenumber")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One query: its rows, wall seconds (planning, reading and fetching), and data files read, by table."""
+
+    rows: list[tuple[Any, ...]]
+    seconds: float
+    files_read: dict[str, int]
+
+
+def write_table(spark: SparkSession, folder: Path, table: str, target: str, fact_files: int) -> None:
+    """Creates `target` (catalog.namespace.table) from the Parquet file of `table` with Spark's DataFrame writer.
+
+    The fact is cut by order date into `fact_files` files of about equal rows, ordered within; a dimension is one file.
+    """
+    frame = spark.read.parquet(str(table_path(folder, table)))
+    if table == FACT:
+        frame = frame.repartitionByRange(fact_files, *_ORDER[:2]).sortWithinPartitions(*_ORDER)
+    else:
+        frame = frame.coalesce(1)
+    # Distribution none: Spark keeps the cut made here instead of shuffling the rows into few large files.
+    writer = frame.writeTo(target).using("iceberg").tableProperty("format-version", "2")
+    writer.tableProperty("write.distribution-mode", "none").create()
+
+
+def files_in(spark: SparkSession, target: str) -> int:
+    """Data files in the current snapshot."""
+    return int(spark.sql(f"SELECT count(*) FROM {target}.files").collect()[0][0])
+
+
+def ask(spark: SparkSession, sql: str) -> Answer:
+    started = time.perf_counter()
+    frame = spark.sql(sql)
+    rows = [tuple(row) for row in frame.collect()]
+    seconds = time.perf_counter() - started
+    plan = frame._jdf.queryExecution().executedPlan()
+    read = {name: files for name, files in (_scan(node) for node in _scans(plan)) if name in TABLES}
+    return Answer(rows, seconds, read)
+
+
+def _scans(plan: Any) -> Iterator[Any]:
+    """Every BatchScanExec of an executed plan, below adaptive execution's stages too."""
+    kind = plan.getClass().getSimpleName()
+    if kind == "BatchScanExec":
+        yield plan
+    elif kind == "AdaptiveSparkPlanExec":
+        yield from _scans(plan.executedPlan())
+    elif kind.endswith("QueryStageExec"):
+        yield from _scans(plan.plan())
+    else:
+        children = plan.children()
+        for index in range(children.size()):
+            yield from _scans(children.apply(index))
+
+
+def _scan(node: Any) -> tuple[str, int]:
+    """(table name, data files its planning let through)."""
+    name = str(node.table().name()).rsplit(".", 1)[-1]
+    return name, int(node.metrics().apply("resultDataFiles").value())
