@@ -304,7 +304,8 @@ class SaveAudit(msgspec.Struct, frozen=True):
 class SaveCursor(msgspec.Struct, frozen=True):
     """Remembers how far a named consumer of the timeline (a webhook) came.
 
-    CommitConflict unless the stored position is `expected` (None: no row yet), so that two replicas cannot both deliver on."""
+    CommitConflict unless the stored position is `expected` (None: no row yet), so that two replicas cannot both
+    deliver on."""
 
     consumer: str
     expected: str | None

@@ -1,0 +1,128 @@
+"""The pointer store port in terms of three ways to run a generator, which is all that a database's driver must bring.
+
+- `_change`: in one durable transaction.
+- `_point`: a lookup by key that touches a few pages.
+- `_list`: anything that may touch many.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from metaserver.clock import Clock
+from metaserver.errors import Corrupt
+from metaserver.store import operations as op
+from metaserver.store import queries
+from metaserver.store.port import (
+    AuditRecord,
+    DroppedEntry,
+    Entry,
+    EntryKind,
+    Grant,
+    IdempotencyRecord,
+    Instant,
+    InstantFilter,
+    MetricsReport,
+    Namespace,
+    NamespacePath,
+    Operation,
+    Token,
+)
+from metaserver.store.statement import Steps
+
+T = TypeVar("T")
+
+
+class DrivenStore(ABC):
+    """See `PointerStore` for what each method promises."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    @abstractmethod
+    async def _change(self, begin: Callable[[], Steps[T]]) -> T:
+        """`begin` starts the generator anew for each attempt."""
+
+    @abstractmethod
+    async def _point(self, begin: Callable[[], Steps[T]]) -> T: ...
+
+    @abstractmethod
+    async def _list(self, begin: Callable[[], Steps[T]]) -> T: ...
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        now_ms = self._clock.now_ms()
+        return await self._change(lambda: op.transaction(operations, now_ms))
+
+    async def ping(self) -> None:
+        await self._point(queries.ping)
+
+    async def namespace(self, path: NamespacePath) -> Namespace | None:
+        return await self._point(lambda: queries.namespace(path))
+
+    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[Namespace]:
+        return await self._list(lambda: queries.namespaces(parent, after, limit))
+
+    async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
+        return await self._point(lambda: queries.entry(kind, namespace, name))
+
+    async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
+        return await self._list(lambda: queries.entries(kind, namespace, after, limit))
+
+    async def dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
+        return await self._list(lambda: queries.dropped(namespace, after, limit))
+
+    async def dropped_entry(self, dropped_id: str) -> DroppedEntry | None:
+        return await self._point(lambda: queries.dropped_entry(dropped_id))
+
+    async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]:
+        return await self._list(lambda: queries.dropped_expired(now_ms, limit))
+
+    async def instant(self, instant_id: str) -> Instant | None:
+        return await self._point(lambda: queries.instant(instant_id))
+
+    async def instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
+        return await self._point(lambda: queries.instant_by_fingerprint(uuid, fingerprint))
+
+    async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
+        return await self._list(lambda: queries.instants(where, limit))
+
+    async def archive_instants(self, keep: int, limit: int) -> int:
+        # Looked for outside the transaction: it reads a whole index, and writers must not wait for that.
+        ids = await self._list(lambda: queries.archivable(keep, limit))
+        return await self._change(lambda: op.archive(ids)) if ids else 0
+
+    async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
+        return await self._point(lambda: queries.idempotency(key, now_ms))
+
+    async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
+        return await self._list(lambda: queries.metrics_reports(uuid, since, limit))
+
+    async def token_by_digest(self, digest: str) -> Token | None:
+        return await self._point(lambda: queries.token_by_digest(digest))
+
+    async def tokens(self) -> list[Token]:
+        return await self._list(queries.tokens)
+
+    async def grants(self, principal: str | None) -> list[Grant]:
+        if principal is None:
+            return await self._list(lambda: queries.grants(None))
+        return await self._point(lambda: queries.grants(principal))
+
+    async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
+        return await self._list(lambda: queries.audit(since, limit))
+
+    async def cursor(self, consumer: str) -> str | None:
+        return await self._point(lambda: queries.cursor(consumer))
+
+    async def secret(self, name: str, candidate: bytes) -> bytes:
+        return await self._change(lambda: op.secret(name, candidate))
+
+    async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
+        return await self._change(lambda: op.prune(now_ms, audit_before_ms, metrics_before_ms, limit))
+
+    async def check_invariants(self) -> None:
+        """Corrupt, with every violation, if the database holds what must never be."""
+        if found := await self._list(queries.violations):
+            raise Corrupt("The pointer store breaks its invariants:\n" + "\n".join(found))

@@ -1,0 +1,111 @@
+"""The schema, as numbered steps, and the generator that brings a database up to date.
+
+The rule: a step that was released is never edited, only followed by another. The driver runs `migrate` in one
+transaction under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so replicas may start at once.
+A database newer than this code is refused: writing to it could break what the newer code relies on.
+"""
+
+from __future__ import annotations
+
+from metaserver.errors import ConfigError
+from metaserver.store.statement import Dialect, Statement, Steps
+
+_INSTANT_COLUMNS = """
+    position {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, action {text} NOT NULL, state {text} NOT NULL,
+    kind {text} NOT NULL, namespace {text} NOT NULL, name {text} NOT NULL, uuid {text} NOT NULL,
+    requested_ms {int} NOT NULL, completed_ms {int}, who {text} NOT NULL, snapshot_id {int},
+    metadata_location {text}, fingerprint {text}, summary {text} NOT NULL
+"""
+
+_ENTRY_COLUMNS = """
+    kind {text} NOT NULL, namespace {text} NOT NULL, name {text} NOT NULL, uuid {text} NOT NULL,
+    metadata_location {text} NOT NULL, previous_location {text}, version {int} NOT NULL,
+    created_ms {int} NOT NULL, updated_ms {int} NOT NULL
+"""
+
+_FIRST = (
+    """CREATE TABLE namespaces (
+        path {text} PRIMARY KEY, parent {text} NOT NULL, properties {text} NOT NULL, version {int} NOT NULL
+    ) {table}""",
+    "CREATE INDEX namespaces_by_parent ON namespaces (parent, path)",
+    # `space` is what a name is unique within: tables and views share one, functions have theirs.
+    "CREATE TABLE entries (space {text} NOT NULL, "
+    + _ENTRY_COLUMNS
+    + ", PRIMARY KEY (namespace, space, name)) {table}",
+    "CREATE INDEX entries_by_kind ON entries (namespace, kind, name)",
+    "CREATE TABLE dropped (id {text} PRIMARY KEY, "
+    + _ENTRY_COLUMNS
+    + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL) {table}",
+    "CREATE INDEX dropped_by_namespace ON dropped (namespace, id)",
+    "CREATE INDEX dropped_by_expiry ON dropped (expires_ms, id)",
+    "CREATE TABLE instants (" + _INSTANT_COLUMNS + ") {table}",
+    "CREATE INDEX instants_by_uuid ON instants (uuid, position)",
+    "CREATE INDEX instants_by_name ON instants (namespace, name, position)",
+    "CREATE INDEX instants_by_fingerprint ON instants (uuid, fingerprint) WHERE fingerprint IS NOT NULL",
+    "CREATE INDEX instants_unfinished ON instants (state, position) WHERE state IN ('requested', 'inflight')",
+    "CREATE TABLE instants_archive (" + _INSTANT_COLUMNS + ") {table}",
+    "CREATE INDEX archive_by_uuid ON instants_archive (uuid, position)",
+    "CREATE INDEX archive_by_name ON instants_archive (namespace, name, position)",
+    "CREATE INDEX archive_by_fingerprint ON instants_archive (uuid, fingerprint) WHERE fingerprint IS NOT NULL",
+    """CREATE TABLE idempotency (
+        key {text} PRIMARY KEY, scope {text} NOT NULL, request_hash {text} NOT NULL, status {int} NOT NULL,
+        body {bytes}, metadata_location {text}, expires_ms {int} NOT NULL
+    ) {table}""",
+    "CREATE INDEX idempotency_by_expiry ON idempotency (expires_ms)",
+    """CREATE TABLE metrics (
+        id {text} PRIMARY KEY, uuid {text} NOT NULL, namespace {text} NOT NULL, name {text} NOT NULL,
+        report_type {text} NOT NULL, snapshot_id {int}, received_ms {int} NOT NULL, who {text} NOT NULL,
+        report {text} NOT NULL
+    ) {table}""",
+    "CREATE INDEX metrics_by_uuid ON metrics (uuid, id)",
+    "CREATE INDEX metrics_by_time ON metrics (received_ms)",
+    """CREATE TABLE tokens (
+        id {text} PRIMARY KEY, name {text} NOT NULL, digest {text} NOT NULL UNIQUE, created_ms {int} NOT NULL,
+        expires_ms {int}, revoked_ms {int}
+    ) {table}""",
+    "CREATE UNIQUE INDEX tokens_live ON tokens (name) WHERE revoked_ms IS NULL",
+    """CREATE TABLE grants (
+        principal {text} NOT NULL, namespace {text} NOT NULL, role {text} NOT NULL,
+        PRIMARY KEY (principal, namespace, role)
+    ) {table}""",
+    """CREATE TABLE audit (
+        id {text} PRIMARY KEY, at_ms {int} NOT NULL, who {text} NOT NULL, action {text} NOT NULL,
+        resource {text} NOT NULL, outcome {text} NOT NULL, status {int} NOT NULL, request_id {text} NOT NULL,
+        remote {text} NOT NULL
+    ) {table}""",
+    "CREATE INDEX audit_by_time ON audit (at_ms)",
+    "CREATE TABLE cursors (consumer {text} PRIMARY KEY, position {text} NOT NULL) {table}",
+    """CREATE TABLE leases (
+        name {text} PRIMARY KEY, holder {text} NOT NULL, until_ms {int} NOT NULL, fence {int} NOT NULL
+    ) {table}""",
+    "CREATE TABLE secrets (name {text} PRIMARY KEY, value {bytes} NOT NULL) {table}",
+)
+
+_FIRST_POSTGRES = ("CREATE SEQUENCE instant_sequence",)
+
+MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = ({"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},)
+"""Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
+
+
+def migrate(dialect: Dialect) -> Steps[int]:
+    """Applies what is missing; returns the version before. ConfigError for a database that is newer or not ours."""
+    yield Statement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
+    rows = yield Statement("SELECT version FROM schema_version")
+    if len(rows) > 1:
+        raise ConfigError("The database's schema_version table has several rows; restore the database from a backup")
+    version = int(rows[0][0]) if rows else 0
+    if version > len(MIGRATIONS):
+        raise ConfigError(
+            f"The database has schema version {version}, this server knows up to {len(MIGRATIONS)}: "
+            "start a server at least as new as the one that wrote it"
+        )
+    if version < 0:
+        raise ConfigError(f"The database has schema version {version}, which never existed; restore it from a backup")
+    for step in MIGRATIONS[version:]:
+        for sql in (*step.get("", ()), *step.get(dialect.name, ())):
+            yield Statement(sql)
+    if not rows:
+        yield Statement("INSERT INTO schema_version (version) VALUES ($1)", (len(MIGRATIONS),))
+    elif version < len(MIGRATIONS):
+        yield Statement("UPDATE schema_version SET version = $1", (len(MIGRATIONS),))
+    return version

@@ -1,0 +1,165 @@
+"""Rows to the port's values and back, with the column lists both sides share.
+
+The rule: the order of a column list here is the order of the struct's fields, so that decoding is positional.
+A namespace is one TEXT, its levels joined by U+001F, which no level may hold: comparing the text compares the levels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from metaserver.errors import Corrupt
+from metaserver.store.port import (
+    AuditRecord,
+    DroppedEntry,
+    Entry,
+    EntryKind,
+    IdempotencyRecord,
+    Instant,
+    InstantState,
+    MetricsReport,
+    Namespace,
+    NamespacePath,
+    Token,
+)
+from metaserver.store.statement import Row
+from metaserver.wire import NAMESPACE_SEPARATOR
+
+ENTRY = "kind, namespace, name, uuid, metadata_location, previous_location, version, created_ms, updated_ms"
+DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
+INSTANT = (
+    "id, action, state, kind, namespace, name, uuid, requested_ms, completed_ms, who, snapshot_id, "
+    "metadata_location, fingerprint, summary, position"
+)
+IDEMPOTENCY = "key, scope, request_hash, status, body, metadata_location, expires_ms"
+METRICS = "id, uuid, namespace, name, report_type, snapshot_id, received_ms, who, report"
+TOKEN = "id, name, digest, created_ms, expires_ms, revoked_ms"  # noqa: S105  names of columns
+AUDIT = "id, at_ms, who, action, resource, outcome, status, request_id, remote"
+
+_KINDS = {kind.value: kind for kind in EntryKind}
+_STATES = {state.value: state for state in InstantState}
+
+
+def pack(path: NamespacePath) -> str:
+    return NAMESPACE_SEPARATOR.join(path)
+
+
+def unpack(text: str) -> NamespacePath:
+    return tuple(text.split(NAMESPACE_SEPARATOR)) if text else ()
+
+
+def pack_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def unpack_json(text: str, what: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"The database's {what} is not JSON: {error}") from None
+
+
+def space_of(kind: EntryKind) -> str:
+    """What the name is unique within: tables and views share one space."""
+    return "function" if kind is EntryKind.FUNCTION else "relation"
+
+
+def _kind(text: str) -> EntryKind:
+    try:
+        return _KINDS[text]
+    except KeyError:
+        raise Corrupt(f"The database holds an entry of unknown kind {text!r}") from None
+
+
+def _state(text: str) -> InstantState:
+    try:
+        return _STATES[text]
+    except KeyError:
+        raise Corrupt(f"The database holds an instant in unknown state {text!r}") from None
+
+
+def to_namespace(row: Row) -> Namespace:
+    """From path, properties, version."""
+    return Namespace(unpack(row[0]), unpack_json(row[1], "namespace properties"), row[2])
+
+
+def to_entry(row: Row) -> Entry:
+    return Entry(_kind(row[0]), unpack(row[1]), row[2], row[3], row[4], row[5], row[6], row[7], row[8])
+
+
+def from_entry(entry: Entry) -> tuple[Any, ...]:
+    return (
+        entry.kind.value,
+        pack(entry.namespace),
+        entry.name,
+        entry.uuid,
+        entry.metadata_location,
+        entry.previous_location,
+        entry.version,
+        entry.created_ms,
+        entry.updated_ms,
+    )
+
+
+def to_dropped(row: Row) -> DroppedEntry:
+    return DroppedEntry(row[0], to_entry(row[1:10]), bool(row[10]), row[11], row[12], row[13])
+
+
+def to_instant(row: Row) -> Instant:
+    return Instant(
+        id=row[0],
+        action=row[1],
+        state=_state(row[2]),
+        kind=_kind(row[3]),
+        namespace=unpack(row[4]),
+        name=row[5],
+        uuid=row[6],
+        requested_ms=row[7],
+        completed_ms=row[8],
+        who=row[9],
+        snapshot_id=row[10],
+        metadata_location=row[11],
+        fingerprint=row[12],
+        summary=unpack_json(row[13], "instant summary"),
+        position=row[14],
+    )
+
+
+def from_instant(instant: Instant) -> tuple[Any, ...]:
+    """All columns but the position, which the database gives."""
+    return (
+        instant.id,
+        instant.action,
+        instant.state.value,
+        instant.kind.value,
+        pack(instant.namespace),
+        instant.name,
+        instant.uuid,
+        instant.requested_ms,
+        instant.completed_ms,
+        instant.who,
+        instant.snapshot_id,
+        instant.metadata_location,
+        instant.fingerprint,
+        pack_json(instant.summary),
+    )
+
+
+def to_idempotency(row: Row) -> IdempotencyRecord:
+    return IdempotencyRecord(*row)
+
+
+def to_metrics(row: Row) -> MetricsReport:
+    return MetricsReport(
+        row[0], row[1], unpack(row[2]), row[3], row[4], row[5], row[6], row[7], unpack_json(row[8], "metrics report")
+    )
+
+
+def to_token(row: Row) -> Token:
+    return Token(*row)
+
+
+def to_audit(row: Row) -> AuditRecord:
+    return AuditRecord(*row)

@@ -1,0 +1,332 @@
+"""The pointer store on SQLite: WAL, one writer thread, fsync before any answer.
+
+The rules:
+- Writes stand in a bounded queue (full: RetryLater) in front of one thread. Whatever waits there when the thread is
+  free shares one commit: each transaction in its own savepoint, so that one that fails undoes only itself, and nobody
+  is answered before the COMMIT returned. So the rate is not bound by one fsync per transaction.
+- Point lookups run on the event loop itself: they cost microseconds from the page cache, a thread hop costs more.
+  Listings run in reader threads.
+- Several processes may share the file; BEGIN IMMEDIATE with a busy timeout puts their writers in line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from metaserver.clock import Clock
+from metaserver.errors import (
+    BadRequest,
+    CommitUnknown,
+    ConfigError,
+    Corrupt,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+)
+from metaserver.store.driven import DrivenStore
+from metaserver.store.migrations import migrate
+from metaserver.store.port import IdempotencyTaken, PointerStore
+from metaserver.store.statement import SQLITE, Rows, Statement, Steps
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a writer waits for another process's writer."""
+INLINE_BUSY_TIMEOUT_S = 0.1
+"""How long a lookup may hold up the event loop: readers wait only while another process recovers the log."""
+GROUP_LIMIT = 64
+"""Transactions under one commit, at most: bounds how long the first of them waits for the last."""
+READER_THREADS = 2
+
+_translate = SQLITE.translator()
+
+
+@asynccontextmanager
+async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024) -> AsyncIterator[PointerStore]:
+    """Creates the file if needed, brings its schema up to date. ConfigError if it cannot be ours.
+
+    On the way out, transactions already taken are finished first.
+    """
+    file = Path(path)
+    writer = _Writer(file, asyncio.get_running_loop(), queue_limit)
+    await writer.start()
+    try:
+        store = _SqliteStore(file, clock, writer)
+        try:
+            yield store
+        finally:
+            await store.close()
+    finally:
+        await writer.close()
+
+
+def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rwc"
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=busy_timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=512,
+    )
+
+
+def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
+    """Runs a generator to its end on this connection."""
+    try:
+        statement: Statement = next(steps)
+        while True:
+            rows: Rows = connection.execute(_translate(statement.sql, statement.lock), statement.params).fetchall()
+            statement = steps.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _error(error: Exception) -> SeamarkError:
+    """What a failure of SQLite means to the one who asked; nothing was changed."""
+    if isinstance(error, (OverflowError, UnicodeEncodeError)):
+        return BadRequest("A value does not fit the database: integers have 64 bits, text is valid Unicode")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return RetryLater("The database is busy with another process; retry")
+    if code == sqlite3.SQLITE_FULL:
+        return RetryLater("The disk of the database is full", retry_after_s=10)
+    if code == sqlite3.SQLITE_IOERR:
+        return RetryLater(f"The database could not be read or written: {error}", retry_after_s=10)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corrupt(f"The database file is damaged: {error}")
+    return StorageError(f"The database failed: {error}")
+
+
+class _Job:
+    """A transaction in the queue, and then what came of it."""
+
+    __slots__ = ("begin", "error", "future", "result")
+
+    def __init__(self, begin: Callable[[], Steps[Any]], future: asyncio.Future[Any]) -> None:
+        self.begin = begin
+        self.future = future
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class _Writer:
+    """The thread that owns the writing connection. `submit` is for the event loop only."""
+
+    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, queue_limit: int) -> None:
+        self._path = path
+        self._loop = loop
+        self._queue_limit = queue_limit
+        # The bound is kept by `_pending`, on the loop's side, so that the word to stop always finds room.
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending = 0
+        self._closed = False
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="seamark-sqlite-writer", daemon=True)
+
+    async def start(self) -> None:
+        self._thread.start()
+        try:
+            await self._opened
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def submit(self, begin: Callable[[], Steps[T]]) -> asyncio.Future[T]:
+        if self._closed:
+            raise RetryLater("The server is shutting down")
+        if self._pending >= self._queue_limit:
+            raise RetryLater(f"{self._pending} transactions wait for the database already; retry")
+        self._pending += 1
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(_Job(begin, future))
+        return future
+
+    def _settle(self, jobs: list[_Job]) -> None:
+        self._pending -= len(jobs)
+        for job in jobs:
+            if job.future.done():
+                continue
+            if job.error is not None:
+                job.future.set_exception(job.error)
+            else:
+                job.future.set_result(job.result)
+
+    def _settle_opened(self, error: Exception | None) -> None:
+        if self._opened.done():
+            return
+        if error is not None:
+            self._opened.set_exception(error)
+        else:
+            self._opened.set_result(None)
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        try:
+            connection = _open_for_writing(self._path)
+        except Exception as error:  # noqa: BLE001  handed to the one who opens
+            self._loop.call_soon_threadsafe(self._settle_opened, error)
+            return
+        self._loop.call_soon_threadsafe(self._settle_opened, None)
+        try:
+            while jobs := self._next_group():
+                _commit_group(connection, jobs)
+                self._loop.call_soon_threadsafe(self._settle, jobs)
+        finally:
+            connection.close()
+
+    def _next_group(self) -> list[_Job]:
+        """Waits for one, takes what else is there; empty at the end."""
+        first = self._queue.get()
+        if first is None:
+            return []
+        jobs = [first]
+        while len(jobs) < GROUP_LIMIT:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                self._queue.put(None)
+                break
+            jobs.append(job)
+        return jobs
+
+
+def _open_for_writing(path: Path) -> sqlite3.Connection:
+    """WAL on, schema up to date."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = _connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"The database {path} cannot be opened: {error}") from None
+    try:
+        _switch_to_wal(connection, path)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute("BEGIN EXCLUSIVE")
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "schema_version" not in tables:
+            raise ConfigError(f"The database {path} belongs to another application; name another file")
+        _drive(connection, migrate(SQLITE))
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        raise ConfigError(f"The database {path} cannot be used: {error}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
+    # Of several processes that switch at once, SQLite refuses all but one without asking the busy handler.
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    if mode != "wal":
+        raise ConfigError(f"The file system of {path} cannot hold a SQLite database in WAL mode; use a local disk")
+
+
+def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
+    """Fills in each job's result or error. Afterwards no transaction is open."""
+    committing = False
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            _apply(connection, job)
+        committing = True
+        connection.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001  each job carries it to its task
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        # A failed fsync says nothing about what reached the disk.
+        unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+        for job in jobs:
+            # One that was refused changed nothing, but what it was refused for may be undone now: its answer is void.
+            if unknown and job.error is None:
+                job.error = CommitUnknown(f"The database failed while committing: {error}")
+            else:
+                job.error = _error(error)
+
+
+def _apply(connection: sqlite3.Connection, job: _Job) -> None:
+    """One transaction in its savepoint. Raises only what ends the whole group."""
+    connection.execute("SAVEPOINT job")
+    try:
+        job.result = _drive(connection, job.begin())
+    except (SeamarkError, IdempotencyTaken) as error:
+        job.error = error
+    except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+        # Some failures (disk full, I/O) make SQLite undo everything at once.
+        if not connection.in_transaction:
+            raise
+        job.error = _error(error)
+    except Exception as error:  # noqa: BLE001  a defect of one transaction must not end its neighbours
+        job.error = error
+    if job.error is not None:
+        connection.execute("ROLLBACK TO job")
+    connection.execute("RELEASE job")
+
+
+class _SqliteStore(DrivenStore):
+    def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
+        super().__init__(clock)
+        self._path = path
+        self._writer = writer
+        self._inline = _connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
+        self._local = threading.local()
+        self._readers: list[sqlite3.Connection] = []
+        self._threads = ThreadPoolExecutor(READER_THREADS, "seamark-sqlite-reader", initializer=self._open_reader)
+
+    def _open_reader(self) -> None:
+        self._local.connection = _connect(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
+        self._readers.append(self._local.connection)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        for connection in self._readers:
+            connection.close()
+        self._inline.close()
+
+    async def _change(self, begin: Callable[[], Steps[T]]) -> T:
+        return await self._writer.submit(begin)
+
+    async def _point(self, begin: Callable[[], Steps[T]]) -> T:
+        return _read(self._inline, begin)
+
+    async def _list(self, begin: Callable[[], Steps[T]]) -> T:
+        def read() -> T:
+            return _read(self._local.connection, begin)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+
+
+def _read(connection: sqlite3.Connection, begin: Callable[[], Steps[T]]) -> T:
+    try:
+        return _drive(connection, begin())
+    except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+        raise _error(error) from error
