@@ -1,0 +1,1 @@
+"""Iceberg's own objects, pure: metadata of tables and views, update actions and requirements. No I/O."""
