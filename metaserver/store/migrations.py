@@ -33,6 +33,7 @@ _FIRST = (
     + _ENTRY_COLUMNS
     + ", PRIMARY KEY (namespace, space, name)) {table}",
     "CREATE INDEX entries_by_kind ON entries (namespace, kind, name)",
+    "CREATE INDEX entries_by_uuid ON entries (uuid)",
     "CREATE TABLE dropped (id {text} PRIMARY KEY, "
     + _ENTRY_COLUMNS
     + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL) {table}",

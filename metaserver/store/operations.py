@@ -41,6 +41,7 @@ from metaserver.store.rows import (
     space_of,
     to_dropped,
     to_entry,
+    unpack,
 )
 from metaserver.store.statement import Row, Statement, Steps
 from metaserver.wire import show
@@ -257,9 +258,13 @@ def _restore_entry(op: port.RestoreEntry, now_ms: int) -> Steps[None]:
 
 
 def _forget_dropped(op: port.ForgetDropped, now_ms: int) -> Steps[None]:
-    rows = yield Statement("DELETE FROM dropped WHERE id = $1 RETURNING 1", (op.dropped_id,))
+    rows = yield Statement("DELETE FROM dropped WHERE id = $1 RETURNING uuid", (op.dropped_id,))
     if not rows:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
+    if op.unshared:
+        live = yield Statement("SELECT namespace, name FROM entries WHERE uuid = $1 LIMIT 1", (rows[0][0],))
+        if live:
+            raise CommitConflict(f"{show(unpack(live[0][0]), live[0][1])} has the same uuid, so its files are in use")
 
 
 # Timeline ------------------------------------------------------------------------------------------------------------

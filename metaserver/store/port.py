@@ -238,9 +238,11 @@ class RestoreEntry(msgspec.Struct, frozen=True):
 
 
 class ForgetDropped(msgspec.Struct, frozen=True):
-    """Removes a dropped entry for good (after its purge). NotFound if it is gone: another replica was first."""
+    """Removes a dropped entry for good (before its purge). NotFound if it is gone: another replica was first.
+    With `unshared`, CommitConflict while a live entry has its uuid: that one's files are the same."""
 
     dropped_id: str
+    unshared: bool = False
 
 
 class RecordInstant(msgspec.Struct, frozen=True):

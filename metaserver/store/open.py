@@ -1,0 +1,55 @@
+"""Opens the pointer store that a URL names: `sqlite:///absolute/path` or `postgresql://user:password@host:port/database`.
+
+Errors never carry the URL as given, since it may hold a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from metaserver.clock import Clock
+from metaserver.errors import ConfigError
+from metaserver.store.port import PointerStore
+from metaserver.store.postgres import open_postgres
+from metaserver.store.sqlite import open_sqlite
+
+
+@asynccontextmanager
+async def open_store(
+    url: str,
+    *,
+    clock: Clock,
+    queue_limit: int = 1024,
+    pool_min: int = 1,
+    pool_max: int = 10,
+    timeout_s: float = 30.0,
+) -> AsyncIterator[PointerStore]:
+    """ConfigError for a URL of another kind, a database that cannot be ours or credentials that it refuses.
+
+    `queue_limit` bounds the transactions waiting for SQLite's writer, the others the connections to PostgreSQL and
+    how long one statement, or the wait for a connection, may take.
+    """
+    scheme = url.partition(":")[0].lower()
+    if scheme == "sqlite":
+        async with open_sqlite(_sqlite_path(url), clock=clock, queue_limit=queue_limit) as store:
+            yield store
+    elif scheme in ("postgresql", "postgres"):
+        async with open_postgres(url, clock=clock, pool_min=pool_min, pool_max=pool_max, timeout_s=timeout_s) as store:
+            yield store
+    else:
+        named = f"scheme {scheme!r}" if "://" in url and scheme.isalnum() else "text without a scheme"
+        raise ConfigError(
+            f"The database URL is a {named}; use sqlite:///absolute/path or postgresql://user@host/database"
+        )
+
+
+def _sqlite_path(url: str) -> Path:
+    parts = urlsplit(url)
+    # Three slashes or four: both are an absolute path.
+    path = "/" + unquote(parts.path).lstrip("/")
+    if parts.netloc or path == "/":
+        raise ConfigError("A SQLite database URL is sqlite:/// and an absolute path, with nothing between the slashes")
+    return Path(path)
