@@ -1,0 +1,89 @@
+# Everything that is fetched lies in .cache/ and .venv/; a target that finds its result there does nothing.
+# A fresh Debian machine needs Python 3.11+, a JDK 17+, Maven and make; as root, PostgreSQL is installed when it is missing.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+CACHE := .cache
+PY := .venv/bin/python
+COPY := org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies -DincludeScope=runtime
+MVN := mvn -q -B
+APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
+VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+# Where PostgreSQL's server programs can be: on PATH, or in Debian's versioned folder.
+POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | tail -1)
+
+.PHONY: help venv jars services trino lint test test-all demo bench lock
+
+help:
+	@echo "make demo      Star Schema Benchmark through Spark on a server of its own (SCALE=0.1 KEEP=1)"
+	@echo "make test      the tests, without the slow campaigns;  make test-all   all of them"
+	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
+	@echo "make lock      requirements.lock anew from pyproject.toml"
+
+venv: $(CACHE)/venv.stamp
+$(CACHE)/venv.stamp: requirements.lock pyproject.toml
+	@mkdir -p $(CACHE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed (PYTHON=...)")'
+	@test -x $(PY) || $(PYTHON) -m venv .venv
+	@if command -v uv >/dev/null; then \
+	  uv pip install -q --python $(PY) -r requirements.lock && uv pip install -q --python $(PY) --no-deps -e . ; \
+	else \
+	  $(PY) -m ensurepip -q --upgrade && $(PY) -m pip install -q -r requirements.lock && $(PY) -m pip install -q --no-deps -e . ; \
+	fi
+	@touch $@
+
+jars: $(CACHE)/jars.stamp $(CACHE)/rck.stamp
+$(CACHE)/jars.stamp: deploy/jars/pom.xml
+	@mkdir -p $(CACHE)/jars && rm -f $(CACHE)/jars/*.jar
+	$(MVN) -f deploy/jars/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/jars
+	@touch $@
+$(CACHE)/rck.stamp: tests/rck/pom.xml tests/rck/classpath.sh
+	@mkdir -p $(CACHE)
+	tests/rck/classpath.sh >/dev/null
+	@touch $@
+
+services: $(CACHE)/postgres.stamp $(CACHE)/s3.stamp
+$(CACHE)/postgres.stamp:
+	@mkdir -p $(CACHE)
+	@test -n "$(POSTGRES)" || { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends postgresql; }
+	@touch $@
+# versitygw where there is Go, else S3Proxy on the JDK; S3=versitygw or S3=s3proxy chooses.
+S3 ?= $(if $(shell command -v versitygw || command -v go),versitygw,s3proxy)
+$(CACHE)/s3.stamp: deploy/s3/resolve/pom.xml
+	@mkdir -p $(CACHE)/bin $(CACHE)/s3proxy
+ifeq ($(S3),versitygw)
+	@command -v versitygw >/dev/null || test -x $(CACHE)/bin/versitygw || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(VERSITYGW)
+else
+	$(MVN) -f deploy/s3/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/s3proxy
+endif
+	@touch $@
+
+# Only for Trino's tests, which are left out where there is no JDK 25 (JAVA25, or one below /usr/lib/jvm).
+trino: $(CACHE)/trino.stamp
+$(CACHE)/trino.stamp: deploy/trino/resolve/server/pom.xml deploy/trino/resolve/plugin/pom.xml
+	@mkdir -p $(CACHE)/trino
+	$(MVN) -f deploy/trino/resolve/server/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/lib
+	$(MVN) -f deploy/trino/resolve/plugin/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/plugin/iceberg
+	@touch $@
+JAVA25_FOUND = $(shell test -n "$(JAVA25)" && echo "$(JAVA25)" || grep -lE '^JAVA_VERSION="(2[5-9]|[3-9][0-9])' /usr/lib/jvm/*/release 2>/dev/null | head -1)
+
+lint: venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+test: venv jars services $(if $(JAVA25_FOUND),trino)
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: venv jars services $(if $(JAVA25_FOUND),trino)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+demo: venv jars
+	@SCALE="$(SCALE)" KEEP="$(KEEP)" $(PY) -m bench.demo
+
+bench: venv jars services
+	$(PY) -m bench.run $(BENCH_ARGS)
+
+lock:
+	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock

@@ -1,0 +1,1 @@
+"""What is deployed: compose, its files, and the services that they configure."""

@@ -1,0 +1,61 @@
+"""The services the other tests stand on do what those tests take for granted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import botocore.exceptions
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.services.postgres import Postgres
+from tests.services.process import ManagedProcess, ServiceFailed
+from tests.services.s3 import S3
+from tests.services.spark import new_catalog
+
+
+def test_postgres_runs_compose_configuration_and_keeps_what_it_acknowledged(postgres: Postgres) -> None:
+    assert postgres.sql("SHOW fsync") == "on"
+    assert postgres.sql("SHOW synchronous_commit") == "on"
+    assert postgres.sql("SHOW password_encryption") == "scram-sha-256"
+
+
+def test_each_postgres_database_starts_empty(postgres: Postgres) -> None:
+    first, second = postgres.create_database(), postgres.create_database()
+    postgres.sql("CREATE TABLE t (a int)", first.rsplit("/", 1)[1])
+    assert postgres.sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", second.rsplit("/", 1)[1]) == "0"
+    for url in (first, second):
+        postgres.drop_database(url)
+
+
+def test_s3_keeps_the_first_of_two_conditional_puts(s3: S3, s3_bucket: str) -> None:
+    client = s3.client()
+    try:
+        client.put_object(Bucket=s3_bucket, Key="k", Body=b"first", IfNoneMatch="*")
+        with pytest.raises(botocore.exceptions.ClientError, match="PreconditionFailed"):
+            client.put_object(Bucket=s3_bucket, Key="k", Body=b"second", IfNoneMatch="*")
+        assert client.get_object(Bucket=s3_bucket, Key="k")["Body"].read() == b"first"
+    finally:
+        client.close()
+
+
+def test_a_service_that_dies_at_start_says_why(tmp_path: Path) -> None:
+    process = ManagedProcess(["sh", "-c", "echo no licence >&2; exit 3"], log=tmp_path / "log")
+    with pytest.raises(ServiceFailed, match=r"ended with 3 .*\n.*\nno licence"):
+        process.start(lambda: False, timeout_s=10)
+
+
+def test_a_service_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
+    process = ManagedProcess(["sleep", "600"], log=tmp_path / "log")
+    with pytest.raises(ServiceFailed, match="not ready after"):
+        process.start(lambda: False, timeout_s=0.2)
+    assert not process.running()
+
+
+@pytest.mark.spark
+def test_spark_reaches_a_rest_catalog_that_was_added_while_it_ran(spark: SparkSession, java_catalog: str) -> None:
+    name = new_catalog(spark, java_catalog)
+    spark.sql(f"CREATE NAMESPACE {name}.smoke")
+    spark.sql(f"CREATE TABLE {name}.smoke.t USING iceberg AS SELECT id, id * 2 AS twice FROM range(10)")
+    assert spark.table(f"{name}.smoke.t").selectExpr("sum(twice)").collect()[0][0] == 90
+    assert spark.sparkContext.parallelize([1, 2], 1).map(lambda n: n + 1).sum() == 5

@@ -1,0 +1,1 @@
+"""Iceberg's REST compatibility kit against Seamark."""

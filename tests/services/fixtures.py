@@ -1,0 +1,84 @@
+"""Pytest fixtures over the services: started when first asked for, kept for the session, each test in a fresh corner.
+
+Loaded by `tests/conftest.py`. A test that stops, kills or breaks a service starts its own with the
+context managers beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.services.java import java_fixture
+from tests.services.postgres import Postgres, postgres_server
+from tests.services.s3 import S3, s3_server
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog, spark_session
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server with compose's configuration."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """URL of a database of this test's own."""
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A real S3-compatible server."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3: S3) -> str:
+    """Name of a bucket of this test's own."""
+    return s3.create_bucket()
+
+
+@pytest.fixture(scope="session")
+def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Base URL of Iceberg's own Java REST server."""
+    folder = tmp_path_factory.mktemp("java")
+    with java_fixture(folder / "warehouse", log=folder / "java.log") as base_url:
+        yield base_url
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session's one Spark, without any catalog yet."""
+    with spark_session(tmp_path_factory.mktemp("spark")) as session:
+        yield session
+
+
+@pytest.fixture
+def spark_catalog(spark: SparkSession) -> Callable[..., str]:
+    """`spark_catalog(uri, token="", extra={…})` adds a catalog and returns its name."""
+
+    def add(uri: str, **options: object) -> str:
+        return new_catalog(spark, uri, **options)  # type: ignore[arg-type]
+
+    return add
+
+
+@pytest.fixture
+def start_seamark(tmp_path: Path) -> Iterator[Callable[..., Seamark]]:
+    """`start_seamark(name="seamark", **settings)` starts a `Seamark` in `tmp_path / name` that ends with the test."""
+    with ExitStack() as running:
+
+        def start(name: str = "seamark", **settings: object) -> Seamark:
+            return running.enter_context(Seamark(tmp_path / name, **settings))  # type: ignore[arg-type]
+
+        yield start

@@ -1,0 +1,100 @@
+"""A PostgreSQL server with the configuration that compose mounts, in a fresh cluster.
+
+PostgreSQL refuses to run as root, so as root it runs as the user `postgres`, from a folder of its own outside pytest's
+(which only root may enter).
+Only the port and the socket folder are set on the command line; everything else is `deploy/postgres/postgresql.conf`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, free_port
+
+CONFIG = DEPLOY / "postgres" / "postgresql.conf"
+USER = "seamark"
+PASSWORD = "seamark"
+
+
+def _binary(name: str) -> str:
+    """PostgreSQL's programs are on PATH, or in Debian's versioned folder, newest first."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
+    found = shutil.which(name) or next((str(f / name) for f in folders if (f / name).exists()), None)
+    if found is None:
+        raise ServiceFailed(f"{name} not found: run `make services`")
+    return found
+
+
+def _as_server_user(argv: list[str]) -> list[str]:
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", *argv] if os.geteuid() == 0 else argv
+
+
+@dataclass
+class Postgres:
+    """A running server. `url(database)` is a DSN for asyncpg; `create_database()` takes some 50 ms."""
+
+    port: int
+    process: ManagedProcess
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+
+    def sql(self, statement: str, database: str = "postgres") -> str:
+        """Runs `statement` with psql; rows as text, one a line, columns parted by |."""
+        argv = [_binary("psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement, self.url(database)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise ServiceFailed(f"{statement!r}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def create_database(self, name: str = "") -> str:
+        """A new, empty database; returns its URL."""
+        name = name or f"seamark_{next(self._numbers)}"
+        self.sql(f'CREATE DATABASE "{name}"')
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Drops the database of `url`, ending whoever is still connected."""
+        self.sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
+
+
+@contextmanager
+def postgres_server() -> Iterator[Postgres]:
+    """A fresh cluster, ended and removed on exit."""
+    root = Path(tempfile.mkdtemp(prefix="seamark-pg-"))
+    try:
+        data, config, password = root / "data", root / "postgresql.conf", root / "password"
+        shutil.copyfile(CONFIG, config)  # a copy, because the server's user may not reach into the checkout
+        password.write_text(PASSWORD)
+        if os.geteuid() == 0:
+            for path in (root, config, password):
+                shutil.chown(path, "postgres", "postgres")
+        init = [_binary("initdb"), "-D", str(data), "-U", USER, "--pwfile", str(password), "--auth=scram-sha-256"]
+        options = ["--no-sync", "--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions"]
+        done = subprocess.run(_as_server_user([*init, *options]), capture_output=True, text=True, cwd=root, timeout=120)
+        if done.returncode:
+            raise ServiceFailed(f"initdb failed: {done.stdout}{done.stderr}")
+        port = free_port()
+        argv = [_binary("postgres"), "-D", str(data), "-p", str(port), "-k", str(root), "-h", "127.0.0.1"]
+        process = ManagedProcess(
+            _as_server_user([*argv, "-c", f"config_file={config}"]), log=root / "postgres.log", cwd=root
+        )
+        server = Postgres(port, process)
+        probe = [_binary("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+        try:
+            process.start(lambda: subprocess.run(probe).returncode == 0, timeout_s=60)
+            yield server
+        finally:
+            process.stop(first=signal.SIGINT)  # fast shutdown: SIGTERM would wait for every client to leave
+    finally:
+        shutil.rmtree(root, ignore_errors=True)

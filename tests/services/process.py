@@ -1,0 +1,142 @@
+"""One child process: started in its own group, awaited until ready, ended by id, its log's tail in every error.
+
+A test must never hang on a service that died, nor leave one behind: `ManagedProcess` therefore watches the child while
+it waits for readiness, ends the whole process group on exit (terminate, then kill), and ends what is left when the
+interpreter goes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+REPO = Path(__file__).resolve().parents[2]
+CACHE = REPO / ".cache"
+DEPLOY = REPO / "deploy"
+
+_living: set[ManagedProcess] = set()
+
+
+class ServiceFailed(Exception):
+    """A service did not start, died early, or lacks something on this machine; the message says what to do."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def port_answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def http_ok(url: str, *, contains: str = "") -> bool:
+    """Whether GET `url` answers 2xx with `contains` in the body."""
+    with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2) as answer:
+        return contains in answer.read().decode()
+    return False
+
+
+class ManagedProcess:
+    """`argv` run with `env` (added to the environment) in `cwd`, both output streams in `log`."""
+
+    def __init__(
+        self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        self.argv = list(argv)
+        self.log = log
+        self._env = {**os.environ, **(env or {})}
+        self._cwd = cwd
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child (which is also its process group)."""
+        if self._child is None:
+            raise ServiceFailed(f"{self.argv[0]} is not running")
+        return self._child.pid
+
+    def running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
+        """Starts the child and returns once `ready()` is true; raises `ServiceFailed` with the log's tail otherwise."""
+        with self.log.open("ab") as out:
+            self._child = subprocess.Popen(
+                self.argv, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+        _living.add(self)
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            code = self._child.poll()
+            if code is not None:
+                _living.discard(self)
+                raise ServiceFailed(f"{self.argv[0]} ended with {code} before it was ready\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise ServiceFailed(f"{self.argv[0]} was not ready after {timeout_s:g} s\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def send(self, number: int) -> None:
+        """Sends `number` to the whole group; a group that is gone already is no error."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code, within `timeout_s` seconds."""
+        if self._child is None:
+            raise ServiceFailed(f"{self.argv[0]} is not running")
+        code = self._child.wait(timeout_s)
+        self.send(signal.SIGKILL)  # workers that outlived their parent
+        _living.discard(self)
+        return code
+
+    def stop(self, *, first: int = signal.SIGTERM, grace_s: float = 15.0) -> int | None:
+        """Ends the group: `first`, SIGKILL when it is still there after `grace_s` seconds. Returns the exit code."""
+        if self._child is None:
+            return None
+        if self not in _living:  # waited for already: its id may be somebody else's by now
+            return self._child.returncode
+        if self._child.poll() is None:
+            self.send(first)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(grace_s)
+            self.send(signal.SIGKILL)
+        return self.wait(grace_s)
+
+    def leave_running(self) -> None:
+        """From here on the child outlives this interpreter; `stop` leaves it alone."""
+        _living.discard(self)
+
+    def log_tail(self, lines: int = 40) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return f"--- end of {self.log}\n" + "\n".join(text.splitlines()[-lines:])
+
+    def __enter__(self) -> ManagedProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@atexit.register
+def _end_what_is_left() -> None:
+    for process in list(_living):
+        process.send(signal.SIGKILL)

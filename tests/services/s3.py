@@ -1,0 +1,129 @@
+"""A real S3 server: versitygw over a folder, or S3Proxy where only Java is at hand.
+
+`make services` puts one of them into `.cache/`; both check signatures and do conditional puts, unlike a mock.
+The keys and the region come from `deploy/s3/versitygw.env`, which compose reads too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import botocore.config
+import botocore.session
+
+from tests.services.java import java_17
+from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok, port_answers
+
+CONFIG = DEPLOY / "s3" / "versitygw.env"
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """NAME=value lines, as compose's env_file reads them."""
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+@dataclass
+class S3:
+    """A running store. `root` is the folder behind it, `process` can be stopped to make it fail."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    region: str
+    root: Path
+    process: ManagedProcess
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def client(self) -> Any:
+        """A botocore client, path style, without retries (tests want to see the first answer)."""
+        return botocore.session.Session().create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=botocore.config.Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
+        )
+
+    def create_bucket(self, name: str = "") -> str:
+        """A new, empty bucket; returns its name."""
+        name = name or f"seamark-{next(self._numbers)}"
+        client = self.client()
+        try:
+            client.create_bucket(Bucket=name)
+        finally:
+            client.close()
+        return name
+
+    def seamark_env(self) -> dict[str, str]:
+        """The `SEAMARK_…` variables with which a server uses this store."""
+        return {
+            "SEAMARK_S3_ENDPOINT": self.endpoint,
+            "SEAMARK_S3_REGION": self.region,
+            "SEAMARK_S3_ACCESS_KEY_ID": self.access_key,
+            "SEAMARK_S3_SECRET_ACCESS_KEY": self.secret_key,
+            "SEAMARK_S3_PATH_STYLE": "true",
+        }
+
+    def client_properties(self) -> dict[str, str]:
+        """Catalog properties with which Spark's S3FileIO and PyIceberg reach this store themselves."""
+        return {
+            "s3.endpoint": self.endpoint,
+            "s3.path-style-access": "true",
+            "s3.access-key-id": self.access_key,
+            "s3.secret-access-key": self.secret_key,
+            "s3.region": self.region,
+            "client.region": self.region,
+        }
+
+
+def versitygw_binary() -> str | None:
+    gopath = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin" / "versitygw"
+    places = [CACHE / "bin" / "versitygw", gopath]
+    return next((str(p) for p in places if p.exists()), shutil.which("versitygw"))
+
+
+def _versitygw(binary: str, root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
+    env = {**settings, "VGW_PORT": f"127.0.0.1:{port}"}
+    return ManagedProcess([binary, "posix", str(root)], log=log, env=env, cwd=root.parent)
+
+
+def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
+    jars = CACHE / "s3proxy"
+    if not any(jars.glob("s3proxy-*.jar")):
+        raise ServiceFailed("no S3 server: neither versitygw nor .cache/s3proxy is there; run `make services`")
+    properties = root.parent / "s3proxy.properties"
+    lines = {
+        "s3proxy.endpoint": f"http://127.0.0.1:{port}",
+        "s3proxy.authorization": "aws-v2-or-v4",
+        "s3proxy.identity": settings["ROOT_ACCESS_KEY"],
+        "s3proxy.credential": settings["ROOT_SECRET_KEY"],
+        "jclouds.provider": "filesystem-nio2",
+        "jclouds.filesystem.basedir": str(root),
+    }
+    properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+    argv = [java_17(), "-Xmx512m", "-cp", f"{jars}/*", "org.gaul.s3proxy.Main", "--properties", str(properties)]
+    return ManagedProcess(argv, log=log, cwd=root.parent)
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[S3]:
+    """An S3 server whose objects lie below `folder`; yields its address and keys. Buckets: `create_bucket()`."""
+    root = folder / "objects"
+    root.mkdir(parents=True)
+    settings, port, log = read_env_file(CONFIG), free_port(), folder / "s3.log"
+    endpoint, binary = f"http://127.0.0.1:{port}", versitygw_binary()
+    process = _versitygw(binary, root, port, settings, log) if binary else _s3proxy(root, port, settings, log)
+    with process:
+        health = f"{endpoint}{settings['VGW_HEALTH']}"
+        process.start(lambda: http_ok(health) if binary else port_answers(port), timeout_s=60)
+        keys = settings["ROOT_ACCESS_KEY"], settings["ROOT_SECRET_KEY"]
+        yield S3(endpoint, *keys, settings["VGW_REGION"], root, process)

@@ -1,0 +1,85 @@
+"""`seamark serve` as a process of its own, to be killed, drained and started again."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tests.services.process import ManagedProcess, free_port, http_ok
+
+
+class Seamark:
+    """A server over `home` (SQLite and a local warehouse unless told otherwise). The port stays the same over restarts.
+
+    `env` are `SEAMARK_…` variables; `flags` go to `seamark serve` as they are.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        warehouse: str = "",
+        database: str = "",
+        env: Mapping[str, str] | None = None,
+        flags: tuple[str, ...] = (),
+        port: int = 0,
+    ) -> None:
+        self.home = home
+        self.port = port or free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.warehouse = warehouse or (home / "warehouse").as_uri()
+        home.mkdir(parents=True, exist_ok=True)
+        argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(home), "--host", "127.0.0.1"]
+        argv += ["--port", str(self.port), "--warehouse", self.warehouse]
+        argv += ["--database", database] if database else []
+        settings = {"SEAMARK_LOG_FORMAT": "json", **(env or {})}
+        self._process = ManagedProcess([*argv, *flags], log=home / "seamark.log", env=settings, cwd=home)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        return self._process.log
+
+    def running(self) -> bool:
+        return self._process.running()
+
+    def start(self, timeout_s: float = 30.0) -> Seamark:
+        """Starts the server and waits until /readyz says so."""
+        self._process.start(lambda: http_ok(f"{self.base_url}/readyz"), timeout_s=timeout_s)
+        return self
+
+    def kill9(self) -> None:
+        """What a power cut leaves: the whole process group is gone at once."""
+        self._process.stop(first=signal.SIGKILL)
+
+    def terminate(self, timeout_s: float = 40.0) -> int:
+        """A graceful drain; returns the exit code."""
+        self._process.send(signal.SIGTERM)
+        return self._process.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """The exit code of a server that ends by itself, as one with a fault injected does."""
+        return self._process.wait(timeout_s)
+
+    def leave_running(self) -> None:
+        """The server outlives this interpreter; its log and home are the caller's to clean up."""
+        self._process.leave_running()
+
+    def restart(self, timeout_s: float = 30.0) -> Seamark:
+        """Ends what runs and starts again on the same port, home and database."""
+        self._process.stop()
+        return self.start(timeout_s)
+
+    def __enter__(self) -> Seamark:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.stop()

@@ -1,0 +1,52 @@
+"""Spark for tests: one small local session for the whole run, catalogs added to it by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark.util
+from pyspark.sql import SparkSession
+
+from connector.spark.session import add_catalog, catalog_conf, iceberg_jars, open_session, session_conf
+from tests.services.java import java_17
+from tests.services.process import CACHE
+
+_numbers = itertools.count()
+
+
+def _result_socket(connection: Any) -> Any:
+    """PySpark's own leaves the socket to the garbage collector, whose warning would fail whichever test is running."""
+    file, sock = pyspark.util.local_connect_and_auth(connection[0], connection[1])
+    sock.settimeout(None)
+    sock.close()  # takes effect when `file` is closed
+    return file
+
+
+pyspark.util._create_local_socket = _result_socket
+
+
+@contextmanager
+def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session whose scratch files lie in `folder`. Stopped on exit; the next one reuses the JVM."""
+    java_17()
+    scratch = {
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.memory": "1500m",
+    }
+    session = open_session("seamark-tests", {**session_conf(iceberg_jars(CACHE / "jars")), **scratch, **(conf or {})})
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def new_catalog(spark: SparkSession, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None) -> str:
+    """Adds a catalog for the server at `uri` under a name never used before in this JVM; returns the name."""
+    name = f"sea{next(_numbers)}"
+    add_catalog(spark, catalog_conf(name, uri, token=token, extra=extra))
+    return name
