@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -47,6 +47,46 @@ class LoadedView(msgspec.Struct, frozen=True):
     metadata: ViewMetadata
 
 
+class LoadedFunction(msgspec.Struct, frozen=True):
+    entry: Entry
+    document: bytes
+    """The function's metadata, as JSON."""
+
+
 class TableIdentifier(msgspec.Struct, frozen=True):
     namespace: NamespacePath
     name: str
+
+
+class CreateTable(msgspec.Struct, frozen=True):
+    """What POST …/tables brings; schema, spec and order as JSON objects of the spec."""
+
+    name: str
+    schema: dict[str, Any]
+    location: str | None = None
+    partition_spec: dict[str, Any] | None = None
+    write_order: dict[str, Any] | None = None
+    properties: dict[str, str] = {}
+
+
+class CreateView(msgspec.Struct, frozen=True):
+    name: str
+    schema: dict[str, Any]
+    view_version: dict[str, Any]
+    location: str | None = None
+    properties: dict[str, str] = {}
+
+
+class TableChange(msgspec.Struct, frozen=True):
+    """One table's part of a commit."""
+
+    namespace: NamespacePath
+    name: str
+    requirements: list[dict[str, Any]]
+    updates: list[dict[str, Any]]
+
+
+class PropertyChanges(msgspec.Struct, frozen=True):
+    updated: list[str]
+    removed: list[str]
+    missing: list[str]

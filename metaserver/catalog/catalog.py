@@ -1,0 +1,96 @@
+"""The catalog as one value: what the API works with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from metaserver.catalog.commit import Committer
+from metaserver.catalog.documents import Documents
+from metaserver.catalog.dropped import Dropped
+from metaserver.catalog.functions import Functions
+from metaserver.catalog.metrics import Metrics
+from metaserver.catalog.namespaces import Namespaces
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.tables import Tables
+from metaserver.catalog.transactions import Transactions
+from metaserver.catalog.values import LoadedTable, LoadedView
+from metaserver.catalog.views import Views
+from metaserver.clock import Clock
+from metaserver.errors import Corrupt, NotFound
+from metaserver.objects.locations import Warehouse
+from metaserver.objects.port import ObjectStore
+from metaserver.settings import Settings
+from metaserver.store.port import Entry, EntryKind, IdempotencyRecord, PointerStore
+from metaserver.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Catalog:
+    namespaces: Namespaces
+    tables: Tables
+    views: Views
+    functions: Functions
+    transactions: Transactions
+    dropped: Dropped
+    metrics: Metrics
+    documents: Documents
+    warehouse: Warehouse
+    committer: Committer
+
+    async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
+        """What the first answer was rendered from; None where the record holds the answer itself.
+
+        NotFound when that metadata file has been cleaned since: the request did succeed, and the message says so.
+        """
+        location = record.metadata_location
+        if location is None:
+            return None
+        entry = Entry(kind=EntryKind.TABLE, namespace=(), name="", uuid="", metadata_location=location)
+        try:
+            return LoadedTable(entry=entry, metadata=await self.documents.table(location))
+        except Corrupt:  # the record does not say which kind it was; neither decodes as the other
+            view = structs.replace(entry, kind=EntryKind.VIEW)
+            return LoadedView(entry=view, metadata=await self.documents.view(location))
+        except NotFound:
+            raise NotFound(
+                f"The request with this idempotency key succeeded, but its metadata file {location} has been "
+                "cleaned up since; load the table to see where it stands"
+            ) from None
+
+
+@asynccontextmanager
+async def open_catalog(
+    settings: Settings, store: PointerStore, objects: ObjectStore, clock: Clock, timeline: Timeline
+) -> AsyncIterator[Catalog]:
+    """ConfigError when the warehouse URI is none."""
+    warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
+    documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes)
+    parts = Parts(
+        settings=settings,
+        store=store,
+        objects=objects,
+        warehouse=warehouse,
+        clock=clock,
+        documents=documents,
+        timeline=timeline,
+    )
+    committer = Committer(parts)
+    try:
+        yield Catalog(
+            namespaces=Namespaces(parts),
+            tables=Tables(parts, committer),
+            views=Views(parts),
+            functions=Functions(parts),
+            transactions=Transactions(committer),
+            dropped=Dropped(parts),
+            metrics=Metrics(parts),
+            documents=documents,
+            warehouse=warehouse,
+            committer=committer,
+        )
+    finally:
+        await committer.close()

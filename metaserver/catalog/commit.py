@@ -1,0 +1,400 @@
+"""The commit: plan against what stands, write metadata, swap the pointers in one transaction; again after a lost race.
+
+A commit has three outcomes (docs/design/0001). Metadata files that we wrote are removed only when it is *known* that no
+pointer names them; where the outcome could not be learned they stay, and the client hears CommitUnknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from metaserver.catalog.documents import compress
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.values import Caller, LoadedTable, TableChange
+from metaserver.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    CommitUnknown,
+    NoSuchTable,
+    NotFound,
+    ObjectExists,
+    RequestError,
+    RetryLater,
+    SeamarkError,
+)
+from metaserver.iceberg.metadata import TableMetadata, with_previous_file
+from metaserver.iceberg.properties import as_bool
+from metaserver.iceberg.requirements import check_requirements
+from metaserver.iceberg.table_json import encode_table
+from metaserver.iceberg.updates import apply_updates
+from metaserver.store.port import (
+    CreateEntry,
+    Entry,
+    EntryKind,
+    IdempotencyTaken,
+    Instant,
+    InstantState,
+    NamespacePath,
+    Operation,
+    RecordInstant,
+    SwapPointer,
+)
+from metaserver.wire import show
+
+_DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+_METADATA_PATH = "write.metadata.path"
+_CODEC = "write.metadata.compression-codec"
+_SETTLE_TRIES = 5
+_CLEANUPS_LIMIT = 64
+_SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
+
+
+class Planned(msgspec.Struct):
+    """One table's part of one attempt."""
+
+    change: TableChange
+    entry: Entry | None
+    """None: the table is created."""
+    base: TableMetadata | None
+    metadata: TableMetadata
+    document: bytes = b""
+    location: str = ""
+    """Where `document` is written; empty when nothing changes."""
+    forgotten: list[str] = []
+    """Metadata files that left the log."""
+
+
+class Repeat(Exception):
+    """This very commit happened before; carries what it led to."""
+
+    def __init__(self, outcome: LoadedTable) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class Committer:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._locks: WeakValueDictionary[tuple[NamespacePath, str], asyncio.Lock] = WeakValueDictionary()
+        self._cleanups: set[asyncio.Task[None]] = set()
+        self.outcomes = {"committed": 0, "conflict": 0, "unknown": 0, "repeat": 0}
+        """Counts since start, for metrics."""
+
+    async def close(self) -> None:
+        """Waits for metadata files that are being removed."""
+        await asyncio.gather(*self._cleanups, return_exceptions=True)
+
+    async def commit(self, caller: Caller, changes: Sequence[TableChange], *, single: bool) -> list[LoadedTable]:
+        """All changes or none. `single`: the idempotent answer is the table's, not an empty 204.
+
+        CommitConflict when a requirement does not hold or every swap was lost; NoSuchTable; AlreadyExists when a
+        created name is taken; BadRequest for what could never be applied; CommitUnknown when nobody can tell.
+        """
+        # In one order for all, so that no two transactions wait for each other's rows.
+        changes = sorted(changes, key=lambda change: (change.namespace, change.name))
+        names = [(change.namespace, change.name) for change in changes]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise BadRequest(f"{show(*twice)} is named twice in one transaction; merge its changes")
+        async with self._locked(names):
+            try:
+                return await self._attempts(caller, changes, single)
+            except Repeat as repeat:
+                self.outcomes["repeat"] += 1
+                return [repeat.outcome]
+            except CommitConflict:
+                self.outcomes["conflict"] += 1
+                raise
+            except CommitUnknown:
+                self.outcomes["unknown"] += 1
+                raise
+
+    async def _attempts(self, caller: Caller, changes: Sequence[TableChange], single: bool) -> list[LoadedTable]:
+        requested_ms = self._parts.clock.now_ms()
+        retries = self._parts.settings.commit_retries
+        for attempt in range(retries + 1):
+            if attempt:
+                await self._back_off(attempt)
+            planned = [await self._plan(change, alone=len(changes) == 1) for change in changes]
+            try:
+                return await self._try(caller, planned, requested_ms, single)
+            except CommitConflict:
+                if attempt == retries:
+                    raise
+        raise AssertionError("the loop returns or raises")
+
+    async def _try(self, caller: Caller, planned: list[Planned], requested_ms: int, single: bool) -> list[LoadedTable]:
+        """Writes, then swaps. Removes what it wrote where the transaction is known not to have happened."""
+        written: list[str] = []
+        try:
+            for plan in planned:
+                if plan.location:
+                    # Before the write: an error that leaves the outcome of the write open may have left the file, too.
+                    written.append(plan.location)
+                    try:
+                        await self._parts.objects.create(plan.location, plan.document)
+                    except ObjectExists:  # not ours to remove
+                        written.remove(plan.location)
+                        raise
+            await self._swap(caller, planned, requested_ms, single)
+        except CommitUnknown:
+            raise
+        except (SeamarkError, IdempotencyTaken):
+            self._clean_up(written)
+            raise
+        return [self._finish(plan) for plan in planned]
+
+    async def _swap(self, caller: Caller, planned: list[Planned], requested_ms: int, single: bool) -> None:
+        operations: list[Operation] = []
+        instants: list[Instant] = []
+        for plan in planned:
+            if not plan.location:
+                continue
+            operations.append(self._pointer_operation(plan))
+            record = self._instant(caller, plan, requested_ms)
+            instants.append(record.instant)
+            operations.append(record)
+        location = (planned[0].location or _location(planned[0])) if single else None
+        operations += self._parts.remember(caller, status=200 if single else 204, metadata_location=location)
+        if not operations:
+            return
+        try:
+            await self._parts.transact(operations)
+        except CommitUnknown:
+            if not instants or not await self._settle(instants[0]):
+                raise
+        self.outcomes["committed"] += len(instants)
+
+    def _pointer_operation(self, plan: Planned) -> Operation:
+        now = self._parts.clock.now_ms()
+        change = plan.change
+        if plan.entry is None:
+            return CreateEntry(entry=created_entry(change.namespace, change.name, plan.metadata, plan.location, now))
+        return SwapPointer(
+            kind=EntryKind.TABLE,
+            namespace=change.namespace,
+            name=change.name,
+            uuid=plan.entry.uuid,
+            expected_location=plan.entry.metadata_location,
+            new_location=plan.location,
+            now_ms=now,
+        )
+
+    def _instant(self, caller: Caller, plan: Planned, requested_ms: int) -> RecordInstant:
+        change, metadata = plan.change, plan.metadata
+        added = [update for update in change.updates if update.get("action") == "add-snapshot"]
+        summary: dict[str, Any] = {"updates": [str(update.get("action")) for update in change.updates][:50]}
+        snapshot_id = None
+        if added:
+            snapshot = added[-1].get("snapshot") or {}
+            snapshot_id = snapshot.get("snapshot-id")
+            said = snapshot.get("summary") or {}
+            summary["operation"] = said.get("operation")
+            summary |= {key: said[key] for key in _SUMMARY_KEYS if key in said}
+        now = self._parts.clock.now_ms()
+        entry = created_entry(change.namespace, change.name, metadata, plan.location, now)
+        return self._parts.instant(
+            caller,
+            entry,
+            "create" if plan.entry is None else "commit",
+            requested_ms=requested_ms,
+            snapshot_id=snapshot_id,
+            fingerprint=fingerprint(change),
+            summary=summary,
+        )
+
+    async def _settle(self, instant: Instant) -> bool:
+        """Whether a transaction with a lost reply happened. True: it did. CommitConflict: it did not, and never will.
+
+        Not finding the instant proves nothing: the commit may still be under way in the database. So its id is taken by
+        a rolled-back instant: if that insert succeeds, the lost transaction can no longer commit; if the id is taken,
+        it has. CommitUnknown when the database does not answer either.
+        """
+        tombstone = msgspec.structs.replace(instant, state=InstantState.ROLLED_BACK, fingerprint=None)
+        for attempt in range(1, _SETTLE_TRIES + 1):
+            try:
+                await self._parts.transact([RecordInstant(instant=tombstone)])
+            except AlreadyExists:
+                found = await self._parts.store.instant(instant.id)
+                if found is not None and found.state is InstantState.COMPLETED:
+                    return True
+                raise CommitConflict("The commit was rolled back after the database lost it; retry it") from None
+            except (RetryLater, CommitUnknown):
+                await self._back_off(attempt)
+            else:
+                raise CommitConflict("The commit was rolled back after the database lost it; retry it")
+        return False
+
+    async def _plan(self, change: TableChange, *, alone: bool) -> Planned:
+        creates = is_create(change)
+        entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
+        if entry is None and not creates:
+            raise NoSuchTable(f"Table does not exist: {show(change.namespace, change.name)}")
+        if entry is None:
+            await check_name_free(self._parts, change.namespace, change.name)
+        base = await self._parts.documents.table(entry.metadata_location) if entry else None
+        now = self._parts.clock.now_ms()
+        try:
+            check_requirements(base, change.requirements)
+            metadata = apply_updates(base, change.updates, now_ms=now)
+        except (CommitConflict, RequestError):
+            if entry is not None and alone:
+                await self._raise_if_repeat(change, entry)
+            raise
+        if base is not None and metadata is base:
+            return Planned(change=change, entry=entry, base=base, metadata=metadata)
+        if base is None or metadata.location != base.location:
+            self._parts.warehouse.check(metadata.location, "The table's location")
+        forgotten: list[str] = []
+        if entry is not None and base is not None:
+            metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
+        document, location = self._place(metadata, entry)
+        return Planned(
+            change=change,
+            entry=entry,
+            base=base,
+            metadata=metadata,
+            document=document,
+            location=location,
+            forgotten=forgotten,
+        )
+
+    def _place(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
+        document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
+        version = 0 if entry is None else entry.version
+        return document, metadata_location(self._parts, metadata.location, metadata.properties, version, suffix)
+
+    async def _raise_if_repeat(self, change: TableChange, entry: Entry) -> None:
+        """A requirement also fails when this very commit was applied and its reply was lost: answer that outcome."""
+        mark = fingerprint(change)
+        if mark is None:
+            return
+        instant = await self._parts.store.instant_by_fingerprint(entry.uuid, mark)
+        if instant is None or instant.metadata_location is None:
+            return
+        then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location)
+        try:
+            metadata = await self._parts.documents.table(instant.metadata_location)
+        except NotFound:  # left the metadata log since; what stands now contains it or came after it
+            then, metadata = entry, await self._parts.documents.table(entry.metadata_location)
+        raise Repeat(LoadedTable(entry=then, metadata=metadata))
+
+    def _finish(self, plan: Planned) -> LoadedTable:
+        now = self._parts.clock.now_ms()
+        if not plan.location:
+            assert plan.entry is not None
+            return LoadedTable(entry=plan.entry, metadata=plan.metadata)
+        if plan.location.endswith(".gz.metadata.json"):
+            self._parts.documents.render(plan.location, plan.metadata, "all")
+        else:
+            self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
+        if plan.forgotten and as_bool(plan.metadata.properties, _DELETE_AFTER_COMMIT, False):
+            self._clean_up([old for old in plan.forgotten if self._parts.warehouse.contains(old)])
+        change = plan.change
+        entry = created_entry(change.namespace, change.name, plan.metadata, plan.location, now)
+        if plan.entry is not None:
+            entry = msgspec.structs.replace(
+                entry,
+                version=plan.entry.version + 1,
+                previous_location=plan.entry.metadata_location,
+                created_ms=plan.entry.created_ms,
+            )
+        return LoadedTable(entry=entry, metadata=plan.metadata)
+
+    def _clean_up(self, locations: Sequence[str]) -> None:
+        """Removes files in the background. Past the bound they stay: an orphan costs space, a wait costs writers."""
+        if not locations or len(self._cleanups) >= _CLEANUPS_LIMIT:
+            return
+
+        async def remove() -> None:
+            for location in locations:
+                with contextlib.suppress(SeamarkError):
+                    await self._parts.objects.delete(location)
+
+        task = asyncio.create_task(remove())
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+
+    async def _back_off(self, attempt: int) -> None:
+        ceiling_s = min(0.5, 0.005 * 2**attempt)
+        jitter = int.from_bytes(self._parts.clock.random_bytes(2), "big") / 65536
+        await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
+        """Commits to one table take turns within a process: a lost race would have written a file for nothing."""
+        async with contextlib.AsyncExitStack() as stack:
+            for name in sorted(names):
+                lock = self._locks.get(name)
+                if lock is None:
+                    lock = self._locks[name] = asyncio.Lock()
+                await stack.enter_async_context(lock)
+            yield
+
+
+def is_create(change: TableChange) -> bool:
+    """BadRequest when a creation asks for anything but that the table does not exist."""
+    kinds = [requirement.get("type") for requirement in change.requirements]
+    if "assert-create" not in kinds:
+        return False
+    others = [kind for kind in kinds if kind != "assert-create"]
+    if others:
+        raise BadRequest(f"Invalid create requirements: {others}; with assert-create nothing else can be asserted")
+    return True
+
+
+def fingerprint(change: TableChange) -> str | None:
+    """Names a commit that can happen only once, because it adds a snapshot (their ids are unique)."""
+    if not any(update.get("action") == "add-snapshot" for update in change.updates):
+        return None
+    return hashlib.sha256(msgspec.json.encode(change.updates, order="sorted")).hexdigest()
+
+
+async def check_name_free(parts: Parts, namespace: NamespacePath, name: str) -> None:
+    """AlreadyExists early, before anything is written; the transaction checks again."""
+    await parts.require_namespace(namespace)
+    for kind in (EntryKind.TABLE, EntryKind.VIEW):
+        if await parts.store.entry(kind, namespace, name) is not None:
+            what = "Table already exists" if kind is EntryKind.TABLE else "View with same name already exists"
+            raise AlreadyExists(f"{what}: {show(namespace, name)}")
+
+
+def created_entry(namespace: NamespacePath, name: str, metadata: TableMetadata, location: str, now_ms: int) -> Entry:
+    return Entry(
+        kind=EntryKind.TABLE,
+        namespace=namespace,
+        name=name,
+        uuid=table_uuid(metadata),
+        metadata_location=location,
+        created_ms=now_ms,
+        updated_ms=now_ms,
+    )
+
+
+def metadata_location(parts: Parts, location: str, properties: dict[str, str], version: int, suffix: str) -> str:
+    """A new name each time: no file is ever written twice. BadRequest when write.metadata.path leads outside."""
+    folder = properties.get(_METADATA_PATH)
+    if folder is None:
+        folder = f"{location.rstrip('/')}/metadata"
+    else:
+        parts.warehouse.check(folder, _METADATA_PATH)
+    return f"{folder.rstrip('/')}/{version:05d}-{parts.clock.uuid4()}{suffix}"
+
+
+def table_uuid(metadata: TableMetadata) -> str:
+    """Version 1 metadata of old writers has none; the table's location then stands for it, the same each time."""
+    return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
+
+
+def _location(plan: Planned) -> str:
+    assert plan.entry is not None
+    return plan.entry.metadata_location

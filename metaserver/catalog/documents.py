@@ -1,0 +1,148 @@
+"""Metadata by its immutable location: decoded, as the JSON that clients get, or limited to what branches and tags name.
+
+A location never changes its content, so nothing here is ever invalidated; entries leave when the byte budget asks.
+"""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any, Literal, TypeVar
+
+from cache.memory import MemoryCache
+from cache.single_flight import SingleFlight
+
+from metaserver.clock import Clock
+from metaserver.errors import BadRequest, NotFound, ObjectMissing
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.table_json import decode_table, encode_table, refs_view
+from metaserver.iceberg.view import ViewMetadata, decode_view, encode_view
+from metaserver.objects.port import ObjectStore
+
+SnapshotMode = Literal["all", "refs"]
+T = TypeVar("T")
+
+_DECODED_PER_BYTE = 3
+"""Memory of decoded metadata per byte of JSON, measured at 10,000 snapshots and rounded up."""
+_METADATA_LIMIT_BYTES = 1 << 30
+_RECHECK_S = 30.0
+"""How long a metadata file seen on remote storage is taken to be there. Local files are looked at each time."""
+_SEEN_LIMIT = 100_000
+
+
+class Documents:
+    """Read-through, one flight per location, bounded by `budget_bytes`."""
+
+    def __init__(self, objects: ObjectStore, clock: Clock, *, budget_bytes: int) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes)
+        self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
+        self._seen: dict[str, float] = {}
+
+    @property
+    def cache(self) -> MemoryCache[tuple[str, str], Any]:
+        """For metrics."""
+        return self._cache
+
+    async def table(self, location: str) -> TableMetadata:
+        """NotFound when the file is gone, Corrupt when it is no table metadata."""
+        cached = self._cache.get(("table", location))
+        if isinstance(cached, TableMetadata):
+            return cached
+        found = await self._flights.run(("table", location), lambda: self._fetch_table(location))
+        assert isinstance(found, TableMetadata)
+        return found
+
+    async def view(self, location: str) -> ViewMetadata:
+        cached = self._cache.get(("view", location))
+        if isinstance(cached, ViewMetadata):
+            return cached
+        data = await self._read(location)
+        metadata = decode_view(data, location)
+        self._cache.put(("view", location), metadata, len(data) * _DECODED_PER_BYTE)
+        return metadata
+
+    async def raw(self, location: str) -> bytes:
+        """The file as it is."""
+        cached = self._cache.get(("raw", location))
+        if isinstance(cached, bytes):
+            return cached
+        data = await self._read(location)
+        self._cache.put(("raw", location), data, len(data))
+        return data
+
+    async def document(self, location: str, mode: SnapshotMode) -> bytes:
+        """JSON of the table metadata: whole, or with only the snapshots that branches and tags name."""
+        cached = self._cache.get((mode, location))
+        if isinstance(cached, bytes):
+            return cached
+        metadata = await self.table(location)
+        return self.render(location, metadata, mode)
+
+    def render(self, location: str, metadata: TableMetadata, mode: SnapshotMode) -> bytes:
+        """As `document`, from metadata at hand."""
+        cached = self._cache.get((mode, location))
+        if isinstance(cached, bytes):
+            return cached
+        data = refs_view(metadata) if mode == "refs" else encode_table(metadata)
+        self._cache.put((mode, location), data, len(data))
+        return data
+
+    def view_document(self, location: str, metadata: ViewMetadata) -> bytes:
+        cached = self._cache.get(("view-json", location))
+        if isinstance(cached, bytes):
+            return cached
+        data = encode_view(metadata)
+        self._cache.put(("view-json", location), data, len(data))
+        return data
+
+    async def ensure_exists(self, location: str) -> None:
+        """NotFound when the metadata file is gone: a cached table must not outlive its storage."""
+        local = location.startswith("file:")
+        now = self._clock.monotonic()
+        if not local and now - self._seen.get(location, -_RECHECK_S) < _RECHECK_S:
+            return
+        if not await self._objects.exists(location):
+            self._seen.pop(location, None)
+            raise _missing(location)
+        if not local:
+            if len(self._seen) >= _SEEN_LIMIT:
+                self._seen.clear()
+            self._seen[location] = now
+
+    def remember_table(self, location: str, metadata: TableMetadata, document: bytes) -> None:
+        """What was just written need not be read back."""
+        self._cache.put(("table", location), metadata, len(document) * _DECODED_PER_BYTE)
+        self._cache.put(("all", location), document, len(document))
+
+    def forget(self, location: str) -> None:
+        """The file was deleted on purpose."""
+        self._seen.pop(location, None)
+
+    async def _fetch_table(self, location: str) -> TableMetadata:
+        data = await self._read(location)
+        metadata = decode_table(data, location)
+        self._cache.put(("table", location), metadata, len(data) * _DECODED_PER_BYTE)
+        return metadata
+
+    async def _read(self, location: str) -> bytes:
+        try:
+            return await self._objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
+        except ObjectMissing:
+            raise _missing(location) from None
+
+
+def _missing(location: str) -> NotFound:
+    # Java's readers raise these words, and clients look for them.
+    return NotFound(f"Failed to open input stream for file: {location}")
+
+
+def compress(codec: str, document: bytes) -> tuple[bytes, str]:
+    """The bytes to store and the file's suffix, by table property write.metadata.compression-codec (none or gzip)."""
+    match codec.lower():
+        case "none" | "":
+            return document, ".metadata.json"
+        case "gzip":
+            return gzip.compress(document, 1, mtime=0), ".gz.metadata.json"
+        case other:
+            raise BadRequest(f"write.metadata.compression-codec is {other!r}; none and gzip are known")

@@ -1,0 +1,120 @@
+"""Functions (UDFs): each one's metadata document (Iceberg UDF spec, format version 1) is kept beside the tables.
+
+The REST standard reads them; putting and dropping is our own API.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.values import Caller, LoadedFunction, Page
+from metaserver.errors import BadRequest, CommitConflict, CommitUnknown, NoSuchFunction, SeamarkError
+from metaserver.store.port import CreateEntry, DropEntry, Entry, EntryKind, NamespacePath, Operation, SwapPointer
+from metaserver.wire import check_name, encode_json, show
+
+
+class _Definition(msgspec.Struct, rename="kebab"):
+    definition_id: str
+    parameters: list[dict[str, Any]]
+    return_type: str | dict[str, Any]
+    versions: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    current_version_id: int
+    function_type: Literal["udf", "udtf"]
+
+
+class _Document(msgspec.Struct, rename="kebab"):
+    """What a function document must hold at least; whatever else it holds is kept."""
+
+    function_uuid: Annotated[
+        str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
+    ]
+    format_version: Literal[1]
+    definitions: Annotated[list[_Definition], msgspec.Meta(min_length=1)]
+    definition_log: list[dict[str, Any]]
+    properties: dict[str, str] = {}
+
+
+class Functions:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
+        return await self._parts.list_names(EntryKind.FUNCTION, namespace, page_token, page_size)
+
+    async def load(self, namespace: NamespacePath, name: str) -> LoadedFunction:
+        entry = await self._entry(namespace, name)
+        return LoadedFunction(entry=entry, document=await self._parts.documents.raw(entry.metadata_location))
+
+    async def put(
+        self, caller: Caller, namespace: NamespacePath, name: str, document: dict[str, Any]
+    ) -> LoadedFunction:
+        """Creates or replaces. BadRequest if the document is none of the UDF spec, or changes the function's uuid."""
+        requested_ms = self._parts.clock.now_ms()
+        check_name(name, "function name")
+        try:
+            checked = msgspec.convert(document, _Document)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"The function's metadata is malformed: {error}") from None
+        parent = await self._parts.require_namespace(namespace)
+        current = await self._parts.store.entry(EntryKind.FUNCTION, namespace, name)
+        if current is not None and current.uuid != checked.function_uuid:
+            raise BadRequest(
+                f"{show(namespace, name)} has function-uuid {current.uuid}; drop it before another takes its name"
+            )
+        base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
+        folder = self._parts.warehouse.table_location(base, name, checked.function_uuid)
+        location = f"{folder}/metadata/{self._parts.clock.uuid7()}.function.json"
+        entry = Entry(
+            kind=EntryKind.FUNCTION,
+            namespace=namespace,
+            name=name,
+            uuid=checked.function_uuid,
+            metadata_location=location,
+            created_ms=requested_ms,
+            updated_ms=requested_ms,
+        )
+        change: Operation = CreateEntry(entry=entry)
+        if current is not None:
+            change = SwapPointer(
+                kind=EntryKind.FUNCTION,
+                namespace=namespace,
+                name=name,
+                uuid=current.uuid,
+                expected_location=current.metadata_location,
+                new_location=location,
+                now_ms=requested_ms,
+            )
+        body = encode_json(document)
+        action = "create" if current is None else "replace"
+        try:
+            await self._parts.objects.create(location, body)
+            await self._parts.transact([change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)])
+        except CommitUnknown:
+            raise
+        except SeamarkError:
+            await self._parts.objects.delete(location)
+            raise
+        return LoadedFunction(entry=entry, document=body)
+
+    async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
+        """For good: a function is one small document, and putting it again brings it back."""
+        requested_ms = self._parts.clock.now_ms()
+        entry = await self._entry(namespace, name)
+        drop = DropEntry(
+            kind=EntryKind.FUNCTION, namespace=namespace, name=name, expected_location=entry.metadata_location
+        )
+        try:
+            await self._parts.transact([drop, self._parts.instant(caller, entry, "drop", requested_ms=requested_ms)])
+        except CommitConflict:
+            raise CommitConflict(
+                f"{show(namespace, name)} was replaced meanwhile; drop it again if you still want to"
+            ) from None
+
+    async def _entry(self, namespace: NamespacePath, name: str) -> Entry:
+        entry = await self._parts.store.entry(EntryKind.FUNCTION, namespace, name)
+        if entry is None:
+            raise NoSuchFunction(f"Function does not exist: {show(namespace, name)}")
+        return entry

@@ -1,0 +1,99 @@
+"""Namespaces: created under an existing parent, with properties, dropped when empty."""
+
+from __future__ import annotations
+
+import builtins
+
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.values import Caller, Page, PropertyChanges
+from metaserver.errors import CommitConflict, Unprocessable
+from metaserver.store.port import (
+    CreateNamespace,
+    DropNamespace,
+    Namespace,
+    NamespacePath,
+    ReplaceNamespaceProperties,
+)
+from metaserver.wire import check_namespace, encode_json
+
+
+class Namespaces:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
+        """AlreadyExists; NoSuchNamespace without the parent; BadRequest for a `location` outside the warehouse."""
+        check_namespace(path)
+        if "location" in properties:
+            self._parts.warehouse.check(properties["location"], "The namespace's location")
+        created = self.with_location(Namespace(path=path, properties=properties))
+        body = encode_json({"namespace": list(path), "properties": created.properties})
+        await self._parts.transact(
+            [
+                CreateNamespace(path=path, properties=properties),
+                *self._parts.remember(caller, status=200, body=body),
+            ]
+        )
+        return created
+
+    async def get(self, path: NamespacePath) -> Namespace:
+        """Its properties always name a `location`: Trino's CTAS needs one."""
+        return self.with_location(await self._parts.require_namespace(path))
+
+    async def exists(self, path: NamespacePath) -> bool:
+        return await self._parts.store.namespace(path) is not None
+
+    async def list(self, parent: NamespacePath, page_token: str | None, page_size: int | None) -> Page[Namespace]:
+        """Direct children; NoSuchNamespace for an unknown parent. The empty parent is the catalog itself."""
+        if parent:
+            await self._parts.require_namespace(parent)
+
+        async def read(after: str | None, limit: int) -> list[Namespace]:
+            return await self._parts.store.namespaces(parent, after, limit)
+
+        return await self._parts.page(read, lambda found: found.path[-1], page_token, page_size)
+
+    async def update_properties(
+        self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
+    ) -> PropertyChanges:
+        """Unprocessable when a key is both set and removed; lost races are run again on the winner's properties."""
+        both = sorted(set(removals) & set(updates))
+        if both:
+            raise Unprocessable(f"Keys both removed and updated: {', '.join(both)}; name each on one side only")
+        if "location" in updates:
+            self._parts.warehouse.check(updates["location"], "The namespace's location")
+        for attempt in range(self._parts.settings.commit_retries + 1):
+            stored = await self._parts.require_namespace(path)
+            changes = PropertyChanges(
+                updated=list(updates),
+                removed=[key for key in dict.fromkeys(removals) if key in stored.properties],
+                missing=[key for key in dict.fromkeys(removals) if key not in stored.properties],
+            )
+            kept = {key: value for key, value in stored.properties.items() if key not in set(removals)}
+            replace = ReplaceNamespaceProperties(
+                path=path, expected_version=stored.version, properties={**kept, **updates}
+            )
+            try:
+                await self._parts.transact(
+                    [replace, *self._parts.remember(caller, status=200, body=encode_json(changes))]
+                )
+            except CommitConflict:
+                if attempt == self._parts.settings.commit_retries:
+                    raise
+            else:
+                return changes
+        raise AssertionError("the loop returns or raises")
+
+    async def drop(self, caller: Caller, path: NamespacePath) -> None:
+        """NamespaceNotEmpty while tables, views, functions or namespaces live in it; dropped ones do not count."""
+        await self._parts.transact([DropNamespace(path=path), *self._parts.remember(caller, status=204)])
+
+    def with_location(self, namespace: Namespace) -> Namespace:
+        if "location" in namespace.properties:
+            return namespace
+        location = self._parts.warehouse.namespace_location(namespace.path)
+        return Namespace(
+            path=namespace.path,
+            properties={**namespace.properties, "location": location},
+            version=namespace.version,
+        )

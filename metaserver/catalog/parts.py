@@ -1,0 +1,144 @@
+"""What every file of the catalog works with, and the small moves they share: paging, idempotency, instants."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from metaserver.catalog.documents import Documents
+from metaserver.catalog.values import Caller, Page
+from metaserver.clock import Clock
+from metaserver.errors import BadRequest, NoSuchNamespace
+from metaserver.objects.locations import Warehouse
+from metaserver.objects.port import ObjectStore
+from metaserver.settings import Settings
+from metaserver.store.port import (
+    Entry,
+    EntryKind,
+    IdempotencyRecord,
+    Instant,
+    InstantState,
+    Namespace,
+    NamespacePath,
+    Operation,
+    PointerStore,
+    RecordInstant,
+    SaveIdempotency,
+)
+from metaserver.timeline.timeline import Timeline
+from metaserver.wire import decode_page_token, encode_page_token, show
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The catalog's surroundings; one instance a server."""
+
+    settings: Settings
+    store: PointerStore
+    objects: ObjectStore
+    warehouse: Warehouse
+    clock: Clock
+    documents: Documents
+    timeline: Timeline
+
+    async def require_namespace(self, path: NamespacePath) -> Namespace:
+        found = await self.store.namespace(path)
+        if found is None:
+            raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
+        return found
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        """As the store's; wakes those who watch the timeline."""
+        results = await self.store.transact(operations)
+        if any(isinstance(operation, RecordInstant) for operation in operations):
+            self.timeline.notify()
+        return results
+
+    def instant(
+        self,
+        caller: Caller,
+        entry: Entry,
+        action: str,
+        *,
+        requested_ms: int,
+        snapshot_id: int | None = None,
+        fingerprint: str | None = None,
+        summary: dict[str, Any] | None = None,
+    ) -> RecordInstant:
+        """A finished instant about `entry`, completed now."""
+        return RecordInstant(
+            instant=Instant(
+                id=str(self.clock.uuid7()),
+                action=action,
+                state=InstantState.COMPLETED,
+                kind=entry.kind,
+                namespace=entry.namespace,
+                name=entry.name,
+                uuid=entry.uuid,
+                requested_ms=requested_ms,
+                completed_ms=self.clock.now_ms(),
+                who=caller.who,
+                snapshot_id=snapshot_id,
+                metadata_location=entry.metadata_location,
+                fingerprint=fingerprint,
+                summary={"request-id": caller.request_id, **(summary or {})},
+            )
+        )
+
+    def remember(
+        self, caller: Caller, *, status: int, body: bytes | None = None, metadata_location: str | None = None
+    ) -> list[Operation]:
+        """The operation that records the first answer, where the caller brought an idempotency key."""
+        key = caller.idempotency
+        if key is None:
+            return []
+        record = IdempotencyRecord(
+            key=key.key,
+            scope=key.scope,
+            request_hash=key.request_hash,
+            status=status,
+            body=body,
+            metadata_location=metadata_location,
+            expires_ms=self.clock.now_ms() + self.settings.idempotency_ttl_s * 1000,
+        )
+        return [SaveIdempotency(record=record)]
+
+    async def page(
+        self,
+        read: Callable[[str | None, int], Awaitable[list[T]]],
+        key: Callable[[T], str],
+        page_token: str | None,
+        page_size: int | None,
+    ) -> Page[T]:
+        """One page, or everything where neither token nor size was given (the spec: who does not page gets all)."""
+        limit = self.settings.page_limit
+        if page_size is not None:
+            if page_size < 1:
+                raise BadRequest(f"pageSize must be at least 1, not {page_size}")
+            limit = min(page_size, limit)
+        after = decode_page_token(page_token) if page_token is not None else None
+        if page_token is None and page_size is None:
+            everything: list[T] = []
+            while True:
+                rows = await read(after, limit)
+                everything += rows
+                if len(rows) < limit:
+                    return Page(items=everything, next_token=None)
+                after = key(rows[-1])
+        rows = await read(after, limit + 1)
+        more = len(rows) > limit
+        rows = rows[:limit]
+        return Page(items=rows, next_token=encode_page_token(key(rows[-1])) if more else None)
+
+    async def list_names(
+        self, kind: EntryKind, path: NamespacePath, page_token: str | None, page_size: int | None
+    ) -> Page[str]:
+        await self.require_namespace(path)
+
+        async def read(after: str | None, limit: int) -> list[str]:
+            return [entry.name for entry in await self.store.entries(kind, path, after, limit)]
+
+        return await self.page(read, lambda name: name, page_token, page_size)

@@ -1,0 +1,252 @@
+"""Tables: listed, created or staged, registered, loaded, renamed, dropped. Changes to one go through `commit.py`."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from metaserver.catalog.commit import Committer, check_name_free, created_entry, metadata_location
+from metaserver.catalog.documents import compress
+from metaserver.catalog.dropped import drop_operations
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
+from metaserver.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    Corrupt,
+    NoSuchTable,
+    NotFound,
+    SeamarkError,
+)
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.new_table import new_table
+from metaserver.iceberg.properties import as_bool
+from metaserver.iceberg.table_json import encode_table
+from metaserver.store.port import (
+    CreateEntry,
+    DropEntry,
+    Entry,
+    EntryKind,
+    IdempotencyTaken,
+    InstantFilter,
+    InstantState,
+    NamespacePath,
+    RenameEntry,
+    SwapPointer,
+)
+from metaserver.wire import check_name, show
+
+
+class Tables:
+    def __init__(self, parts: Parts, committer: Committer) -> None:
+        self._parts = parts
+        self._committer = committer
+
+    async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
+        return await self._parts.list_names(EntryKind.TABLE, namespace, page_token, page_size)
+
+    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
+        """Where the pointer stands now. NoSuchTable."""
+        entry = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
+        if entry is None:
+            raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
+        return entry
+
+    async def exists(self, namespace: NamespacePath, name: str) -> bool:
+        return await self._parts.store.entry(EntryKind.TABLE, namespace, name) is not None
+
+    async def load(self, namespace: NamespacePath, name: str) -> LoadedTable:
+        """NoSuchTable; NotFound when the metadata file is gone from storage."""
+        entry = await self.entry(namespace, name)
+        await self._parts.documents.ensure_exists(entry.metadata_location)
+        return LoadedTable(entry=entry, metadata=await self._parts.documents.table(entry.metadata_location))
+
+    async def stage(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
+        """What the table would be; stores nothing. The client commits it later with assert-create."""
+        metadata = await self._new_metadata(namespace, request)
+        return LoadedTable(entry=None, metadata=metadata)
+
+    async def create(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
+        requested_ms = self._parts.clock.now_ms()
+        metadata = await self._new_metadata(namespace, request)
+        codec = metadata.properties.get("write.metadata.compression-codec", "none")
+        document, suffix = compress(codec, encode_table(metadata))
+        location = metadata_location(self._parts, metadata.location, metadata.properties, 0, suffix)
+        entry = created_entry(namespace, request.name, metadata, location, requested_ms)
+        try:
+            await self._parts.objects.create(location, document)
+            await self._parts.transact(
+                [
+                    CreateEntry(entry=entry),
+                    self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
+                    *self._parts.remember(caller, status=200, metadata_location=location),
+                ]
+            )
+        except (AlreadyExists, IdempotencyTaken, NotFound):
+            # Known not to have happened. Else the file stays: an orphan is cheaper than a dangling pointer.
+            await self._remove_quietly(location)
+            raise
+        return LoadedTable(entry=entry, metadata=metadata)
+
+    async def register(
+        self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, overwrite: bool
+    ) -> LoadedTable:
+        """Points a name at metadata that exists. BadRequest outside the warehouse, or if it is no table metadata."""
+        requested_ms = self._parts.clock.now_ms()
+        check_name(name, "table name")
+        self._parts.warehouse.check(location, "metadata-location")
+        await self._parts.require_namespace(namespace)
+        current = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
+        if current is None or not overwrite:
+            await check_name_free(self._parts, namespace, name)
+        metadata = await self._registrable(location)
+        self._parts.warehouse.check(metadata.location, "The location in the metadata file")
+        entry = created_entry(namespace, name, metadata, location, requested_ms)
+        operations: builtins.list[Any] = []
+        if current is not None and current.uuid == metadata.table_uuid:
+            operations.append(
+                SwapPointer(
+                    kind=EntryKind.TABLE,
+                    namespace=namespace,
+                    name=name,
+                    uuid=current.uuid,
+                    expected_location=current.metadata_location,
+                    new_location=location,
+                    now_ms=requested_ms,
+                )
+            )
+        else:
+            if current is not None:
+                operations += drop_operations(self._parts, caller, current, purge=False, requested_ms=requested_ms)
+            operations.append(CreateEntry(entry=entry))
+        operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
+        operations += self._parts.remember(caller, status=200, metadata_location=location)
+        await self._parts.transact(operations)
+        stored = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
+        return LoadedTable(entry=stored or entry, metadata=metadata)
+
+    async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
+        """Forgets the name and leaves every file; commits that come later fail. Not undroppable: register it again."""
+        requested_ms = self._parts.clock.now_ms()
+        for attempt in range(self._parts.settings.commit_retries + 1):
+            loaded = await self.load(namespace, name)
+            entry = loaded.entry
+            assert entry is not None
+            drop = DropEntry(
+                kind=EntryKind.TABLE, namespace=namespace, name=name, expected_location=entry.metadata_location
+            )
+            try:
+                await self._parts.transact(
+                    [
+                        drop,
+                        self._parts.instant(caller, entry, "unregister", requested_ms=requested_ms),
+                        *self._parts.remember(caller, status=200, metadata_location=entry.metadata_location),
+                    ]
+                )
+            except CommitConflict:  # a commit came between: the answer must include it
+                if attempt == self._parts.settings.commit_retries:
+                    raise
+            else:
+                return loaded
+        raise AssertionError("the loop returns or raises")
+
+    async def commit(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        requirements: builtins.list[dict[str, Any]],
+        updates: builtins.list[dict[str, Any]],
+    ) -> LoadedTable:
+        """See `Committer.commit`."""
+        change = TableChange(namespace=namespace, name=name, requirements=requirements, updates=updates)
+        check_name(name, "table name")
+        return (await self._committer.commit(caller, [change], single=True))[0]
+
+    async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
+        """Undroppable until its retention ends; files go only then, and only with `purge`."""
+        requested_ms = self._parts.clock.now_ms()
+        entry = await self.entry(namespace, name)
+        if purge:
+            await self._check_purgeable(entry)
+        operations = drop_operations(self._parts, caller, entry, purge=purge, requested_ms=requested_ms)
+        await self._parts.transact([*operations, *self._parts.remember(caller, status=204)])
+
+    async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
+        await rename_entry(self._parts, caller, EntryKind.TABLE, source, target)
+
+    async def _new_metadata(self, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
+        check_name(request.name, "table name")
+        await check_name_free(self._parts, namespace, request.name)
+        uuid = str(self._parts.clock.uuid4())
+        location = request.location
+        if location:
+            location = location.rstrip("/") if len(location) > 1 else location
+            self._parts.warehouse.check(location, "The table's location")
+        else:
+            parent = await self._parts.require_namespace(namespace)
+            base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
+            location = self._parts.warehouse.table_location(base, request.name, uuid)
+        return new_table(
+            uuid=uuid,
+            location=location,
+            schema=request.schema,
+            partition_spec=request.partition_spec,
+            sort_order=request.write_order,
+            properties=request.properties,
+            now_ms=self._parts.clock.now_ms(),
+        )
+
+    async def _registrable(self, location: str) -> TableMetadata:
+        try:
+            metadata = await self._parts.documents.table(location)
+        except NotFound:
+            raise
+        except Corrupt as error:  # the client named this file: its mistake, not ours
+            raise BadRequest(f"Cannot register {location}: {error.message}") from None
+        purging = await self._parts.store.instants(
+            InstantFilter(uuid=metadata.table_uuid, action="purge", state=InstantState.INFLIGHT), 1
+        )
+        if purging:
+            raise BadRequest(f"Cannot register {location}: the files of table {metadata.table_uuid} are being purged")
+        return metadata
+
+    async def _check_purgeable(self, entry: Entry) -> None:
+        try:
+            metadata = await self._parts.documents.table(entry.metadata_location)
+        except (NotFound, Corrupt):
+            return  # nothing can be read, so nothing will be purged; the drop itself must still be possible
+        if not as_bool(metadata.properties, "gc.enabled", True):
+            raise BadRequest(
+                f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, its files may belong to "
+                "others; drop it without purge"
+            )
+
+    async def _remove_quietly(self, location: str) -> None:
+        try:
+            await self._parts.objects.delete(location)
+        except SeamarkError:
+            return  # an orphaned metadata file; nothing points at it
+
+
+async def rename_entry(
+    parts: Parts, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
+) -> None:
+    """AlreadyExists, NoSuchNamespace at the target; NoSuchTable, NoSuchView at the source. Files stay in place."""
+    requested_ms = parts.clock.now_ms()
+    check_name(target.name, f"{kind.value} name")
+    entry = await parts.store.entry(kind, source.namespace, source.name)
+    rename = RenameEntry(
+        kind=kind,
+        namespace=source.namespace,
+        name=source.name,
+        to_namespace=target.namespace,
+        to_name=target.name,
+    )
+    operations: list[Any] = [rename]
+    if entry is not None:  # else the store says what is missing
+        summary = {"to": show(target.namespace, target.name)}
+        operations.append(parts.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
+    operations += parts.remember(caller, status=204)
+    await parts.transact(operations)

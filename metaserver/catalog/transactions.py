@@ -1,0 +1,23 @@
+"""Changes to several tables, all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metaserver.catalog.commit import Committer
+from metaserver.catalog.values import Caller, TableChange
+from metaserver.errors import BadRequest
+from metaserver.wire import check_name
+
+
+class Transactions:
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+
+    async def commit(self, caller: Caller, changes: Sequence[TableChange]) -> None:
+        """See `Committer.commit`; every pointer moves in one transaction of the store."""
+        if not changes:
+            raise BadRequest("table-changes is empty; name at least one table")
+        for change in changes:
+            check_name(change.name, "table name")
+        await self._committer.commit(caller, changes, single=False)

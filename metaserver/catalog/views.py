@@ -1,0 +1,192 @@
+"""Views: like tables, with versions in place of snapshots; they share the tables' space of names."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from metaserver.catalog.commit import metadata_location
+from metaserver.catalog.dropped import drop_operations
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.tables import rename_entry
+from metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
+from metaserver.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    CommitUnknown,
+    Corrupt,
+    NoSuchView,
+    SeamarkError,
+)
+from metaserver.iceberg.view import (
+    ViewMetadata,
+    apply_view_updates,
+    check_view_requirements,
+    encode_view,
+    new_view,
+)
+from metaserver.store.port import CreateEntry, Entry, EntryKind, IdempotencyTaken, NamespacePath, SwapPointer
+from metaserver.wire import check_name, show
+
+
+class Views:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
+        return await self._parts.list_names(EntryKind.VIEW, namespace, page_token, page_size)
+
+    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
+        entry = await self._parts.store.entry(EntryKind.VIEW, namespace, name)
+        if entry is None:
+            raise NoSuchView(f"View does not exist: {show(namespace, name)}")
+        return entry
+
+    async def exists(self, namespace: NamespacePath, name: str) -> bool:
+        return await self._parts.store.entry(EntryKind.VIEW, namespace, name) is not None
+
+    async def load(self, namespace: NamespacePath, name: str) -> LoadedView:
+        entry = await self.entry(namespace, name)
+        await self._parts.documents.ensure_exists(entry.metadata_location)
+        return LoadedView(entry=entry, metadata=await self._parts.documents.view(entry.metadata_location))
+
+    async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
+        requested_ms = self._parts.clock.now_ms()
+        check_name(request.name, "view name")
+        await self._check_name_free(namespace, request.name)
+        uuid = str(self._parts.clock.uuid4())
+        location = request.location
+        if location:
+            location = location.rstrip("/") if len(location) > 1 else location
+            self._parts.warehouse.check(location, "The view's location")
+        else:
+            parent = await self._parts.require_namespace(namespace)
+            base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
+            location = self._parts.warehouse.table_location(base, request.name, uuid)
+        metadata = new_view(
+            uuid=uuid,
+            location=location,
+            schema=request.schema,
+            view_version=request.view_version,
+            properties=request.properties,
+            now_ms=requested_ms,
+        )
+        path = metadata_location(self._parts, location, metadata.properties, 0, ".metadata.json")
+        entry = _entry(namespace, request.name, metadata, path, requested_ms)
+        record = self._parts.instant(caller, entry, "create", requested_ms=requested_ms)
+        remember = self._parts.remember(caller, status=200, metadata_location=path)
+        await self._write_then(path, metadata, [CreateEntry(entry=entry), record, *remember])
+        return LoadedView(entry=entry, metadata=metadata)
+
+    async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
+        requested_ms = self._parts.clock.now_ms()
+        check_name(name, "view name")
+        self._parts.warehouse.check(location, "metadata-location")
+        await self._check_name_free(namespace, name)
+        try:
+            metadata = await self._parts.documents.view(location)
+        except Corrupt as error:  # the client named this file: its mistake, not ours
+            raise BadRequest(f"Cannot register {location}: {error.message}") from None
+        self._parts.warehouse.check(metadata.location, "The location in the metadata file")
+        entry = _entry(namespace, name, metadata, location, requested_ms)
+        await self._parts.transact(
+            [
+                CreateEntry(entry=entry),
+                self._parts.instant(caller, entry, "register", requested_ms=requested_ms),
+                *self._parts.remember(caller, status=200, metadata_location=location),
+            ]
+        )
+        return LoadedView(entry=entry, metadata=metadata)
+
+    async def replace(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        requirements: builtins.list[dict[str, Any]],
+        updates: builtins.list[dict[str, Any]],
+    ) -> LoadedView:
+        """CommitConflict when a requirement fails or every swap was lost; else on top of whatever stands."""
+        requested_ms = self._parts.clock.now_ms()
+        retries = self._parts.settings.commit_retries
+        for attempt in range(retries + 1):
+            entry = await self.entry(namespace, name)
+            base = await self._parts.documents.view(entry.metadata_location)
+            check_view_requirements(base, requirements)
+            metadata = apply_view_updates(base, updates, now_ms=self._parts.clock.now_ms())
+            if metadata is base:
+                remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)
+                if remember:
+                    await self._parts.transact(remember)
+                return LoadedView(entry=entry, metadata=base)
+            try:
+                return await self._swap(caller, entry, base, metadata, requested_ms)
+            except CommitConflict:
+                if attempt == retries:
+                    raise
+        raise AssertionError("the loop returns or raises")
+
+    async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
+        requested_ms = self._parts.clock.now_ms()
+        entry = await self.entry(namespace, name)
+        operations = drop_operations(self._parts, caller, entry, purge=False, requested_ms=requested_ms)
+        await self._parts.transact([*operations, *self._parts.remember(caller, status=204)])
+
+    async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
+        await rename_entry(self._parts, caller, EntryKind.VIEW, source, target)
+
+    async def _swap(
+        self, caller: Caller, entry: Entry, base: ViewMetadata, metadata: ViewMetadata, requested_ms: int
+    ) -> LoadedView:
+        if metadata.location != base.location:
+            self._parts.warehouse.check(metadata.location, "The view's location")
+        now = self._parts.clock.now_ms()
+        path = metadata_location(self._parts, metadata.location, metadata.properties, entry.version, ".metadata.json")
+        updated = _entry(entry.namespace, entry.name, metadata, path, now)
+        swap = SwapPointer(
+            kind=EntryKind.VIEW,
+            namespace=entry.namespace,
+            name=entry.name,
+            uuid=entry.uuid,
+            expected_location=entry.metadata_location,
+            new_location=path,
+            now_ms=now,
+        )
+        record = self._parts.instant(caller, updated, "commit", requested_ms=requested_ms)
+        remember = self._parts.remember(caller, status=200, metadata_location=path)
+        await self._write_then(path, metadata, [swap, record, *remember])
+        return LoadedView(entry=updated, metadata=metadata)
+
+    async def _write_then(self, path: str, metadata: ViewMetadata, operations: builtins.list[Any]) -> None:
+        """Writes the metadata file, runs the transaction, removes the file if that is known not to have happened."""
+        try:
+            await self._parts.objects.create(path, encode_view(metadata))
+            await self._parts.transact(operations)
+        except CommitUnknown:
+            raise
+        except (SeamarkError, IdempotencyTaken):
+            try:
+                await self._parts.objects.delete(path)
+            except SeamarkError:
+                pass  # an orphaned metadata file; nothing points at it
+            raise
+
+    async def _check_name_free(self, namespace: NamespacePath, name: str) -> None:
+        await self._parts.require_namespace(namespace)
+        for kind in (EntryKind.VIEW, EntryKind.TABLE):
+            if await self._parts.store.entry(kind, namespace, name) is not None:
+                what = "View already exists" if kind is EntryKind.VIEW else "Table with same name already exists"
+                raise AlreadyExists(f"{what}: {show(namespace, name)}")
+
+
+def _entry(namespace: NamespacePath, name: str, metadata: ViewMetadata, location: str, now_ms: int) -> Entry:
+    return Entry(
+        kind=EntryKind.VIEW,
+        namespace=namespace,
+        name=name,
+        uuid=metadata.view_uuid,
+        metadata_location=location,
+        created_ms=now_ms,
+        updated_ms=now_ms,
+    )
