@@ -5,8 +5,8 @@ partsupp, comments and clerks go; nations and regions move into the dimensions, 
 dimension is added. The same scale gives the same bytes of content on every machine.
 
 What differs from the paper's own program (dbgen):
-- customer (30,000 × scale), supplier (2,000 × scale) and part (200,000 × ⌊1 + log₂ scale⌋, linear below 1) are the first
-  rows of TPC-H's larger tables, and the fact's keys are folded onto them (key modulo rows), so all keys hold.
+- customer (30,000 × scale), supplier (2,000 × scale) and part (200,000 × ⌊1 + log₂ scale⌋, linear below 1) are the
+  first rows of TPC-H's larger tables, and the fact's keys are folded onto them (key modulo rows), so all keys hold.
 - City digits and brand numbers come from a hash of the key, dbgen draws them; both are uniform.
 - The category is TPC-H's brand (a manufacturer and one of five), the colour the first word of the part's name.
 - The date dimension has all 2,557 days of 1992–1998; dbgen stops one day short.
@@ -59,15 +59,14 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
         return folder
     building = cache / f".sf{scale:g}-{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
-    total = len(SOURCES) + len(TABLES)
+    total = 1 + len(TABLES)
     try:
         (building / "tpch").mkdir(parents=True)
-        for done, source in enumerate(SOURCES):
-            progress(f"TPC-H {source}", done, total)
-            _tpch(source, scale, building / "tpch")
+        progress("TPC-H", 0, total)
+        _tpch(scale, building / "tpch")
         with duckdb.connect() as db:
             _define(db, building / "tpch", rows)
-            for done, table in enumerate(TABLES, start=len(SOURCES)):
+            for done, table in enumerate(TABLES, start=1):
                 progress(f"SSB {table}", done, total)
                 target = str(table_path(building, table))
                 db.execute(f"COPY (FROM ssb_{table}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
@@ -81,12 +80,12 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
     return folder
 
 
-def _tpch(table: str, scale: float, folder: Path) -> None:
+def _tpch(scale: float, folder: Path) -> None:
     program = Path(sys.executable).parent / "tpchgen-cli"
-    argv = [str(program), "parquet", "-s", f"{scale:g}", "-T", table, "-o", str(folder), "--no-progress", "--quiet"]
+    argv = [str(program), "parquet", "-s", f"{scale:g}", "-T", ",".join(SOURCES), "-o", str(folder), "--quiet"]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"tpchgen-cli could not make {table}: {done.stderr.strip()}")
+        raise RuntimeError(f"tpchgen-cli could not make TPC-H data: {done.stderr.strip()}")
 
 
 def _define(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:

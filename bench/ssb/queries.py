@@ -56,7 +56,9 @@ _UK_CITIES = (
 
 QUERIES: dict[str, str] = {
     "Q1.1": _FLIGHT_1.format("d_year = 1993 and lo_discount between 1 and 3 and lo_quantity < 25"),
-    "Q1.2": _FLIGHT_1.format("d_yearmonthnum = 199401 and lo_discount between 4 and 6 and lo_quantity between 26 and 35"),
+    "Q1.2": _FLIGHT_1.format(
+        "d_yearmonthnum = 199401 and lo_discount between 4 and 6 and lo_quantity between 26 and 35"
+    ),
     "Q1.3": _FLIGHT_1.format(
         "d_weeknuminyear = 6 and d_year = 1994 and lo_discount between 5 and 7 and lo_quantity between 26 and 35"
     ),

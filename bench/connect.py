@@ -1,0 +1,54 @@
+"""How to reach a running server from Spark, PyIceberg, Trino and DuckDB: text to paste, made from tested values.
+
+`tests/bench` runs the PyIceberg text as it stands and compares Spark's with the session the tests use.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from connector.spark.session import EXTENSIONS, catalog_conf
+
+CATALOG = "sea"
+
+
+def spark(uri: str, jars: Iterable[Path], table: str) -> str:
+    """A `pyspark` command and a first query."""
+    conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
+    words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
+    lines = [shlex.join(words), *(f"  --conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())]
+    return " \\\n".join(lines) + f'\n>>> spark.sql("SELECT count(*) FROM {CATALOG}.{table}").show()'
+
+
+def pyiceberg(uri: str, table: str) -> str:
+    """Python to run as it stands."""
+    return (
+        "from pyiceberg.catalog import load_catalog\n"
+        f'catalog = load_catalog("{CATALOG}", type="rest", uri="{uri}")\n'
+        f'table = catalog.load_table("{table}")\n'
+        "print(table.scan(limit=5).to_arrow().to_pylist())"
+    )
+
+
+def trino(uri: str, table: str) -> str:
+    """A catalog file, then a query. Trino must run on this machine: the files are local."""
+    lines = {
+        "connector.name": "iceberg",
+        "iceberg.catalog.type": "rest",
+        "iceberg.rest-catalog.uri": uri,
+        "fs.native-local.enabled": "true",
+        "local.location": "/",
+    }
+    body = "\n".join(f"{key}={value}" for key, value in lines.items())
+    return f"# etc/catalog/{CATALOG}.properties\n{body}\n\nSELECT count(*) FROM {CATALOG}.{table};"
+
+
+def duckdb(uri: str, table: str) -> str:
+    """SQL for DuckDB's shell; INSTALL downloads the extension once."""
+    return (
+        "INSTALL iceberg; LOAD iceberg;\n"
+        f"ATTACH '' AS {CATALOG} (TYPE iceberg, ENDPOINT '{uri}', AUTHORIZATION_TYPE 'none');\n"
+        f"SELECT count(*) FROM {CATALOG}.{table};"
+    )

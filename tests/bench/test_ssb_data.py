@@ -1,0 +1,240 @@
+"""The generator keeps the Star Schema Benchmark's definition: row counts, keys, domains, calendar."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from bench.ssb.generate import TABLES, dimension_rows, generate, table_path
+from bench.ssb.queries import QUERIES, Oracle
+
+SCALE = 0.02
+NATIONS = 25
+REGIONS = {"AFRICA", "AMERICA", "ASIA", "EUROPE", "MIDDLE EAST"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate(tmp_path_factory.mktemp("ssb"), SCALE)
+
+
+class Data:
+    """The five tables, asked in SQL."""
+
+    def __init__(self, folder: Path) -> None:
+        self.db = duckdb.connect()
+        for table in TABLES:
+            self.db.execute(f"CREATE VIEW \"{table}\" AS FROM '{table_path(folder, table)}'")
+
+    def one(self, sql: str) -> Any:
+        row = self.db.execute(sql).fetchone()
+        assert row is not None
+        return row[0] if len(row) == 1 else row
+
+    def column(self, sql: str) -> set[Any]:
+        return {row[0] for row in self.db.execute(sql).fetchall()}
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> Iterator[Data]:
+    data = Data(folder)
+    yield data
+    data.db.close()
+
+
+def test_dimensions_have_the_papers_row_counts(data: Data) -> None:
+    rows = {table: data.one(f'SELECT count(*) FROM "{table}"') for table in TABLES}
+    assert rows["customer"] == 600
+    assert rows["supplier"] == 40
+    assert rows["part"] == 4000
+    assert rows["date"] == 7 * 365 + 2
+    assert rows["lineorder"] == pytest.approx(6_000_000 * SCALE, rel=0.02)
+
+
+def test_part_grows_with_the_logarithm_above_scale_one() -> None:
+    assert dimension_rows(1)["parts"] == 200_000
+    assert dimension_rows(4)["parts"] == 600_000
+    assert dimension_rows(100)["parts"] == 1_400_000
+
+
+@pytest.mark.parametrize("scale", [0, -1, 0.0001, 5000])
+def test_an_impossible_scale_is_refused_by_name(scale: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        generate(tmp_path, scale)
+
+
+def test_every_key_of_the_fact_finds_its_dimension_row(data: Data) -> None:
+    for key, table, primary in (
+        ("lo_custkey", "customer", "c_custkey"),
+        ("lo_suppkey", "supplier", "s_suppkey"),
+        ("lo_partkey", "part", "p_partkey"),
+        ("lo_orderdate", "date", "d_datekey"),
+        ("lo_commitdate", "date", "d_datekey"),
+    ):
+        assert data.one(f'SELECT count(*) FROM lineorder ANTI JOIN "{table}" ON {key} = {primary}') == 0, key
+        assert data.one(f'SELECT count(*) = count(DISTINCT {primary}) FROM "{table}"'), primary
+    assert data.one("SELECT count(*) = count(DISTINCT (lo_orderkey, lo_linenumber)) FROM lineorder")
+    assert data.one("SELECT count(DISTINCT lo_suppkey) FROM lineorder") == 40
+    assert data.one("SELECT count(DISTINCT lo_partkey) FROM lineorder") == 4000
+
+
+def test_facts_stay_in_their_domains(data: Data) -> None:
+    bounds = {
+        "lo_linenumber": (1, 7),
+        "lo_quantity": (1, 50),
+        "lo_discount": (0, 10),
+        "lo_tax": (0, 8),
+        "lo_shippriority": (0, 0),
+        "lo_orderdate": (19920101, 19980802),
+    }
+    for column, (low, high) in bounds.items():
+        found = data.one(f"SELECT min({column}), max({column}) FROM lineorder")
+        assert low <= found[0] <= found[1] <= high, column
+        if high < 100:
+            assert found == (low, high), column
+    assert data.column("SELECT DISTINCT lo_orderpriority FROM lineorder") == {
+        "1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW",
+    }  # fmt: skip
+    assert len(data.column("SELECT DISTINCT lo_shipmode FROM lineorder")) == 7
+    for table in TABLES:
+        assert data.one(f'SELECT count(*) FROM "{table}" WHERE COLUMNS(*) IS NULL') == 0, table
+
+
+def test_money_is_in_cents_and_adds_up(data: Data) -> None:
+    sql = "SELECT count(*) FROM lineorder WHERE lo_revenue <> lo_extendedprice * (100 - lo_discount)::BIGINT // 100"
+    assert data.one(sql) == 0
+    # 60 % of the part's price: TPC-H's price of a part, in cents, is a formula of its key (specification 4.2.3).
+    cheapest, dearest = data.one("SELECT min(lo_supplycost), max(lo_supplycost) FROM lineorder")
+    assert 90000 * 0.6 <= cheapest <= dearest <= 211000 * 0.6
+    # TPC-H's order total is the sum of its lines, discounted, then taxed, cut to the cent at each step.
+    sql = """
+        SELECT max(abs(total - lines)) FROM (
+            SELECT any_value(lo_ordtotalprice) AS total,
+                   sum(lo_revenue::BIGINT * (100 + lo_tax) // 100) AS lines
+            FROM lineorder GROUP BY lo_orderkey)"""
+    assert data.one(sql) == 0
+
+
+def test_cities_nations_and_regions_nest(data: Data) -> None:
+    for prefix, table in (("c", "customer"), ("s", "supplier")):
+        assert data.column(f"SELECT DISTINCT {prefix}_region FROM {table}") <= REGIONS
+        nested = f"rpad(substr({prefix}_nation, 1, 9), 9, ' ') = substr({prefix}_city, 1, 9)"
+        digit = f"regexp_matches({prefix}_city, '^.{{9}}[0-9]$')"
+        assert data.one(f"SELECT count(*) FROM {table} WHERE NOT ({nested} AND {digit})") == 0
+        assert (
+            data.one(
+                f"SELECT max(n) FROM (SELECT count(DISTINCT {prefix}_region) n FROM {table} GROUP BY {prefix}_nation)"
+            )
+            == 1
+        )
+    assert len(data.column("SELECT DISTINCT c_nation FROM customer")) == NATIONS
+    assert data.one("SELECT count(DISTINCT c_city) FROM customer") > 200  # of 250
+
+
+def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
+    assert data.column("SELECT DISTINCT p_mfgr FROM part") == {f"MFGR#{m}" for m in range(1, 6)}
+    assert data.column("SELECT DISTINCT p_category FROM part") == {
+        f"MFGR#{m}{c}" for m in range(1, 6) for c in range(1, 6)
+    }
+    brands = {f"MFGR#{m}{c}{b}" for m in range(1, 6) for c in range(1, 6) for b in range(1, 41)}
+    found = data.column("SELECT DISTINCT p_brand1 FROM part")
+    assert found <= brands
+    assert len(found) > 900  # of 1,000, by 4,000 parts
+    nested = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
+    assert data.one(f"SELECT count(*) FROM part WHERE NOT ({nested})") == 0
+    assert data.one("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
+
+
+def test_the_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
+    rows = data.db.execute('SELECT * FROM "date" ORDER BY d_datekey').fetchall()
+    names = [column[0] for column in data.db.description or []]
+    day = datetime.date(1992, 1, 1)
+    for row in rows:
+        got = dict(zip(names, row, strict=True))
+        sunday_first = (day.weekday() + 1) % 7
+        in_year = day.timetuple().tm_yday
+        assert got == {
+            "d_datekey": day.year * 10000 + day.month * 100 + day.day,
+            "d_date": f"{calendar.month_name[day.month]} {day.day}, {day.year}",
+            "d_dayofweek": calendar.day_name[day.weekday()],
+            "d_month": calendar.month_name[day.month],
+            "d_year": day.year,
+            "d_yearmonthnum": day.year * 100 + day.month,
+            "d_yearmonth": f"{calendar.month_abbr[day.month]}{day.year}",
+            "d_daynuminweek": sunday_first + 1,
+            "d_daynuminmonth": day.day,
+            "d_daynuminyear": in_year,
+            "d_monthnuminyear": day.month,
+            "d_weeknuminyear": (in_year + 6) // 7,
+            "d_sellingseason": _season(day.month),
+            "d_lastdayinweekfl": int(sunday_first == 6),
+            "d_lastdayinmonthfl": int((day + datetime.timedelta(1)).month != day.month),
+            "d_holidayfl": got["d_holidayfl"],
+            "d_weekdayfl": int(day.weekday() < 5),
+        }
+        day += datetime.timedelta(1)
+    assert day == datetime.date(1999, 1, 1)
+    assert data.one('SELECT sum(d_holidayfl) FROM "date"') == 7 * 10
+
+
+def _season(month: int) -> str:
+    seasons = {"Winter": (1, 2, 3), "Spring": (4,), "Summer": (5, 6, 7, 8), "Fall": (9, 10), "Christmas": (11, 12)}
+    return next(name for name, months in seasons.items() if month in months)
+
+
+def test_facts_lie_ordered_by_date(data: Data) -> None:
+    rows = "SELECT lo_orderdate >= coalesce(lag(lo_orderdate) OVER (), 0) AS ordered FROM lineorder"
+    assert data.one(f"SELECT bool_and(ordered) FROM ({rows})")
+
+
+def test_the_same_scale_gives_the_same_data_and_is_made_once(folder: Path, tmp_path: Path) -> None:
+    again = generate(tmp_path, SCALE)
+    for table in TABLES:
+        assert table_path(again, table).read_bytes() == table_path(folder, table).read_bytes()
+    steps: list[str] = []
+    assert generate(tmp_path, SCALE, lambda step, *_: steps.append(step)) == again
+    assert steps == []
+
+
+def test_an_interrupted_generation_leaves_no_half_made_folder(tmp_path: Path) -> None:
+    def interrupt(step: str, done: int, total: int) -> None:
+        if step == "SSB part":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(tmp_path, 0.001, interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_thirteen_queries_select_as_much_as_the_paper_says(folder: Path) -> None:
+    """Filter factors on the fact (the paper's table 3.1), within what a small scale's chance leaves."""
+    expected = {"Q1.1": 1.9e-2, "Q1.2": 6.5e-4, "Q2.1": 8.0e-3, "Q2.2": 1.6e-3, "Q3.1": 3.4e-2, "Q4.1": 1.6e-2}
+    oracle = Oracle(folder)
+    facts = oracle.rows("SELECT count(*) FROM lineorder")[0][0]
+    for name, factor in expected.items():
+        tail = QUERIES[name].split("from ", 1)[1].split("group by")[0]
+        hits = oracle.rows(f"SELECT count(*) FROM {tail}")[0][0]
+        assert isinstance(hits, int)
+        assert isinstance(facts, int)
+        assert hits / facts == pytest.approx(factor, rel=0.75), name
+    oracle.close()
+    assert list(QUERIES) == [
+        f"Q{flight}.{n}" for flight, count in ((1, 3), (2, 3), (3, 4), (4, 3)) for n in range(1, count + 1)
+    ]
+
+
+def test_the_oracle_tells_a_wrong_row_from_a_right_one(folder: Path) -> None:
+    oracle = Oracle(folder)
+    right = oracle.rows(QUERIES["Q4.1"])
+    assert oracle.difference(QUERIES["Q4.1"], reversed(right)) == ""
+    wrong = [*right[1:], (*right[0][:-1], 1)]
+    assert str(right[0][-1]) in oracle.difference(QUERIES["Q4.1"], wrong)
+    assert oracle.difference(QUERIES["Q4.1"], right[1:])
+    assert oracle.difference(QUERIES["Q4.1"], [*right, right[0]])
+    oracle.close()
