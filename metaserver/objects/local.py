@@ -1,0 +1,256 @@
+"""Local files as object storage.
+
+The rule it keeps: `create` returns only when the bytes, the name and every new folder are on disk. The bytes go to a
+temporary name in the same folder, are synced, and get their final name by link(2), which fails when the name is taken:
+so put-if-absent is atomic and no reader sees half a file. Then the folder is synced. obstore's LocalStore was not
+taken because it never calls fsync: a metadata file that it "wrote" can be empty after a power cut, with the pointer,
+which SQLite did sync, naming it.
+
+Files work in a bounded pool of threads. A location is refused when its real path, symbolic links resolved, leaves the
+roots; the last step is opened without following links. Someone who can swap a folder for a link between the two
+already writes to the warehouse's disk and does not need us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+from metaserver.clock import Clock
+from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError, TooLarge
+from metaserver.objects.locations import Location, parse_location
+from metaserver.objects.port import ObjectInfo
+
+TEMPORARY_PREFIX = ".seamark-tmp-"
+"""Names of unfinished files; never listed. One stays behind only when the process dies inside `create`."""
+
+_LIST_BATCH = 1000
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+_BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS))
+_NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
+
+T = TypeVar("T")
+
+
+class LocalObjects:
+    """An ObjectStore over `file://`; `roots` are absolute paths that no file may leave. Close it when done."""
+
+    def __init__(self, roots: Iterable[str], clock: Clock, *, threads: int, timeout_s: float) -> None:
+        self._roots = tuple(roots)
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._folders = _DurableFolders(known_max=4096)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="objects-local")
+
+    async def close(self) -> None:
+        """Waits for files being written; nothing new starts."""
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        return await self._run(location, lambda path, _: _read(path, location, limit_bytes))
+
+    async def create(self, location: str, data: bytes) -> None:
+        temporary = TEMPORARY_PREFIX + self._clock.random_bytes(12).hex()
+        await self._run(location, lambda path, root: self._create(path, root, location, data, temporary))
+
+    async def exists(self, location: str) -> bool:
+        # Not in a thread: a stat of a cached inode takes 2 µs, the hop 60, and every load of a table asks.
+        at = _local(parse_location(location))
+        try:
+            return stat.S_ISREG(os.lstat(at.file_path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise _explain(error, location) from error
+
+    async def delete(self, location: str) -> None:
+        await self._run(location, lambda path, _: _delete(path))
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        walk = await self._run(prefix, lambda path, _: _walk(path))
+        while True:
+            found = await self._run(prefix, lambda *_: tuple(islice(walk, _LIST_BATCH)))
+            for info in found:
+                yield info
+            if len(found) < _LIST_BATCH:
+                return
+
+    async def ping(self) -> None:
+        for root in self._roots:
+            await self._run(f"file://{root}", lambda path, _: _check_writable(path))
+
+    async def _run(self, location: str, work: Callable[[str, str], T]) -> T:
+        """`work` on the checked path and its root, in a thread: a file system that hangs costs that, not us."""
+        parsed = parse_location(location)
+
+        def checked() -> T:
+            path, root = self._inside(parsed)
+            try:
+                return work(path, root)
+            except OSError as error:
+                raise _explain(error, location) from error
+
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(self._pool, checked)
+        except TimeoutError:
+            raise RetryLater(
+                f"The disk did not answer for {location!r} within {self._timeout_s:g} s; try again later"
+            ) from None
+
+    def _inside(self, location: Location) -> tuple[str, str]:
+        path = _local(location).file_path
+        real = os.path.realpath(path)
+        for root in self._roots:
+            real_root = os.path.realpath(root).rstrip("/")
+            if real == real_root or real.startswith(real_root + "/"):
+                return path, root
+        raise BadRequest(f"The location {str(location)!r} leads outside the warehouse through a symbolic link")
+
+    def _create(self, path: str, root: str, location: str, data: bytes, temporary_name: str) -> None:
+        folder = os.path.dirname(path)
+        self._folders.make(folder, root)
+        temporary = os.path.join(folder, temporary_name)
+        try:
+            _write_synced(temporary, data)
+            try:
+                os.link(temporary, path, follow_symlinks=False)
+            except FileExistsError:
+                raise ObjectExists(f"Something is already stored at {location!r}") from None
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    raise StorageError(
+                        f"The file system of {location!r} has no hard links, which put-if-absent needs; "
+                        "keep the warehouse on one that has (ext4, xfs, btrfs, zfs)"
+                    ) from error
+                raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        _sync_folder(folder)
+
+
+class _DurableFolders:
+    """Makes folders, and sees to it once per folder that its whole path below the root is on disk.
+
+    Also for a folder found there: an engine that made it did not sync it. Known folders are told by inode, so that one
+    deleted and made again is synced again; forgetting one costs a few syncs.
+    """
+
+    def __init__(self, known_max: int) -> None:
+        self._known_max = known_max
+        self._known: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def make(self, folder: str, root: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._known.get(folder) == _identity(folder):
+                return
+        chain = [folder]
+        while chain[-1] != root and (chain[-1] + "/").startswith(root.rstrip("/") + "/"):
+            chain.append(os.path.dirname(chain[-1]))
+        if not os.path.isdir(chain[-1]):
+            os.makedirs(chain[-1], exist_ok=True)
+            chain.append(os.path.dirname(chain[-1]))
+        for child in reversed(chain[:-1]):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(child)
+        for parent in chain[1:]:
+            _sync_folder(parent)
+        with self._lock:
+            while len(self._known) >= self._known_max:
+                self._known.pop(next(iter(self._known)))
+            self._known[folder] = _identity(folder)
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _local(location: Location) -> Location:
+    if location.scheme != "file":
+        raise BadRequest(f"{str(location)!r} is not on local files")
+    return location
+
+
+def _explain(error: OSError, location: str) -> Exception:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return ObjectMissing(f"Nothing is stored at {location!r}")
+    if error.errno in _FULL:
+        return RetryLater(f"The disk that holds {location!r} is full ({reason}); nothing was committed: free space")
+    if error.errno in _BUSY:
+        return RetryLater(f"This machine is out of resources for {location!r} ({reason}); try again later")
+    if error.errno in (errno.ELOOP, errno.EISDIR):
+        return ObjectMissing(f"What is stored at {location!r} is not a plain file")
+    if error.errno == errno.ENAMETOOLONG:
+        return BadRequest(f"The location {location!r} is too long for the file system")
+    return StorageError(f"The file system refused {location!r}: {reason}")
+
+
+def _read(path: str, location: str, limit_bytes: int | None) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ObjectMissing(f"What is stored at {location!r} is not a plain file")
+        if limit_bytes is not None and status.st_size > limit_bytes:
+            raise TooLarge(f"{location!r} has {status.st_size} bytes; at most {limit_bytes} are read")
+        return file.read()
+
+
+def _write_synced(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+
+
+def _walk(folder: str) -> Iterator[ObjectInfo]:
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        try:
+            entries = os.scandir(current)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # gone since its parent was read, or never there
+        with entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(TEMPORARY_PREFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        yield ObjectInfo(f"file://{entry.path}", status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _check_writable(root: str) -> None:
+    os.makedirs(root, exist_ok=True)
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "not writable")

@@ -1,0 +1,192 @@
+"""Where things may lie: normalised locations, and the warehouse that no location leaves.
+
+The rule it keeps: whatever a client writes as a location or a name, what comes out of `check`, `namespace_location` and
+`table_location` lies below the warehouse or an allowed location *for every reader*: also for one that decodes percent
+escapes, folds backslashes or resolves dots, which is why those are refused and not repaired.
+
+Names become path segments of plain ASCII letters, digits, `_`, `-` and `.`; anything else is replaced and a hash keeps
+different names apart. Percent-encoding them was rejected: engines disagree on whether `%2F` in a location is decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from metaserver.errors import BadRequest, ConfigError
+
+LOCATION_CHARS_MAX = 4096
+"""Longest location: a Linux path's limit, and four times an S3 key's."""
+
+_S3_SCHEMES = frozenset(("s3", "s3a", "s3n"))
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+_PLAIN_SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,98}[A-Za-z0-9_-])?")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_DECODE_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A parsed location. `bucket` is empty for files; `path` has no leading or trailing slash and may be empty."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.path}".rstrip("/") if self.path else self.root()
+
+    def root(self) -> str:
+        return f"s3://{self.bucket}" if self.scheme == "s3" else "file:///"
+
+    @property
+    def file_path(self) -> str:
+        """The absolute path of a file location."""
+        return "/" + self.path
+
+    def holds(self, other: Location) -> bool:
+        """Whether `other` is this location or lies below it."""
+        if (self.scheme, self.bucket) != (other.scheme, other.bucket):
+            return False
+        return not self.path or other.path == self.path or other.path.startswith(self.path + "/")
+
+
+def parse_location(text: str, what: str = "The location") -> Location:
+    """Normalised: `file:/p` and `file:///p` are one, `s3a` and `s3n` are s3, a trailing slash is dropped.
+
+    BadRequest, naming `what`, for everything that two readers could understand differently.
+    """
+    if len(text) > LOCATION_CHARS_MAX:
+        raise BadRequest(f"{what} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
+    shown = repr(text if len(text) <= 200 else text[:200] + "…")
+    if any(ch < " " or "\x7f" <= ch <= "\x9f" or "\ud800" <= ch <= "\udfff" for ch in text):
+        raise BadRequest(f"{what} {shown} holds a control character; remove it")
+    matched = _SCHEME.fullmatch(text)
+    if matched is None:
+        raise BadRequest(f"{what} {shown} is no URI; write file:///path or s3://bucket/path")
+    scheme, rest = matched[1].lower(), matched[2]
+    for mark, name in (("?", "a query"), ("#", "a fragment"), ("\\", "a backslash")):
+        if mark in rest:
+            raise BadRequest(f"{what} {shown} holds {name} ({mark}); a location is a plain path")
+    if scheme == "file":
+        bucket, path = "", _file_path(rest, what, shown)
+    elif scheme in _S3_SCHEMES:
+        scheme = "s3"
+        bucket, path = _bucket_and_key(rest, what, shown)
+    else:
+        raise BadRequest(f"{what} {shown} has the scheme {scheme!r}; this server stores on file:// and s3://")
+    path = path.rstrip("/")
+    _check_segments(path, what, shown)
+    return Location(scheme, bucket, path)
+
+
+def _file_path(rest: str, what: str, shown: str) -> str:
+    if rest.startswith("//"):
+        authority, slash, path = rest[2:].partition("/")
+        if authority:
+            raise BadRequest(f"{what} {shown} names the host {authority!r}; write file:///path")
+        rest = slash + path
+    if not rest.startswith("/"):
+        raise BadRequest(f"{what} {shown} is not absolute; write file:///path")
+    return rest[1:]
+
+
+def _bucket_and_key(rest: str, what: str, shown: str) -> tuple[str, str]:
+    if not rest.startswith("//"):
+        raise BadRequest(f"{what} {shown} names no bucket; write s3://bucket/path")
+    bucket, _, key = rest[2:].partition("/")
+    if "@" in bucket:
+        raise BadRequest(f"{what} carries user information before '@'; write s3://bucket/path")
+    if not _BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise BadRequest(f"{what} {shown} names the bucket {bucket!r}, which no bucket can be called")
+    return bucket, key
+
+
+def _check_segments(path: str, what: str, shown: str) -> None:
+    if not path:
+        return
+    if "" in path.split("/"):
+        raise BadRequest(f"{what} {shown} holds an empty path segment (//); write single slashes")
+    decoded = path
+    for _ in range(_DECODE_ROUNDS):
+        if any(part in (".", "..") for part in decoded.replace("\\", "/").split("/")):
+            raise BadRequest(f"{what} {shown} holds a '.' or '..' segment; write the path out")
+        if "\x00" in decoded:
+            raise BadRequest(f"{what} {shown} holds an encoded NUL; remove it")
+        further = unquote(decoded)
+        if further == decoded:
+            return
+        decoded = further
+    raise BadRequest(f"{what} {shown} is percent-encoded more than {_DECODE_ROUNDS} times over")
+
+
+def safe_segment(name: str) -> str:
+    """A path segment for any name: itself where that is plain, else its plain characters and 64 bits of its hash."""
+    if _PLAIN_SEGMENT.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    readable = _UNSAFE.sub("_", name)[:60].strip("_-")
+    return f"{readable or 'x'}-{digest}"
+
+
+class Warehouse:
+    """The warehouse and the other locations below which tables may lie. ConfigError for a URI that is none."""
+
+    def __init__(self, uri: str, allowed: Iterable[str] = ()) -> None:
+        try:
+            self._roots = tuple(parse_location(text, "A warehouse or allowed location") for text in (uri, *allowed))
+        except BadRequest as error:
+            raise ConfigError(f"{error.message} (settings warehouse, allowed_locations)") from None
+
+    @property
+    def uri(self) -> str:
+        """The warehouse itself, normalised, without a trailing slash."""
+        return str(self._roots[0])
+
+    @property
+    def roots(self) -> tuple[Location, ...]:
+        """The warehouse first, then the allowed locations."""
+        return self._roots
+
+    def contains(self, location: str) -> bool:
+        """Whether `check` would accept it."""
+        try:
+            self.check(location)
+        except BadRequest:
+            return False
+        return True
+
+    def check(self, location: str, what: str = "The location", *, root_ok: bool = False) -> str:
+        """The normalised location, strictly below a root (or a root itself with `root_ok`). BadRequest otherwise.
+
+        A root itself is no place for a table: dropping the table with its files would take all others along.
+        """
+        return str(self.parse(location, what, root_ok=root_ok))
+
+    def parse(self, location: str, what: str = "The location", *, root_ok: bool = False) -> Location:
+        """As `check`, taken apart."""
+        parsed = parse_location(location, what)
+        for root in self._roots:
+            if root.holds(parsed) and (root_ok or root != parsed):
+                return parsed
+        raise BadRequest(
+            f"{what} {str(parsed)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
+            "operator add its parent to allowed_locations"
+        )
+
+    def namespace_location(self, path: tuple[str, ...]) -> str:
+        """The default location of a namespace; different namespaces get different ones."""
+        return "/".join((self.uri.rstrip("/"), *(safe_segment(level) for level in path)))
+
+    def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
+        """A fresh location: the UUID keeps a table apart from a dropped one of the same name that may be undropped.
+
+        BadRequest when the namespace's location (a property that clients set) is outside the warehouse.
+        """
+        parent = self.check(namespace_location, "The location of the namespace", root_ok=True)
+        return f"{parent.rstrip('/')}/{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}"

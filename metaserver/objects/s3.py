@@ -1,0 +1,228 @@
+"""S3 and its likes as object storage, through obstore.
+
+The rule it keeps: `create` never overwrites, and never calls our own write a conflict. A PUT is conditional
+(`If-None-Match: *`) and carries an id in the object's metadata. When the reply is lost, or a retry below us finds what
+its first attempt wrote, the object is read back: our id, and the write succeeded; another's, and it is a conflict.
+
+A store that answers a conditional PUT with 501 gets a HEAD and a plain PUT instead, for as long as the process lives:
+two writers could then both believe to be first, but every name the catalog writes holds a fresh UUID.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store
+
+from metaserver.clock import Clock
+from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, SeamarkError, StorageError, TooLarge
+from metaserver.objects.locations import Location, parse_location
+from metaserver.objects.port import ObjectInfo
+from metaserver.settings import Settings
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
+
+WRITE_ID = "seamark-write"
+"""Metadata key (on the wire `x-amz-meta-seamark-write`) of the id that a create leaves on its object."""
+
+_LIST_PAGE = 1000
+_BACKOFF_MAX_S = 2.0
+_STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
+_RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
+
+
+class S3Objects:
+    """An ObjectStore over `s3://`. One client per bucket, made on first use; `roots` are what `ping` asks for."""
+
+    def __init__(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> None:
+        self._roots = tuple(roots)
+        self._settings = settings
+        self._clock = clock
+        self._buckets: dict[str, S3Store] = {}
+        self._unconditional: set[str] = set()
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        store, at = self._open(location)
+        try:
+            found = await obstore.get_async(store, at.path)
+            size = found.meta["size"]
+            if limit_bytes is not None and size > limit_bytes:
+                raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
+            return bytes(await found.bytes_async())
+        except exceptions.BaseError as error:
+            raise _explain(error, location) from error
+
+    async def exists(self, location: str) -> bool:
+        store, at = self._open(location)
+        try:
+            await obstore.head_async(store, at.path)
+        except exceptions.NotFoundError:
+            return False
+        except exceptions.BaseError as error:
+            raise _explain(error, location) from error
+        return True
+
+    async def create(self, location: str, data: bytes) -> None:
+        store, at = self._open(location)
+        write_id = self._clock.random_bytes(16).hex()
+        try:
+            await self._put_if_absent(store, at, data, write_id)
+        except exceptions.AlreadyExistsError:
+            failure: SeamarkError = ObjectExists(f"Something is already stored at {location!r}")
+        except exceptions.BaseError as error:
+            failure = _explain(error, location)
+            if not isinstance(failure, RetryLater):
+                raise failure from error
+        else:
+            return
+        try:
+            ours = await self._holds_write(store, at, data, write_id)
+        except exceptions.BaseError:
+            # Unread, the first failure stands: either a conflict was reported, or nobody knows, which RetryLater says.
+            raise failure from None
+        if ours is None:
+            raise failure
+        if not ours:
+            raise ObjectExists(f"Something is already stored at {location!r}")
+
+    async def delete(self, location: str) -> None:
+        store, at = self._open(location)
+        try:
+            await obstore.delete_async(store, at.path)
+        except exceptions.NotFoundError:
+            return
+        except exceptions.BaseError as error:
+            raise _explain(error, location) from error
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        store, at = self._open(prefix, whole_bucket=True)
+        try:
+            async for page in obstore.list(store, f"{at.path}/" if at.path else None, chunk_size=_LIST_PAGE):
+                for meta in page:
+                    modified_ms = int(meta["last_modified"].timestamp() * 1000)
+                    yield ObjectInfo(f"{at.root()}/{meta['path']}", meta["size"], modified_ms)
+        except exceptions.NotFoundError:
+            raise StorageError(f"The bucket of {prefix!r} does not exist; create it") from None
+        except exceptions.BaseError as error:
+            raise _explain(error, prefix) from error
+
+    async def ping(self) -> None:
+        for root in self._roots:
+            # Below a name that nothing has, so the answer is short; a HEAD could not tell a missing bucket.
+            nothing = Location("s3", root.bucket, f"{root.path}/.seamark-ping".lstrip("/"))
+            async for _ in self.list(str(nothing)):
+                break
+
+    async def _put_if_absent(self, store: S3Store, at: Location, data: bytes, write_id: str) -> None:
+        attributes = {WRITE_ID: write_id}
+        if at.bucket not in self._unconditional:
+            try:
+                await obstore.put_async(store, at.path, data, mode="create", attributes=attributes, use_multipart=False)
+            except exceptions.NotSupportedError:
+                self._unconditional.add(at.bucket)
+            except exceptions.GenericError as error:
+                if _status(error) != 501:
+                    raise
+                self._unconditional.add(at.bucket)
+            else:
+                return
+        try:
+            await obstore.head_async(store, at.path)
+        except exceptions.NotFoundError:
+            await obstore.put_async(store, at.path, data, mode="overwrite", attributes=attributes, use_multipart=False)
+        else:
+            raise exceptions.AlreadyExistsError(str(at))
+
+    async def _holds_write(self, store: S3Store, at: Location, data: bytes, write_id: str) -> bool | None:
+        """Whether what is stored came from this write; None when nothing is stored."""
+        try:
+            found = await obstore.get_async(store, at.path)
+        except exceptions.NotFoundError:
+            return None
+        stored_id = found.attributes.get(WRITE_ID)
+        if stored_id is not None:
+            return stored_id == write_id
+        # A store that drops metadata: the bytes decide. Ours hold a UUID, so nobody else writes the same.
+        return found.meta["size"] == len(data) and bytes(await found.bytes_async()) == data
+
+    def _open(self, location: str, *, whole_bucket: bool = False) -> tuple[S3Store, Location]:
+        at = parse_location(location)
+        if at.scheme != "s3":
+            raise BadRequest(f"{location!r} is not on S3")
+        if not at.path and not whole_bucket:
+            raise BadRequest(f"{location!r} names a bucket and no object in it")
+        store = self._buckets.get(at.bucket)
+        if store is None:
+            store = self._buckets[at.bucket] = open_bucket(at.bucket, self._settings)
+        return store, at
+
+
+def open_bucket(bucket: str, settings: Settings) -> S3Store:
+    """An obstore client for one bucket; without keys in the settings it asks the environment as AWS's tools do."""
+    config: S3Config = {"region": settings.s3_region, "virtual_hosted_style_request": not settings.s3_path_style}
+    # One DELETE per object: the bulk call needs a checksum of its body that not every store takes.
+    config["disable_bulk_delete"] = True
+    if settings.s3_endpoint:
+        endpoint = bucket_endpoint(bucket, settings)
+        # Both names, or AWS_ENDPOINT_URL_S3 in the environment would win over the setting.
+        config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint
+    timeout = timedelta(seconds=settings.storage_timeout_s)
+    client: ClientConfig = {
+        "allow_http": settings.s3_endpoint.startswith("http://"),
+        "timeout": timeout,
+        "connect_timeout": min(timeout, timedelta(seconds=5)),
+        "user_agent": "seamark",
+    }
+    retry: RetryConfig = {
+        "max_retries": settings.storage_retries,
+        "retry_timeout": timeout,
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=_BACKOFF_MAX_S)},
+    }
+    if not settings.s3_access_key_id:
+        return S3Store(bucket, config=config, client_options=client, retry_config=retry)
+
+    # Given as a provider, so that an AWS_SESSION_TOKEN in the environment is not mixed with keys from the settings.
+    def keys() -> S3Credential:
+        return {
+            "access_key_id": settings.s3_access_key_id,
+            "secret_access_key": settings.s3_secret_access_key,
+            "token": None,
+            "expires_at": None,
+        }
+
+    return S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
+
+
+def bucket_endpoint(bucket: str, settings: Settings) -> str:
+    """The configured endpoint, with the bucket as its first label in virtual-host style."""
+    endpoint = settings.s3_endpoint.rstrip("/")
+    if settings.s3_path_style:
+        return endpoint
+    parts = urlsplit(endpoint)
+    return f"{parts.scheme}://{bucket}.{parts.netloc}{parts.path}"
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status in obstore's message, which has it nowhere else."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _explain(error: exceptions.BaseError, location: str) -> SeamarkError:
+    # The first line says what happened; the rest is a dump of Rust structures.
+    reason = str(error).partition("\n")[0]
+    if isinstance(error, exceptions.NotFoundError):
+        return ObjectMissing(f"Nothing is stored at {location!r}")
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return StorageError(f"S3 refused access to {location!r}: check the server's keys and the bucket's policy")
+    status = _status(error)
+    if isinstance(error, exceptions.GenericError) and (status is None or status in _RETRYABLE_STATUS):
+        return RetryLater(f"S3 did not answer for {location!r}, try again later: {reason}")
+    return StorageError(f"S3 refused {location!r}: {reason}")
