@@ -54,6 +54,7 @@ $(CACHE)/s3.stamp: deploy/s3/resolve/pom.xml
 ifeq ($(S3),versitygw)
 	@command -v versitygw >/dev/null || test -x $(CACHE)/bin/versitygw || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(VERSITYGW)
 else
+	@rm -f $(CACHE)/s3proxy/*.jar
 	$(MVN) -f deploy/s3/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/s3proxy
 endif
 	@touch $@

@@ -110,8 +110,14 @@ def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> Mana
         "jclouds.filesystem.basedir": str(root),
     }
     properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    argv = [java_17(), "-Xmx512m", "-cp", f"{jars}/*", "org.gaul.s3proxy.Main", "--properties", str(properties)]
-    return ManagedProcess(argv, log=log, cwd=root.parent)
+    logging = root.parent / "logback.xml"
+    logging.write_text(
+        '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder>'
+        "<pattern>%d %level %logger %msg%n</pattern></encoder></appender>"
+        '<root level="WARN"><appender-ref ref="out"/></root></configuration>'
+    )
+    argv = [java_17(), "-Xmx512m", f"-Dlogback.configurationFile={logging}", "-cp", f"{jars}/*"]
+    return ManagedProcess([*argv, "org.gaul.s3proxy.Main", "--properties", str(properties)], log=log, cwd=root.parent)
 
 
 @contextmanager

@@ -1,0 +1,144 @@
+"""The compose file is valid, and what it mounts is what the tests run.
+
+There is no container engine where these tests run: the file is held against the Compose Specification's schema, every
+mounted file is found, and each service's configuration is the object that its starter in `tests/services` uses, so that
+nobody edits a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from connector.spark.session import catalog_conf
+from metaserver.settings import Settings
+from tests.services import postgres, s3, trino
+from tests.services.process import DEPLOY, REPO
+
+COMPOSE: dict[str, Any] = yaml.safe_load((REPO / "docker-compose.yml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+
+
+def mounted(service: str) -> dict[str, Path]:
+    """Folder or file in the container → the one in the checkout."""
+    binds = (volume.split(":") for volume in SERVICES[service].get("volumes", []) if volume.startswith("."))
+    return {bind[1]: REPO / bind[0] for bind in binds}
+
+
+def image_version(service: str) -> str:
+    found = re.search(r":v?(\d+(?:\.\d+)*)", SERVICES[service]["image"])
+    assert found, SERVICES[service]["image"]
+    return found[1]
+
+
+def pom_property(pom: Path, name: str) -> str:
+    namespace = {"m": "http://maven.apache.org/POM/4.0.0"}
+    value = ElementTree.parse(pom).getroot().findtext(f"m:properties/m:{name}", namespaces=namespace)
+    assert value, f"{pom} has no {name}"
+    return value
+
+
+def locked_version(package: str) -> str:
+    lock = (REPO / "requirements.lock").read_text()
+    found = re.search(rf"^{package}==(\S+)$", lock, re.MULTILINE)
+    assert found, package
+    return found[1]
+
+
+def read_spark_defaults() -> dict[str, str]:
+    lines = (DEPLOY / "spark" / "spark-defaults.conf").read_text().splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+
+
+def test_compose_file_follows_the_compose_specification() -> None:
+    schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(COMPOSE)
+
+
+def test_the_schema_refuses_a_misspelt_key() -> None:
+    schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
+    broken = {**COMPOSE, "services": {"s3": {**SERVICES["s3"], "healthchek": {}}}}
+    with pytest.raises(jsonschema.ValidationError, match="healthchek"):
+        jsonschema.Draft202012Validator(schema).validate(broken)
+
+
+def test_the_five_services_are_there_and_each_tells_whether_it_is_healthy() -> None:
+    assert set(SERVICES) == {"seamark", "postgres", "s3", "trino", "spark"}
+    assert all(service["healthcheck"]["test"] for service in SERVICES.values())
+
+
+def test_every_mounted_file_and_every_named_volume_exists() -> None:
+    for service, description in SERVICES.items():
+        for inside, outside in mounted(service).items():
+            assert outside.exists(), f"{service} mounts {outside} at {inside}; run `make jars` if it is a jar folder"
+        for volume in description.get("volumes", []):
+            assert volume.startswith(".") or volume.split(":")[0] in COMPOSE["volumes"]
+        for path in description.get("env_file", []):
+            assert (REPO / path).exists()
+
+
+def test_published_ports_are_on_loopback_only() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_the_mounted_configurations_are_those_the_tests_start_services_with() -> None:
+    assert mounted("postgres")["/etc/postgresql/postgresql.conf"] == postgres.CONFIG
+    assert mounted("trino")["/etc/trino"] == trino.ETC
+    assert [REPO / path for path in SERVICES["s3"]["env_file"]] == [s3.CONFIG]
+
+
+def test_the_images_are_the_versions_that_are_tested() -> None:
+    resolve = DEPLOY / "trino" / "resolve"
+    assert image_version("trino") == pom_property(resolve / "server" / "pom.xml", "trino.version")
+    assert image_version("trino") == pom_property(resolve / "plugin" / "pom.xml", "trino.version")
+    assert f'start("{image_version("trino")}")' in trino.MAIN.read_text()
+    assert image_version("spark") == locked_version("pyspark")
+    assert f"@v{image_version('s3')}\n" in (REPO / "Makefile").read_text()
+
+
+def test_spark_defaults_are_what_the_connector_would_write() -> None:
+    store = {"s3.endpoint": "http://s3:7070", "s3.path-style-access": "true"}
+    written = {key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")}
+    assert written == catalog_conf("seamark", "http://seamark:8181", extra=store)
+
+
+def test_the_server_settings_are_known_and_agree_with_their_neighbours() -> None:
+    settings = tomllib.loads(mounted("seamark")["/etc/seamark/seamark.toml"].read_text())
+    known = {field.name for field in fields(Settings)}
+    assert set(settings) <= known
+    variables = {name.removeprefix("SEAMARK_").lower() for name in SERVICES["seamark"]["environment"]}
+    assert variables <= known
+    keys = s3.read_env_file(s3.CONFIG)
+    environment = SERVICES["seamark"]["environment"]
+    assert environment["SEAMARK_S3_ACCESS_KEY_ID"] == f"${{S3_ACCESS_KEY:-{keys['ROOT_ACCESS_KEY']}}}"
+    assert environment["SEAMARK_S3_SECRET_ACCESS_KEY"] == f"${{S3_SECRET_KEY:-{keys['ROOT_SECRET_KEY']}}}"
+    assert settings["s3_region"] == keys["VGW_REGION"] == SERVICES["trino"]["environment"]["S3_REGION"]
+    bucket = settings["warehouse"].removeprefix("s3://").split("/")[0]
+    assert f"mkdir -p /data/{bucket} " in SERVICES["s3"]["entrypoint"][2]
+    assert settings["host"] != "127.0.0.1"
+    assert settings["auth"] != "none"
+
+
+def test_every_variable_that_trino_reads_is_given_by_compose() -> None:
+    files = (path for path in trino.ETC.rglob("*") if path.is_file())
+    wanted = {name for path in files for name in re.findall(r"\$\{ENV:(\w+)\}", path.read_text())}
+    assert wanted == set(SERVICES["trino"]["environment"])
+
+
+def test_the_image_copies_what_exists_and_the_ignore_file_lets_through() -> None:
+    let_through = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    dockerfile = (DEPLOY / "seamark" / "Dockerfile").read_text()
+    sources = {name for copy in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in copy.split()}
+    assert sources == let_through
+    assert all((REPO / source).exists() for source in sources)
