@@ -1,21 +1,44 @@
-"""Every setting of the server: one frozen value, each field with its description.
+"""Every setting of the server: one frozen value, each field with its description and its bounds.
 
-Read by `cli.py` from, first wins: command-line flag, `SEAMARK_<NAME>` variable, key of the TOML file, default here.
-The reference page `docs/reference/settings.md` is generated from this file, and a test compares them.
-Fields whose metadata say `secret` are never logged or shown.
+Read from, first wins: command-line flag, `SEAMARK_<NAME>` variable, key of the TOML file, default here (`load`).
+The reference page `docs/reference/settings.md` is generated from this file (`reference`), and a test compares them.
+Fields whose metadata say `secret` are never logged or shown (`Settings.redacted`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from metaserver.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "SEAMARK_"
+CONFIG_VARIABLE = "SEAMARK_CONFIG"
+"""Names the TOML file when no `--config` does."""
 
 
-def setting(default: Any, description: str, *, secret: bool = False) -> Any:
-    """A field with a default and what it means."""
-    return dataclasses.field(default=default, metadata={"description": description, "secret": secret})
+def setting(
+    default: Any,
+    description: str,
+    *,
+    secret: bool = False,
+    choices: tuple[str, ...] = (),
+    schemes: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """A field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes` (or empty),
+    a number from `least` to `most`, both included."""
+    metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
+    return dataclasses.field(default=default, metadata={**metadata, "least": least, "most": most})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,20 +48,25 @@ class Settings:
         "Folder for what the server keeps itself: the SQLite database and, by default, the warehouse.",
     )
     host: str = setting("127.0.0.1", "Address to bind. Anything but loopback needs authentication configured.")
-    port: int = setting(8181, "TCP port; 0 takes a free one and prints it.")
-    workers: int = setting(1, "Server processes sharing the port (SO_REUSEPORT).")
+    port: int = setting(8181, "TCP port; 0 takes a free one and prints it.", least=0, most=65535)
+    workers: int = setting(1, "Server processes sharing the port (SO_REUSEPORT).", least=1, most=256)
     warehouse: str = setting(
-        "", "URI below which tables live: file:///path or s3://bucket/prefix. Empty: <home>/warehouse."
+        "",
+        "URI below which tables live: file:///path or s3://bucket/prefix. Empty: <home>/warehouse.",
+        schemes=("file", "s3"),
     )
     database: str = setting(
-        "", "Pointer store: sqlite:///path or postgresql://user@host/db. Empty: <home>/seamark.db.", secret=True
+        "",
+        "Pointer store: sqlite:///path or postgresql://user@host/db. Empty: <home>/seamark.db.",
+        secret=True,
+        schemes=("sqlite", "postgresql", "postgres"),
     )
     prefix: str = setting("", "Path segment after /v1 that clients are told to use; empty for none.")
     allowed_locations: tuple[str, ...] = setting(
-        (), "URIs besides the warehouse below which tables may be registered or created."
+        (), "URIs besides the warehouse below which tables may be registered or created.", schemes=("file", "s3")
     )
 
-    s3_endpoint: str = setting("", "URL of an S3-compatible store; empty for AWS.")
+    s3_endpoint: str = setting("", "URL of an S3-compatible store; empty for AWS.", schemes=("http", "https"))
     s3_region: str = setting("us-east-1", "Region for requests and signatures.")
     s3_access_key_id: str = setting(
         "", "Access key of the server; empty takes the environment's AWS chain.", secret=True
@@ -48,48 +76,77 @@ class Settings:
     s3_client_access: str = setting(
         "none",
         "What clients get for S3: none (their own credentials), signing (remote signing), static (the server's own keys, for trusted networks).",
+        choices=("none", "signing", "static"),
     )
-    storage_timeout_s: float = setting(30.0, "Seconds before one storage request is given up.")
-    storage_retries: int = setting(3, "How often a failed storage request is tried again.")
+    storage_timeout_s: float = setting(30.0, "Seconds before one storage request is given up.", least=0.1)
+    storage_retries: int = setting(3, "How often a failed storage request is tried again.", least=0, most=100)
+
+    storage_concurrency: int = setting(64, "Storage requests under way at once per worker.", least=1)
 
     auth: str = setting(
-        "none", "none (loopback only), token (bearer tokens of this server), oidc (JWTs of an issuer), token+oidc."
+        "none",
+        "none (loopback only), token (bearer tokens of this server), oidc (JWTs of an issuer), token+oidc.",
+        choices=("none", "token", "oidc", "token+oidc"),
     )
-    oidc_issuer: str = setting("", "Issuer URL whose JWTs are accepted.")
+    oidc_issuer: str = setting("", "Issuer URL whose JWTs are accepted.", schemes=("http", "https"))
     oidc_audience: str = setting("", "Audience that a JWT must name.")
-    oidc_jwks_url: str = setting("", "Where the issuer's keys are; empty asks the issuer's discovery document.")
+    oidc_jwks_url: str = setting(
+        "", "Where the issuer's keys are; empty asks the issuer's discovery document.", schemes=("http", "https")
+    )
     oidc_principal_claim: str = setting("sub", "Claim that names the principal.")
     oidc_roles_claim: str = setting(
         "", "Claim with a list of role[:namespace] strings; empty for grants of this server only."
     )
-    oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens lives.")
+    oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens lives.", least=1)
 
-    pg_pool_max: int = setting(10, "Connections to PostgreSQL per worker, at most.")
+    pg_pool_max: int = setting(10, "Connections to PostgreSQL per worker, at most.", least=1, most=1000)
     store_queue_limit: int = setting(
-        1024, "Transactions waiting for the SQLite writer, at most; more are refused with 503."
+        1024, "Transactions waiting for the SQLite writer, at most; more are refused with 503.", least=1
     )
-    commit_retries: int = setting(8, "How often the server itself retries a lost pointer swap before it answers 409.")
-    body_limit_bytes: int = setting(64 << 20, "Largest request body.")
-    requests_limit: int = setting(512, "Requests being answered at once per worker; more get 503 and Retry-After.")
-    page_limit: int = setting(1000, "Largest page of any listing.")
-    metadata_cache_bytes: int = setting(512 << 20, "Budget for decoded metadata and rendered answers per worker.")
+    commit_retries: int = setting(
+        8, "How often the server itself retries a lost pointer swap before it answers 409.", least=0, most=1000
+    )
+    body_limit_bytes: int = setting(64 << 20, "Largest request body.", least=1024)
+    requests_limit: int = setting(
+        512, "Requests being answered at once per worker; more get 503 and Retry-After.", least=1
+    )
+    page_limit: int = setting(1000, "Largest page of any listing.", least=1)
+    metadata_cache_bytes: int = setting(
+        512 << 20, "Budget for decoded metadata and rendered answers per worker.", least=0
+    )
     drop_retention_s: int = setting(
-        7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once."
+        7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once.", least=0
     )
-    idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.")
-    metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.")
-    audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.")
-    timeline_keep: int = setting(1000, "Finished instants per table before older ones move to the archive.")
-    watch_timeout_s: float = setting(60.0, "Longest a long-poll of the timeline is held open.")
-    housekeeping_interval_s: float = setting(60.0, "Seconds between rounds of purging, archiving and pruning.")
-    drain_timeout_s: float = setting(30.0, "Seconds that requests may finish after SIGTERM.")
+    idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.", least=1)
+    metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", least=1)
+    audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", least=1)
+    timeline_keep: int = setting(1000, "Finished instants per table before older ones move to the archive.", least=1)
+    watch_timeout_s: float = setting(
+        60.0, "Longest a long-poll of the timeline is held open.", least=0, most=3600
+    )
+    watch_poll_s: float = setting(
+        0.5, "Seconds between looks for other replicas' commits, while somebody watches.", least=0.01, most=60
+    )
+    watchers_limit: int = setting(
+        256, "Long-polls and event streams held open at once per worker; more get 503.", least=0
+    )
+    housekeeping_interval_s: float = setting(
+        60.0, "Seconds between rounds of purging, archiving and pruning.", least=0.05
+    )
+    drain_timeout_s: float = setting(30.0, "Seconds that requests may finish after SIGTERM.", least=0)
 
-    webhook_urls: tuple[str, ...] = setting((), "URLs that get every instant as a CloudEvent (HTTP POST).")
+    webhook_urls: tuple[str, ...] = setting(
+        (), "URLs that get every instant as a CloudEvent (HTTP POST).", secret=True, schemes=("http", "https")
+    )
     webhook_secret: str = setting("", "Key of the HMAC-SHA256 signature on webhook bodies.", secret=True)
 
-    log_level: str = setting("info", "debug, info, warning or error.")
-    log_format: str = setting("auto", "json, console, or auto (console on a terminal).")
-    otel_endpoint: str = setting("", "OTLP/HTTP endpoint for traces; empty for none.")
+    log_level: str = setting(
+        "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = setting(
+        "auto", "json, console, or auto (console on a terminal).", choices=("auto", "json", "console")
+    )
+    otel_endpoint: str = setting("", "OTLP/HTTP endpoint for traces; empty for none.", schemes=("http", "https"))
 
     def warehouse_uri(self) -> str:
         """The warehouse as a URI without a trailing slash."""
@@ -97,3 +154,189 @@ class Settings:
 
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.home.absolute() / 'seamark.db'}"
+
+    def redacted(self) -> dict[str, Any]:
+        """What logs may show: secrets as ***, URLs without passwords, paths and tuples as JSON knows them."""
+        shown: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "database":
+                value = redact_url(self.database_url())
+            elif field.metadata["secret"]:
+                value = "***" if value else ""
+            elif isinstance(value, str) and "://" in value:
+                value = redact_url(value)
+            shown[field.name] = str(value) if isinstance(value, Path) else value
+        return shown
+
+
+def redact_url(url: str) -> str:
+    """`url` without password and query, either of which may hold a secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "***"
+    netloc = parts.netloc
+    if "@" in netloc:
+        userinfo, _, hostport = netloc.rpartition("@")
+        user, colon, _ = userinfo.partition(":")
+        netloc = f"{user}{':***' if colon else ''}@{hostport}"
+    return f"{parts.scheme}://{netloc}{parts.path}"
+
+
+def environment_name(name: str) -> str:
+    """`port` → `SEAMARK_PORT`."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def flag_name(name: str) -> str:
+    """`s3_endpoint` → `--s3-endpoint`."""
+    return "--" + name.replace("_", "-")
+
+
+_TYPES: dict[str, Any] = typing.get_type_hints(Settings)
+FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
+    """Settings from flags > `environment` > TOML file > defaults.
+
+    `flags` maps field names to text, numbers, booleans or sequences; None means not given. `config` is the TOML file, else the
+    one named by SEAMARK_CONFIG. ConfigError names the setting and where its value came from.
+    """
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    for name, value in (_read_toml(config) if config is not None else {}).items():
+        values[name] = _convert(name, value, f"key {name!r} of {config}")
+    for name in FIELDS:
+        variable = environment_name(name)
+        if variable in environment:
+            values[name] = _convert(name, environment[variable], f"the variable {variable}")
+        if flags.get(name) is not None:
+            values[name] = _convert(name, flags[name], f"the flag {flag_name(name)}")
+    settings = Settings(**values)
+    check(settings)
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """What no single field can tell. ConfigError says which settings contradict each other."""
+    if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
+        raise ConfigError(
+            f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: whose tokens are believed, and for whom they are"
+        )
+    if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
+        raise ConfigError("s3_access_key_id and s3_secret_access_key go together: give both or neither")
+    if settings.s3_client_access == "static" and not settings.s3_access_key_id:
+        raise ConfigError("s3_client_access = 'static' hands out s3_access_key_id and s3_secret_access_key: set them")
+    if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
+        raise ConfigError(f"prefix is one path segment: {settings.prefix!r} holds a slash, a space or a control character")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}") from None
+    for name in table:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; `seamark serve --help` lists them"
+            raise ConfigError(f"The configuration file {path} has an unknown key {name!r}{hint}")
+    return table
+
+
+def _convert(name: str, value: Any, source: str) -> Any:
+    """`value` as the field's type and within its bounds. ConfigError says what `source` should have held."""
+
+    def refuse(wanted: str) -> ConfigError:
+        secret = FIELDS[name].metadata["secret"]
+        shown = "the value given" if secret else repr(value if len(str(value)) < 200 else str(value)[:200] + "…")
+        hint = ""
+        if name in ("port", "host") and str(value).startswith("tcp://"):
+            hint = " (Kubernetes sets this for a service called seamark: put `enableServiceLinks: false` in the pod)"
+        return ConfigError(f"The setting {name}, from {source}, must be {wanted}; {shown} is not{hint}")
+
+    converted = _CONVERTERS[_TYPES[name]](value, refuse)
+    metadata = FIELDS[name].metadata
+    for one in converted if isinstance(converted, tuple) else (converted,):
+        if metadata["choices"] and one not in metadata["choices"]:
+            raise refuse("one of " + ", ".join(metadata["choices"]))
+        if metadata["schemes"] and one and one.partition("://")[0] not in metadata["schemes"]:
+            raise refuse("a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"]))
+        least, most = metadata["least"], metadata["most"]
+        if (least is not None and one < least) or (most is not None and one > most):
+            raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
+    return converted
+
+
+Refuse = Callable[[str], ConfigError]
+
+
+def _text(value: Any, refuse: Refuse) -> str:
+    if not isinstance(value, str) or "\x00" in value:
+        raise refuse("text")
+    return value
+
+
+def _path(value: Any, refuse: Refuse) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value) or "\x00" in str(value):
+        raise refuse("a path")
+    return Path(value).expanduser()
+
+
+def _whole(value: Any, refuse: Refuse) -> int:
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise refuse("a whole number") from None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise refuse("a whole number")
+    return value
+
+
+def _number(value: Any, refuse: Refuse) -> float:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise refuse("a number")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise refuse("a number") from None
+    if not math.isfinite(number):
+        raise refuse("a finite number")
+    return number
+
+
+_TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def _truth(value: Any, refuse: Refuse) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUTH:
+        return _TRUTH[value.lower()]
+    raise refuse("true or false")
+
+
+def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
+    """A TOML array or repeated flag as it is; text is split at commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, (list, tuple)):
+        raise refuse("a list of strings")
+    return tuple(_text(one, refuse) for one in value)
+
+
+_CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {
+    str: _text,
+    Path: _path,
+    int: _whole,
+    float: _number,
+    bool: _truth,
+    tuple[str, ...]: _list,
+}

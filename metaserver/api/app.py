@@ -1,0 +1,54 @@
+"""Builds the web application from parts that somebody else opened; knows no lifecycle."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from metaserver.api import health, keys, metrics
+from metaserver.api.middleware import build_middleware
+from metaserver.clock import Clock
+from metaserver.settings import Settings
+from metaserver.store.port import PointerStore
+
+if TYPE_CHECKING:
+    from metaserver.api.metrics import Metrics
+    from metaserver.catalog.catalog import Catalog
+    from metaserver.objects.port import ObjectStore
+    from metaserver.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything the routes use, opened by the composition root and closed after the application."""
+
+    settings: Settings
+    clock: Clock
+    store: PointerStore
+    objects: ObjectStore
+    catalog: Catalog
+    timeline: Timeline
+    metrics: Metrics
+    drain: asyncio.Event
+    """Set when the server stops: readiness fails, long-polls answer, connections are not kept."""
+
+
+def build_app(parts: Parts) -> web.Application:
+    """All routes over `parts`. The application may be started and stopped once, as aiohttp's are."""
+    app = web.Application(
+        middlewares=[build_middleware(parts.clock)], client_max_size=parts.settings.body_limit_bytes
+    )
+    app[keys.SETTINGS] = parts.settings
+    app[keys.CLOCK] = parts.clock
+    app[keys.STORE] = parts.store
+    app[keys.OBJECTS] = parts.objects
+    app[keys.CATALOG] = parts.catalog
+    app[keys.TIMELINE] = parts.timeline
+    app[keys.METRICS] = parts.metrics
+    app[keys.DRAIN] = parts.drain
+    for routes in (health, metrics):
+        routes.add_routes(app)
+    return app

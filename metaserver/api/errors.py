@@ -1,0 +1,67 @@
+"""Errors as the wire shows them: the ErrorModel of the Iceberg REST specification, on every route.
+
+    {"error": {"message": "...", "type": "NoSuchTableException", "code": 404, "stack": []}}
+
+One shape for our own errors, for aiohttp's (unknown path, wrong method, large body) and for the unexpected, whose
+message names the request id only: what went wrong is in the log, never in the answer.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from metaserver.errors import RetryLater, SeamarkError, TooLarge
+from metaserver.wire import encode_json
+
+_TYPES = {
+    400: "BadRequestException",
+    401: "NotAuthorizedException",
+    403: "ForbiddenException",
+    404: "NotFoundException",
+    405: "UnsupportedOperationException",
+    406: "UnsupportedOperationException",
+    413: TooLarge.type,
+    415: "UnsupportedMediaTypeException",
+    503: RetryLater.type,
+}
+
+
+def error_response(status: int, kind: str, message: str, *, head: bool = False) -> web.Response:
+    """An ErrorModel answer; the body is left out for HEAD, which may have none (RFC 9110, 9.3.2)."""
+    if head:
+        return web.Response(status=status)
+    body = encode_json({"error": {"message": message, "type": kind, "code": status, "stack": []}})
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:
+    """`error` with its own code and type; Retry-After for what may succeed later, the challenge for a missing identity."""
+    response = error_response(error.code, error.type, error.message, head=head)
+    if isinstance(error, RetryLater):
+        response.headers["Retry-After"] = str(max(1, error.retry_after_s))
+    if error.code == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="seamark"'
+    return response
+
+
+def from_http_exception(error: web.HTTPException, request: web.Request) -> web.Response:
+    """aiohttp's own refusals in the same shape, with the headers that matter kept (Allow on a 405)."""
+    head = request.method == "HEAD"
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        message = f"The request body is too large: {error.text}"
+    elif error.status == 404:
+        message = f"No such route: {request.method} {request.path[:200]}"
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        message = f"{error.method} is not allowed here; allowed are {', '.join(sorted(error.allowed_methods))}"
+    else:
+        message = error.text or error.reason
+    response = error_response(error.status, _TYPES.get(error.status, "BadRequestException"), message, head=head)
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+def from_unexpected(request_id: str, *, head: bool = False) -> web.Response:
+    """A bug of ours: 500 with nothing but the id under which the log has the traceback."""
+    message = f"Internal error; the server's log tells more under request id {request_id}"
+    return error_response(500, SeamarkError.type, message, head=head)

@@ -1,0 +1,66 @@
+"""How the server logs: structured, one line an event, JSON or for a terminal, on standard error.
+
+Standard output stays free for the one line that says where the server listens. Records of libraries that use `logging`
+(aiohttp, botocore) pass through the same formatting. Whoever logs passes fields, never a formatted sentence with values in
+it, so that no secret slips in unnamed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from metaserver.settings import Settings
+from metaserver.wire import encode_json
+
+
+def configure_logging(settings: Settings, worker: int | None = None) -> None:
+    """Once a process. `worker` is shown in every line where there are several."""
+    console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if worker is not None:
+        shared.append(_named(worker))
+    renderer: list[Any]
+    factory: Any
+    if console:
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        factory = structlog.PrintLoggerFactory(sys.stderr)
+    else:
+        renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_serialize)]
+        factory = structlog.BytesLoggerFactory(sys.stderr.buffer)
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=factory,
+        cache_logger_on_first_use=True,
+    )
+    root = logging.getLogger()
+    root.handlers = [_Bridge()]
+    root.setLevel(max(level, logging.WARNING))  # libraries speak up when something is wrong
+
+
+def _named(worker: int) -> Any:
+    def add(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+        event["worker"] = worker
+        return event
+
+    return add
+
+
+def _serialize(event: dict[str, Any], **_: Any) -> bytes:
+    return encode_json(event, enc_hook=str)
+
+
+class _Bridge(logging.Handler):
+    """`logging` records as events of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger(record.name)
+        log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)

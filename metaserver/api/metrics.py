@@ -1,0 +1,92 @@
+"""What the server counts, in Prometheus' terms, and GET /metrics.
+
+Each application has its own registry, so two servers in one process (tests) do not add up. With several workers a scrape
+reaches any one of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it starts them, values
+live in memory-mapped files, and any worker answers for all. Gauges say for themselves how workers add up: most are
+sums over the living, lag is the worst one's. A worker that died is forgotten by its supervisor.
+
+Children of labelled metrics are kept in plain dictionaries: a lookup by tuple costs a tenth of `labels()`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import prometheus_client as prometheus
+from aiohttp import web
+from prometheus_client import multiprocess
+
+from metaserver.api.keys import METRICS
+from metaserver.errors import CommitConflict, CommitUnknown
+
+MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView"})
+"""Operation ids of the Iceberg REST specification that move a pointer by compare-and-swap."""
+
+
+class Metrics:
+    """Counters, gauges and histograms of one worker. Gauges that somebody else knows are set by the server's sampler."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        own = self.registry
+        self._requests = prometheus.Counter(
+            "seamark_requests", "Requests answered.", ("operation", "status"), registry=own
+        )
+        self._seconds = prometheus.Histogram(
+            "seamark_request_seconds", "Time to answer.", ("operation",), buckets=_BUCKETS, registry=own
+        )
+        self._commits = prometheus.Counter(
+            "seamark_commits", "Commits by outcome: committed, conflict, unknown.", ("outcome",), registry=own
+        )
+        self.in_flight = self._gauge("seamark_requests_in_flight", "Requests being answered now.")
+        self.store_queue = self._gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
+        self.cache_bytes = self._gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
+        self.cache_hits = self._gauge("seamark_metadata_cache_hits", "Lookups the metadata cache answered, since start.")
+        self.cache_misses = self._gauge("seamark_metadata_cache_misses", "Lookups it had to load, since start.")
+        self.watchers = self._gauge("seamark_timeline_watchers", "Long-polls and event streams held open.")
+        self.loop_lag = self._gauge("seamark_event_loop_lag_seconds", "How late the event loop runs.", mode="livemax")
+        self.webhook_failures = prometheus.Counter(
+            "seamark_webhook_failures", "Deliveries that failed and will be tried again.", registry=own
+        )
+        self._request_children: dict[tuple[str, int], tuple[prometheus.Counter, prometheus.Histogram]] = {}
+        self._commit_children = {
+            outcome: self._commits.labels(outcome) for outcome in ("committed", "conflict", "unknown")
+        }
+
+    def _gauge(self, name: str, text: str, mode: str = "livesum") -> prometheus.Gauge:
+        return prometheus.Gauge(name, text, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+
+    def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
+        """One answered request. `operation` must come from a bounded set: route names, never paths."""
+        children = self._request_children.get((operation, status))
+        if children is None:
+            children = (self._requests.labels(operation, status), self._seconds.labels(operation))
+            self._request_children[operation, status] = children
+        children[0].inc()
+        children[1].observe(seconds)
+        if operation in COMMIT_OPERATIONS:
+            if isinstance(error, CommitConflict):
+                self._commit_children["conflict"].inc()
+            elif isinstance(error, CommitUnknown):
+                self._commit_children["unknown"].inc()
+            elif status < 300:
+                self._commit_children["committed"].inc()
+
+    def render(self) -> bytes:
+        """The text exposition format, of all workers where there are several."""
+        folder = os.environ.get(MULTIPROCESS_VARIABLE)
+        if folder is None:
+            return prometheus.generate_latest(self.registry)
+        together = prometheus.CollectorRegistry()
+        multiprocess.MultiProcessCollector(together, path=folder)  # type: ignore[no-untyped-call]
+        return prometheus.generate_latest(together)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[METRICS].render(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
+
+
+def add_routes(app: web.Application) -> None:
+    app.router.add_get("/metrics", metrics)

@@ -1,0 +1,176 @@
+"""Several workers on one port: the supervisor starts them, restarts the one that crashed, and passes signals on.
+
+Each worker is a fresh process (spawn, not fork: threads and event loops do not survive a fork) that binds the same port with
+SO_REUSEPORT. The supervisor holds the port too, without listening, so that the kernel gives it to nobody else between two
+workers and `--port 0` means one port for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import structlog
+from prometheus_client import multiprocess
+
+from metaserver.api.logs import configure_logging
+from metaserver.api.metrics import MULTIPROCESS_VARIABLE
+from metaserver.clock import Clock, SystemClock
+from metaserver.errors import ConfigError
+from metaserver.server import bind, run
+from metaserver.settings import Settings
+
+BACKOFF_S_MAX = 30.0
+STEADY_S = 10.0
+"""A worker that lived this long did not fail because of how it was started: the next restart is immediate."""
+EXIT_CONFIG = 2
+
+_log = structlog.get_logger("seamark.workers")
+_spawn = multiprocessing.get_context("spawn")
+
+
+@dataclasses.dataclass
+class _Worker:
+    number: int
+    process: BaseProcess | None = None
+    pipe: Connection | None = None
+    """Says once that the worker is ready, or why it could not start."""
+    started_s: float = 0.0
+    failures: int = 0
+    due_s: float = 0.0
+    """When to start it, by the monotonic clock; meaningful while `process` is None."""
+
+
+def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Runs `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT. ConfigError when the first start fails."""
+    configure_logging(settings)
+    folder = settings.home.absolute() / "metrics"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    os.environ[MULTIPROCESS_VARIABLE] = str(folder)
+    fixed = dataclasses.replace(settings, port=sock.getsockname()[1])
+    Supervisor(fixed, SystemClock(), str(folder), on_ready).run()
+
+
+class Supervisor:
+    """A plain loop over what can happen: a signal, a worker that is ready, a worker that ended, a restart that is due."""
+
+    def __init__(self, settings: Settings, clock: Clock, metrics_folder: str, on_ready: Callable[[], None]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._metrics_folder = metrics_folder
+        self._on_ready = on_ready
+        self._announced = False
+        self._stopping = False
+        self._workers = [_Worker(number) for number in range(settings.workers)]
+        self._wake_read, self._wake_write = socket.socketpair()
+
+    def run(self) -> None:
+        self._wake_write.setblocking(False)
+        old = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        woken = signal.set_wakeup_fd(self._wake_write.fileno())
+        try:
+            while not (self._stopping and all(worker.process is None for worker in self._workers)):
+                self._step()
+        finally:
+            self._end_all()
+            signal.set_wakeup_fd(woken)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopping = True
+
+    def _step(self) -> None:
+        now = self._clock.monotonic()
+        for worker in self._workers:
+            if worker.process is None and not self._stopping and worker.due_s <= now:
+                self._start(worker)
+            if worker.process is not None and self._stopping and worker.process.is_alive():
+                worker.process.terminate()
+        sources: list[object] = [self._wake_read]
+        for worker in self._workers:
+            if worker.process is not None:
+                sources.append(worker.process.sentinel)
+            if worker.pipe is not None:
+                sources.append(worker.pipe)
+        due = [worker.due_s - now for worker in self._workers if worker.process is None and not self._stopping]
+        happened = wait(sources, timeout=max(0.0, min(due)) if due else None)  # type: ignore[arg-type]
+        if self._wake_read in happened:
+            self._wake_read.recv(4096)
+        for worker in self._workers:
+            if worker.pipe is not None and worker.pipe in happened:
+                self._hear(worker)
+            if worker.process is not None and not worker.process.is_alive():
+                self._bury(worker)
+
+    def _start(self, worker: _Worker) -> None:
+        ours, theirs = _spawn.Pipe(duplex=False)
+        worker.process = _spawn.Process(
+            target=_work, args=(self._settings, worker.number, theirs), name=f"seamark-{worker.number}", daemon=False
+        )
+        worker.process.start()
+        theirs.close()
+        worker.pipe, worker.started_s = ours, self._clock.monotonic()
+
+    def _hear(self, worker: _Worker) -> None:
+        assert worker.pipe is not None
+        try:
+            said: str = worker.pipe.recv()
+        except EOFError:
+            said = ""
+        worker.pipe.close()
+        worker.pipe = None
+        if said.startswith("config:") and not self._announced:
+            raise ConfigError(said.removeprefix("config:"))
+        if said == "ready" and not self._announced:
+            # One is enough to say so: the others share the port and are ready in a moment.
+            self._announced = True
+            self._on_ready()
+
+    def _bury(self, worker: _Worker) -> None:
+        assert worker.process is not None
+        process, worker.process = worker.process, None
+        process.join()
+        if process.pid is not None:
+            multiprocess.mark_process_dead(process.pid, self._metrics_folder)  # type: ignore[no-untyped-call]
+        now = self._clock.monotonic()
+        if self._stopping:
+            return
+        worker.failures = 0 if now - worker.started_s > STEADY_S else worker.failures + 1
+        pause_s = min(BACKOFF_S_MAX, 0.25 * 2 ** (worker.failures - 1)) if worker.failures else 0.0
+        worker.due_s = now + pause_s
+        _log.error(
+            "worker ended, starting another", worker=worker.number, pid=process.pid, code=process.exitcode, pause_s=pause_s
+        )
+
+    def _end_all(self) -> None:
+        for worker in self._workers:
+            if worker.process is not None:
+                worker.process.terminate()
+                worker.process.join(self._settings.drain_timeout_s + 5)
+                if worker.process.is_alive():
+                    worker.process.kill()
+                    worker.process.join()
+            if worker.pipe is not None:
+                worker.pipe.close()
+
+
+def _work(settings: Settings, number: int, pipe: Connection) -> None:
+    """A worker's whole life."""
+    configure_logging(settings, number)
+    try:
+        sock = bind(settings, shared=True)
+        run(settings, sock, lambda: pipe.send("ready"))
+    except ConfigError as error:
+        pipe.send(f"config:{error.message}")
+        raise SystemExit(EXIT_CONFIG) from None

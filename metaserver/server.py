@@ -1,0 +1,238 @@
+"""The composition root: opens every part in order, serves, and closes them in reverse.
+
+One worker is one process with one event loop and its own parts; replicas and workers share nothing but the pointer store
+and object storage. Stopping is a drain: no new connections, readiness fails, long-polls answer at once, requests under way
+finish within `drain_timeout_s`, and only then do the parts close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from metaserver.api.app import Parts, build_app
+from metaserver.api.metrics import Metrics
+from metaserver.catalog.catalog import open_catalog
+from metaserver.clock import Clock, SystemClock
+from metaserver.errors import CommitConflict, ConfigError, SeamarkError
+from metaserver.objects.router import open_objects
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import TakeLease
+from metaserver.timeline.timeline import open_timeline
+from metaserver.wire import encode_json
+
+SAMPLE_INTERVAL_S = 1.0
+_PRUNE_BATCH = 1000
+_log = structlog.get_logger("seamark.server")
+
+
+@asynccontextmanager
+async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
+    """Every part of one worker, closed in reverse order. ConfigError names the setting that does not work."""
+    _prepare_home(settings)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        drain = asyncio.Event()
+        store = await enter(
+            open_store(
+                settings.database_url(),
+                clock=clock,
+                queue_limit=settings.store_queue_limit,
+                pool_max=settings.pg_pool_max,
+            )
+        )
+        objects = await enter(open_objects(settings, clock))
+        timeline = await enter(open_timeline(settings, store, clock))
+        catalog = await enter(open_catalog(settings, store, objects, clock, timeline))
+        parts = Parts(
+            settings=settings,
+            clock=clock,
+            store=store,
+            objects=objects,
+            catalog=catalog,
+            timeline=timeline,
+            metrics=Metrics(),
+            drain=drain,
+        )
+        holder = f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
+        await enter(_running("housekeeping", lambda: _housekeep(parts, holder)))
+        await enter(_running("sampler", lambda: _sample(parts)))
+        yield parts
+
+
+def _prepare_home(settings: Settings) -> None:
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot create the home folder {settings.home}: {error.strerror}; choose another with --home") from None
+
+
+def bind(settings: Settings, *, shared: bool) -> socket.socket:
+    """A bound, not yet listening TCP socket; `shared` lets other workers bind the same port (SO_REUSEPORT).
+
+    ConfigError when the address is taken or none of this machine's.
+    """
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"Cannot resolve the host {settings.host!r}: {error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"Cannot bind {settings.host}:{settings.port}: {error.strerror}; choose another --host or --port (0 takes a free one)"
+        ) from None
+    return sock
+
+
+def url_of(settings: Settings, sock: socket.socket) -> str:
+    """Base URL under which `sock` is reached; a wildcard address is shown as loopback."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def serving(parts: Parts, sock: socket.socket) -> AsyncIterator[None]:
+    """Answers requests on `sock` for as long as the block runs; leaving it is the drain."""
+    # aiohttp's own access log is off: the middleware writes a better line.
+    runner = web.AppRunner(
+        build_app(parts), access_log=None, shutdown_timeout=parts.settings.drain_timeout_s, handle_signals=False
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, backlog=1024).start()
+        yield
+    finally:
+        parts.drain.set()
+        parts.timeline.drain()
+        await runner.cleanup()
+
+
+async def serve(settings: Settings, sock: socket.socket, clock: Clock, on_ready: Callable[[], None]) -> None:
+    """Until SIGTERM or SIGINT; then drains. A second signal does not hurry it: that is what SIGKILL is for."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with open_parts(settings, clock) as parts:
+        async with serving(parts, sock):
+            _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
+            on_ready()
+            await stop.wait()
+            _log.info("draining", timeout_s=settings.drain_timeout_s)
+    _log.info("stopped", pid=os.getpid())
+
+
+def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
+    """One worker on an event loop of its own; returns after the drain."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, sock, SystemClock(), on_ready))
+
+
+def write_server_file(settings: Settings, url: str, port: int) -> Path:
+    """`<home>/server.json`: where the server that uses this home listens, for scripts that asked for port 0."""
+    path = settings.home / "server.json"
+    fresh = path.with_name(f".server-{os.getpid()}.json")
+    fresh.write_bytes(encode_json({"port": port, "pid": os.getpid(), "url": url}))
+    fresh.replace(path)
+    return path
+
+
+@asynccontextmanager
+async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """`work` runs beside the block and ends with it; a failure is logged and `work` begins again after a while."""
+
+    async def forever() -> None:
+        while True:
+            try:
+                await work()
+            except SeamarkError as error:
+                _log.warning("background work failed", work=name, error=error.message)
+            except Exception:
+                _log.exception("background work failed unexpectedly", work=name)
+            await asyncio.sleep(5)
+
+    task = asyncio.create_task(forever(), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _housekeep(parts: Parts, holder: str) -> None:
+    """Rounds of archiving, pruning and purging; of all workers and replicas one at a time, who holds the lease."""
+    interval_s = parts.settings.housekeeping_interval_s
+    while True:
+        # Jitter: replicas that started together must not ask for the lease together for ever.
+        await asyncio.sleep(interval_s * (0.75 + parts.clock.random_bytes(1)[0] / 510))
+        now_ms = parts.clock.now_ms()
+        until_ms = now_ms + int(interval_s * 3000)
+        try:
+            await parts.store.transact(
+                [TakeLease(name="housekeeping", holder=holder, now_ms=now_ms, until_ms=until_ms)]
+            )
+        except CommitConflict:
+            continue
+        await housekeeping_round(parts)
+
+
+async def housekeeping_round(parts: Parts) -> dict[str, int]:
+    """One round; a part that fails does not keep the others from their turn. Returns what each did."""
+    rounds: dict[str, Callable[[], Awaitable[int]]] = {
+        "archived": parts.timeline.archive,
+        "pruned": lambda: _prune(parts),
+        "purged": parts.catalog.dropped.purge_expired,
+    }
+    done: dict[str, int] = {}
+    for name, work in rounds.items():
+        try:
+            done[name] = await work()
+        except SeamarkError as error:
+            _log.warning("housekeeping failed", part=name, error=error.message)
+    if any(done.values()):
+        _log.info("housekeeping", **done)
+    return done
+
+
+async def _prune(parts: Parts) -> int:
+    now_ms = parts.clock.now_ms()
+    settings = parts.settings
+    total = 0
+    while True:
+        count = await parts.store.prune(
+            now_ms,
+            audit_before_ms=now_ms - settings.audit_retention_s * 1000,
+            metrics_before_ms=now_ms - settings.metrics_retention_s * 1000,
+            limit=_PRUNE_BATCH,
+        )
+        total += count
+        if count < _PRUNE_BATCH:
+            return total
+
+
+async def _sample(parts: Parts) -> None:
+    """Sets the gauges that others know, and measures how late the loop wakes."""
+    while True:
+        before = parts.clock.monotonic()
+        await asyncio.sleep(SAMPLE_INTERVAL_S)
+        parts.metrics.loop_lag.set(max(0.0, parts.clock.monotonic() - before - SAMPLE_INTERVAL_S))
+        parts.metrics.watchers.set(parts.timeline.watchers)
