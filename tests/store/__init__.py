@@ -1,0 +1,1 @@
+"""Tests of the pointer store: one contract, run on SQLite and on PostgreSQL."""
