@@ -31,7 +31,7 @@ def catalog_conf(
     if warehouse:
         properties["warehouse"] = warehouse
     if token:
-        properties["token"] = token
+        properties |= {"token": token, "rest.auth.type": "oauth2", "oauth2-server-uri": f"{uri}/v1/oauth/tokens"}
     properties |= extra or {}
     prefix = f"spark.sql.catalog.{name}"
     return {prefix: CATALOG_CLASS} | {f"{prefix}.{key}": value for key, value in properties.items()}
