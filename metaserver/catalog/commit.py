@@ -245,7 +245,7 @@ class Committer:
         now = self._parts.clock.now_ms()
         try:
             check_requirements(base, change.requirements)
-            metadata = apply_updates(base, change.updates, now_ms=now)
+            metadata = apply_updates(base, change.updates, now_ms=now, new_uuid=str(self._parts.clock.uuid4()))
         except (CommitConflict, RequestError):
             if entry is not None and alone:
                 await self._raise_if_repeat(change, entry)
@@ -342,14 +342,8 @@ class Committer:
 
 
 def is_create(change: TableChange) -> bool:
-    """BadRequest when a creation asks for anything but that the table does not exist."""
-    kinds = [requirement.get("type") for requirement in change.requirements]
-    if "assert-create" not in kinds:
-        return False
-    others = [kind for kind in kinds if kind != "assert-create"]
-    if others:
-        raise BadRequest(f"Invalid create requirements: {others}; with assert-create nothing else can be asserted")
-    return True
+    """Whether the table is to come into being with this commit (what else stands beside it is checked later)."""
+    return any(requirement.get("type") == "assert-create" for requirement in change.requirements)
 
 
 def fingerprint(change: TableChange) -> str | None:

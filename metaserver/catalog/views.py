@@ -19,13 +19,9 @@ from metaserver.errors import (
     NoSuchView,
     SeamarkError,
 )
-from metaserver.iceberg.view import (
-    ViewMetadata,
-    apply_view_updates,
-    check_view_requirements,
-    encode_view,
-    new_view,
-)
+from metaserver.iceberg.requirements import check_view_requirements
+from metaserver.iceberg.view import ViewMetadata, encode_view
+from metaserver.iceberg.view_updates import apply_view_updates, new_view
 from metaserver.store.port import CreateEntry, Entry, EntryKind, IdempotencyTaken, NamespacePath, SwapPointer
 from metaserver.wire import check_name, show
 
@@ -113,7 +109,7 @@ class Views:
         for attempt in range(retries + 1):
             entry = await self.entry(namespace, name)
             base = await self._parts.documents.view(entry.metadata_location)
-            check_view_requirements(base, requirements)
+            check_view_requirements(base.view_uuid, requirements)
             metadata = apply_view_updates(base, updates, now_ms=self._parts.clock.now_ms())
             if metadata is base:
                 remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)

@@ -1,0 +1,164 @@
+"""A catalog over SQLite and local files, and wrappers of both that fail on demand, seeded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaserver.catalog.catalog import Catalog, open_catalog
+from metaserver.catalog.values import Caller, CreateTable
+from metaserver.clock import Clock, SystemClock
+from metaserver.errors import CommitUnknown, RetryLater, StorageError
+from metaserver.objects.port import ObjectStore
+from metaserver.objects.router import open_objects
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import Operation, PointerStore, SwapPointer
+from metaserver.timeline.timeline import open_timeline
+
+CALLER = Caller(who="tester", request_id="test")
+SCHEMA: dict[str, Any] = {
+    "type": "struct",
+    "fields": [
+        {"id": 1, "name": "id", "required": True, "type": "long"},
+        {"id": 2, "name": "data", "required": False, "type": "string"},
+    ],
+}
+
+
+class Failing:
+    """Seeded faults; `rate` 0 fails nothing."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        self.random = random.Random(seed)
+        self.rate = rate
+
+    def strikes(self) -> bool:
+        return self.random.random() < self.rate
+
+
+class FailingStore:
+    """A pointer store whose transactions may fail before they happen, or lose their reply after."""
+
+    def __init__(self, store: PointerStore, faults: Failing) -> None:
+        self._store = store
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        if self._faults.strikes():
+            raise RetryLater("injected: the queue is full")
+        if self._faults.strikes():
+            raise CommitUnknown("injected: the connection broke before the commit arrived")
+        results = await self._store.transact(operations)
+        if self._faults.strikes():
+            raise CommitUnknown("injected: the reply was lost")
+        return results
+
+
+class FailingObjects:
+    """Storage whose writes may fail before or after they happen."""
+
+    def __init__(self, objects: ObjectStore, faults: Failing) -> None:
+        self._objects = objects
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+    async def create(self, location: str, data: bytes) -> None:
+        if self._faults.strikes():
+            raise StorageError("injected: the disk is full")
+        await self._objects.create(location, data)
+        if self._faults.strikes():
+            raise RetryLater("injected: slow down, after the write")
+
+    async def delete(self, location: str) -> None:
+        if self._faults.strikes():
+            raise StorageError("injected: cannot delete")
+        await self._objects.delete(location)
+
+
+class RacingStore:
+    """Lets `intruder` run once, just before the first pointer swap: another server that was faster."""
+
+    def __init__(self, store: PointerStore) -> None:
+        self._store = store
+        self.intruder: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        if self.intruder is not None and any(isinstance(operation, SwapPointer) for operation in operations):
+            intruder, self.intruder = self.intruder, None
+            await intruder()
+        return await self._store.transact(operations)
+
+
+@dataclass(frozen=True)
+class Rig:
+    catalog: Catalog
+    store: PointerStore
+    objects: ObjectStore
+    settings: Settings
+
+    async def table(self, name: str = "t", **more: Any) -> None:
+        if not await self.catalog.namespaces.exists(("db",)):
+            await self.catalog.namespaces.create(CALLER, ("db",), {})
+        await self.catalog.tables.create(CALLER, ("db",), CreateTable(name=name, schema=SCHEMA, **more))
+
+    async def files(self) -> set[str]:
+        return {info.location async for info in self.objects.list(self.settings.warehouse_uri())}
+
+
+@asynccontextmanager
+async def rig(
+    home: Path,
+    *,
+    clock: Clock | None = None,
+    wrap_store: Any = None,
+    wrap_objects: Any = None,
+    **settings: Any,
+) -> AsyncIterator[Rig]:
+    clock = clock or SystemClock()
+    chosen = Settings(home=home, **settings)
+    home.mkdir(exist_ok=True, parents=True)
+    (home / "warehouse").mkdir(exist_ok=True)
+    async with (
+        open_store(chosen.database_url(), clock=clock) as store,
+        open_objects(chosen, clock) as objects,
+    ):
+        used_store = wrap_store(store) if wrap_store else store
+        used_objects = wrap_objects(objects) if wrap_objects else objects
+        async with (
+            open_timeline(chosen, used_store, clock) as timeline,
+            open_catalog(chosen, used_store, used_objects, clock, timeline) as catalog,
+        ):
+            yield Rig(catalog=catalog, store=store, objects=objects, settings=chosen)
+
+
+def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Requirements and updates of an append, as Java sends them."""
+    snapshot = {
+        "snapshot-id": snapshot_id,
+        "sequence-number": sequence,
+        "timestamp-ms": 1_700_000_000_000 + sequence,
+        "manifest-list": f"file:///nowhere/snap-{snapshot_id}.avro",
+        "summary": {"operation": "append", "added-records": "1"},
+        "schema-id": 0,
+    }
+    if parent is not None:
+        snapshot["parent-snapshot-id"] = parent
+    requirements = [{"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": parent}]
+    updates = [
+        {"action": "add-snapshot", "snapshot": snapshot},
+        {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id},
+    ]
+    return requirements, updates

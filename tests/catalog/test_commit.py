@@ -1,0 +1,242 @@
+"""What a commit promises: all or nothing, one winner, the first outcome again for a repeat."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, TableChange
+from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NoSuchNamespace, NoSuchTable
+from metaserver.store.port import EntryKind, IdempotencyTaken, InstantFilter
+from tests.catalog.rig import CALLER, SCHEMA, RacingStore, append, rig
+
+DB = ("db",)
+
+
+def properties(**values: str) -> list[dict[str, Any]]:
+    return [{"action": "set-properties", "updates": values}]
+
+
+async def test_a_commit_moves_the_pointer_and_leaves_an_instant(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        requirements, updates = append(7, None, 1)
+        done = await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        assert entry is not None
+        assert done.entry is not None
+        assert entry.metadata_location == done.entry.metadata_location
+        assert (await it.catalog.tables.load(*(DB, "t"))).metadata.current_snapshot_id == 7
+        assert [log.metadata_file for log in done.metadata.metadata_log] == [entry.previous_location]
+        instants = await it.store.instants(InstantFilter(uuid=entry.uuid), 10)
+        assert [(found.action, found.snapshot_id, found.who) for found in instants] == [
+            ("create", None, "tester"),
+            ("commit", 7, "tester"),
+        ]
+        assert instants[-1].summary["added-records"] == "1"
+
+
+async def test_a_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        first = await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
+        await it.catalog.tables.commit(CALLER, DB, "t", *append(8, 7, 2))
+        again = await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
+        assert again.entry is not None
+        assert first.entry is not None
+        assert again.entry.metadata_location == first.entry.metadata_location
+        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 8
+
+
+async def test_another_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
+        before = await it.files()
+        with pytest.raises(CommitConflict, match="branch main"):
+            await it.catalog.tables.commit(CALLER, DB, "t", *append(9, None, 1))
+        assert await it.files() == before
+
+
+async def test_a_lost_swap_is_run_again_when_its_requirements_still_hold(tmp_path: Path) -> None:
+    racing: list[RacingStore] = []
+
+    def wrap(store: Any) -> RacingStore:
+        racing.append(RacingStore(store))
+        return racing[0]
+
+    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
+        await it.table()
+
+        async def intrude() -> None:
+            await other.catalog.tables.commit(CALLER, DB, "t", [], properties(theirs="1"))
+
+        racing[0].intruder = intrude
+        done = await it.catalog.tables.commit(CALLER, DB, "t", [], properties(ours="1"))
+        assert {"ours", "theirs"} <= set(done.metadata.properties)
+        await it.catalog.committer.close()
+        log = {entry.metadata_file for entry in done.metadata.metadata_log}
+        assert done.entry is not None
+        assert await it.files() == log | {done.entry.metadata_location}, "the lost attempt's file must be gone"
+
+
+async def test_a_lost_swap_whose_requirement_fails_now_is_a_conflict(tmp_path: Path) -> None:
+    racing: list[RacingStore] = []
+
+    def wrap(store: Any) -> RacingStore:
+        racing.append(RacingStore(store))
+        return racing[0]
+
+    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
+        await it.table()
+
+        async def intrude() -> None:
+            await other.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+
+        racing[0].intruder = intrude
+        with pytest.raises(CommitConflict):
+            await it.catalog.tables.commit(CALLER, DB, "t", *append(2, None, 1))
+        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+
+
+async def test_a_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table("a")
+        await it.table("b")
+        good = TableChange(namespace=DB, name="a", requirements=[], updates=properties(x="1"))
+        bad = TableChange(
+            namespace=DB,
+            name="b",
+            requirements=[{"type": "assert-current-schema-id", "current-schema-id": 9}],
+            updates=[],
+        )
+        before = await it.files()
+        with pytest.raises(CommitConflict):
+            await it.catalog.transactions.commit(CALLER, [good, bad])
+        await it.catalog.committer.close()
+        assert await it.files() == before
+        assert "x" not in (await it.catalog.tables.load(DB, "a")).metadata.properties
+        fine = TableChange(namespace=DB, name="b", requirements=[], updates=properties(y="1"))
+        await it.catalog.transactions.commit(CALLER, [good, fine])
+        assert (await it.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
+        assert (await it.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
+
+
+async def test_naming_a_table_twice_in_a_transaction_is_refused(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        change = TableChange(namespace=DB, name="t", requirements=[], updates=properties(x="1"))
+        with pytest.raises(BadRequest, match="twice"):
+            await it.catalog.transactions.commit(CALLER, [change, change])
+
+
+async def test_a_commit_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        before = await it.files()
+        stands = await it.catalog.tables.load(DB, "t")
+        same = [{"action": "set-location", "location": stands.metadata.location}]
+        done = await it.catalog.tables.commit(CALLER, DB, "t", [], same)
+        assert done.entry == stands.entry
+        assert await it.files() == before
+
+
+async def test_an_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        keyed = Caller(who="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h"))
+        done = await it.catalog.tables.commit(keyed, DB, "t", [], properties(x="1"))
+        record = await it.store.idempotency("k", 0)
+        assert record is not None
+        assert done.entry is not None
+        assert (record.status, record.metadata_location) == (200, done.entry.metadata_location)
+        before = await it.files()
+        with pytest.raises(IdempotencyTaken):
+            await it.catalog.tables.commit(keyed, DB, "t", [], properties(x="2"))
+        await it.catalog.committer.close()
+        assert await it.files() == before
+        assert (await it.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
+
+
+async def test_a_staged_table_comes_into_being_with_its_first_commit(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.catalog.namespaces.create(CALLER, DB, {})
+        staged = await it.catalog.tables.stage(CALLER, DB, CreateTable(name="t", schema=SCHEMA))
+        assert staged.entry is None
+        assert not await it.catalog.tables.exists(DB, "t")
+        assert await it.files() == set()
+        create = [
+            {"action": "assign-uuid", "uuid": staged.metadata.table_uuid},
+            {"action": "upgrade-format-version", "format-version": 2},
+            {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 0}},
+            {"action": "set-current-schema", "schema-id": -1},
+            {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+            {"action": "set-default-spec", "spec-id": -1},
+            {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+            {"action": "set-default-sort-order", "sort-order-id": -1},
+            {"action": "set-location", "location": staged.metadata.location},
+        ]
+        requirements = [{"type": "assert-create"}]
+        updates = [*create, *append(5, None, 1)[1]]
+        done = await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        assert done.metadata.table_uuid == staged.metadata.table_uuid
+        assert done.metadata.metadata_log == ()
+        again = await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        assert again.entry is not None
+        assert done.entry is not None
+        assert again.entry.metadata_location == done.entry.metadata_location, "a lost reply, asked again"
+        create[0]["uuid"] = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
+        with pytest.raises(CommitConflict, match="table already exists"):
+            await it.catalog.tables.commit(CALLER, DB, "t", requirements, create)
+
+
+async def test_fifty_simultaneous_creates_have_one_winner_and_leave_one_file(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.catalog.namespaces.create(CALLER, DB, {})
+        request = CreateTable(name="t", schema=SCHEMA)
+        outcomes = await asyncio.gather(
+            *(it.catalog.tables.create(CALLER, DB, request) for _ in range(50)), return_exceptions=True
+        )
+        winners = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert len(winners) == 1
+        assert all(isinstance(outcome, AlreadyExists) for outcome in outcomes if isinstance(outcome, BaseException))
+        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        assert entry is not None
+        assert await it.files() == {entry.metadata_location}
+
+
+async def test_missing_things_are_named(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.catalog.namespaces.create(CALLER, DB, {})
+        with pytest.raises(NoSuchTable, match=r"Table does not exist: db\.none"):
+            await it.catalog.tables.commit(CALLER, DB, "none", [], properties(x="1"))
+        with pytest.raises(NoSuchNamespace, match="Namespace does not exist: none"):
+            await it.catalog.tables.create(CALLER, ("none",), CreateTable(name="t", schema=SCHEMA))
+        with pytest.raises(BadRequest, match="outside the warehouse"):
+            await it.catalog.tables.create(CALLER, DB, CreateTable(name="t", schema=SCHEMA, location="file:///etc/t"))
+
+
+async def test_old_metadata_files_leave_as_the_properties_say(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
+        await it.table(properties=keep)
+        for value in range(6):
+            done = await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x=str(value)))
+        await it.catalog.committer.close()
+        assert done.entry is not None
+        kept = {log.metadata_file for log in done.metadata.metadata_log}
+        assert len(kept) == 2
+        assert await it.files() == kept | {done.entry.metadata_location}
+
+
+async def test_compressed_metadata_is_written_and_read_back(tmp_path: Path) -> None:
+    async with rig(tmp_path / "a") as it:
+        await it.table(properties={"write.metadata.compression-codec": "gzip"})
+        done = await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
+        assert done.entry is not None
+        assert done.entry.metadata_location.endswith(".gz.metadata.json")
+    async with rig(tmp_path / "a") as it:
+        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 7

@@ -1,0 +1,189 @@
+"""Undrop and purge: what was dropped comes back whole; what is purged goes whole, and nothing else goes with it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import AlreadyExists, BadRequest, NotFound, StorageError
+from metaserver.store.port import InstantFilter, InstantState
+from tests.catalog.rig import CALLER, Rig, append, rig
+
+DB = ("db",)
+_MANIFEST = {
+    "type": "record",
+    "name": "manifest_entry",
+    "fields": [
+        {
+            "name": "data_file",
+            "type": {"type": "record", "name": "r2", "fields": [{"name": "file_path", "type": "string"}]},
+        }
+    ],
+}
+_LIST = {"type": "record", "name": "manifest_file", "fields": [{"name": "manifest_path", "type": "string"}]}
+
+
+def _avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
+    out = io.BytesIO()
+    fastavro.writer(out, fastavro.parse_schema(schema), rows)
+    return out.getvalue()
+
+
+async def _filled(it: Rig, name: str, foreign: str | None = None) -> set[str]:
+    """A table with one snapshot of two data files (and one it has no business with); returns its files."""
+    await it.table(name)
+    base = (await it.catalog.tables.load(DB, name)).metadata.location
+    data = [f"{base}/data/a.parquet", f"{base}/data/b.parquet"]
+    for location in data:
+        await it.objects.create(location, b"rows")
+    named = [*data, foreign] if foreign else data
+    manifest, listed = f"{base}/metadata/m.avro", f"{base}/metadata/snap-1.avro"
+    await it.objects.create(manifest, _avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named]))
+    await it.objects.create(listed, _avro(_LIST, [{"manifest_path": manifest}]))
+    requirements, updates = append(1, None, 1)
+    updates[0]["snapshot"]["manifest-list"] = listed
+    await it.catalog.tables.commit(CALLER, DB, name, requirements, updates)
+    return {location for location in await it.files() if location.startswith(base)}
+
+
+async def test_undrop_brings_the_table_back_with_its_history(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        files = await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        assert not await it.catalog.tables.exists(DB, "t")
+        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
+        await it.catalog.dropped.restore(CALLER, row.id, None, None)
+        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+        assert await it.files() == files
+        with pytest.raises(NotFound):
+            await it.catalog.dropped.restore(CALLER, row.id, None, None)
+
+
+async def test_undrop_under_a_taken_name_is_refused_and_under_another_works(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+        await it.table("t")
+        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
+        with pytest.raises(AlreadyExists):
+            await it.catalog.dropped.restore(CALLER, row.id, None, None)
+        await it.catalog.dropped.restore(CALLER, row.id, None, "old")
+        assert (await it.catalog.tables.load(DB, "old")).metadata.current_snapshot_id == 1
+        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id is None
+
+
+async def test_purge_waits_for_the_retention_and_then_takes_every_file(tmp_path: Path) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, drop_retention_s=100) as it:
+        files = await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        clock.advance(99_000)
+        assert await it.catalog.dropped.purge_expired() == 0
+        assert await it.files() == files
+        clock.advance(2_000)
+        assert await it.catalog.dropped.purge_expired() == 1
+        assert await it.files() == set()
+        done = await it.store.instants(InstantFilter(action="purge"), 10)
+        assert [(found.state, found.summary["deleted-files"]) for found in done] == [
+            (InstantState.COMPLETED, len(files))
+        ]
+
+
+async def test_a_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, drop_retention_s=1) as it:
+        files = await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+        clock.advance(10_000)
+        assert await it.catalog.dropped.purge_expired() == 1
+        assert await it.files() == files
+        assert (await it.catalog.dropped.list(None, None, None)).items == []
+
+
+async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
+    foreign = tmp_path / "precious.parquet"
+    foreign.write_bytes(b"mine")
+    async with rig(tmp_path, drop_retention_s=0) as it:
+        await _filled(it, "t", foreign.as_uri())
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await it.catalog.dropped.purge_expired()
+        assert await it.files() == set()
+        assert foreign.read_bytes() == b"mine"
+
+
+async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path: Path) -> None:
+    async with rig(tmp_path, drop_retention_s=0) as it:
+        files = await _filled(it, "t")
+        location = (await it.catalog.tables.entry(DB, "t")).metadata_location
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await it.catalog.tables.register(CALLER, DB, "saved", location, overwrite=False)
+        await it.catalog.dropped.purge_expired()
+        assert await it.files() == files
+        assert (await it.catalog.tables.load(DB, "saved")).metadata.current_snapshot_id == 1
+
+
+async def test_a_purge_cut_short_is_finished_later(tmp_path: Path) -> None:
+    class Jammed:
+        def __init__(self, objects: Any) -> None:
+            self._objects = objects
+            self.left = 2
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._objects, name)
+
+        async def delete(self, location: str) -> None:
+            if self.left == 0:
+                raise KeyboardInterrupt("injected: the process dies here")
+            self.left -= 1
+            await self._objects.delete(location)
+
+    with pytest.raises(KeyboardInterrupt):
+        await _die(tmp_path / "a", Jammed)
+    async with rig(tmp_path / "a", drop_retention_s=0) as it:
+        assert await it.files() != set()
+        assert await it.catalog.dropped.purge_expired() == 1
+        assert await it.files() == set()
+        assert await it.catalog.dropped.purge_expired() == 0
+
+
+async def _die(home: Path, jam: Any) -> None:
+    async with rig(home, drop_retention_s=0) as it:
+        await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+    async with rig(home, drop_retention_s=0, wrap_objects=jam) as it:
+        await it.catalog.dropped.purge_expired()
+
+
+async def test_a_file_that_cannot_be_deleted_is_counted_and_the_rest_goes(tmp_path: Path) -> None:
+    class Stubborn:
+        def __init__(self, objects: Any) -> None:
+            self._objects = objects
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._objects, name)
+
+        async def delete(self, location: str) -> None:
+            if location.endswith("a.parquet"):
+                raise StorageError("injected: permission denied")
+            await self._objects.delete(location)
+
+    async with rig(tmp_path, drop_retention_s=0, wrap_objects=Stubborn) as it:
+        await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await it.catalog.dropped.purge_expired()
+        assert [location.rpartition("/")[2] for location in await it.files()] == ["a.parquet"]
+        done = await it.store.instants(InstantFilter(action="purge"), 10)
+        assert done[0].summary["failed-files"] == 1
+
+
+async def test_a_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table(properties={"gc.enabled": "false"})
+        with pytest.raises(BadRequest, match=r"gc\.enabled"):
+            await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)

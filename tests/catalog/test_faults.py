@@ -1,0 +1,163 @@
+"""Seeded simulation: writers over a store and a storage that fail before, after and without a word.
+
+The oracle is the list of answers: every commit that was acknowledged is in the table's history exactly once, every one
+that was refused is not there, and the history is one chain. Whatever happens, the file that the pointer names exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.errors import CommitConflict, CommitUnknown, NoSuchTable, RetryLater, SeamarkError, StorageError
+from metaserver.store.port import EntryKind
+from tests.catalog.rig import CALLER, Failing, FailingObjects, FailingStore, Rig, append, rig
+
+DB = ("db",)
+
+
+async def _writer(it: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
+    """Appends on what it last saw, as an engine does; notes the answer to each attempt by snapshot id."""
+    for turn in range(rounds):
+        snapshot_id = number * 1000 + turn + 1
+        try:
+            metadata = (await it.catalog.tables.load(DB, "t")).metadata
+        except RetryLater:
+            continue
+        change = append(snapshot_id, metadata.current_snapshot_id, metadata.last_sequence_number + 1)
+        try:
+            await it.catalog.tables.commit(CALLER, DB, "t", *change)
+        except CommitConflict:
+            outcomes[snapshot_id] = "refused"
+        except (RetryLater, StorageError):
+            outcomes[snapshot_id] = "refused"
+        except CommitUnknown:
+            outcomes[snapshot_id] = "unknown"
+        else:
+            outcomes[snapshot_id] = "acknowledged"
+
+
+async def _campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
+    faults = Failing(seed, 0)
+    outcomes: dict[int, str] = {}
+    async with rig(
+        home,
+        wrap_store=lambda store: FailingStore(store, faults),
+        wrap_objects=lambda objects: FailingObjects(objects, faults),
+    ) as it:
+        await it.table()
+        faults.rate = rate
+        await asyncio.gather(*(_writer(it, number, rounds, outcomes) for number in range(1, writers + 1)))
+        faults.rate = 0
+        await it.catalog.committer.close()
+    async with rig(home) as it:  # a new process would see just this
+        metadata = (await it.catalog.tables.load(DB, "t")).metadata
+        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        assert entry is not None
+        assert {entry.metadata_location, *(log.metadata_file for log in metadata.metadata_log)} <= await it.files()
+        _check(metadata, outcomes)
+    return outcomes
+
+
+def _check(metadata: Any, outcomes: dict[int, str]) -> None:
+    history = [snapshot.snapshot_id for snapshot in metadata.snapshots]
+    assert len(history) == len(set(history))
+    parent = None
+    for snapshot in metadata.snapshots:
+        assert snapshot.parent_snapshot_id == parent, "the history is not one chain"
+        parent = snapshot.snapshot_id
+    for snapshot_id, outcome in outcomes.items():
+        if outcome == "acknowledged":
+            assert snapshot_id in history, f"acknowledged commit {snapshot_id} is lost"
+        if outcome == "refused":
+            assert snapshot_id not in history, f"refused commit {snapshot_id} happened all the same"
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_no_acknowledged_commit_is_lost_and_no_refused_one_happens(tmp_path: Path, seed: int) -> None:
+    outcomes = await _campaign(tmp_path, seed, rate=0.1, writers=4, rounds=8)
+    assert "acknowledged" in outcomes.values(), f"seed {seed} proved nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+async def test_the_same_over_many_seeds_and_worse_weather(tmp_path: Path, seed: int) -> None:
+    await _campaign(tmp_path, seed, rate=0.02 + (seed % 10) * 0.04, writers=6, rounds=15)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_client_that_repeats_until_it_knows_commits_exactly_once(tmp_path: Path, seed: int) -> None:
+    faults = Failing(seed, 0)
+    async with rig(
+        tmp_path,
+        wrap_store=lambda store: FailingStore(store, faults),
+        wrap_objects=lambda objects: FailingObjects(objects, faults),
+    ) as it:
+        await it.table()
+        faults.rate = 0.25
+        parent = None
+        for sequence in range(1, 8):
+            change = append(sequence, parent, sequence)
+            for _ in range(200):
+                try:
+                    await it.catalog.tables.commit(CALLER, DB, "t", *change)
+                    break
+                except SeamarkError:
+                    continue
+            else:
+                pytest.fail(f"seed {seed}: never got through")
+            parent = sequence
+        faults.rate = 0
+        metadata = (await it.catalog.tables.load(DB, "t")).metadata
+        assert [snapshot.snapshot_id for snapshot in metadata.snapshots] == list(range(1, 8))
+
+
+async def test_a_commit_without_any_answer_keeps_its_file_and_says_unknown(tmp_path: Path) -> None:
+    class Silent:
+        """Commits, then never answers again."""
+
+        def __init__(self, store: Any) -> None:
+            self._store = store
+            self.silent = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._store, name)
+
+        async def transact(self, operations: Any) -> Any:
+            if self.silent:
+                raise RetryLater("injected: the database is away")
+            result = await self._store.transact(operations)
+            if any(type(operation).__name__ == "SwapPointer" for operation in operations):
+                self.silent = True
+                raise CommitUnknown("injected: the reply was lost")
+            return result
+
+    async with rig(tmp_path / "a", wrap_store=Silent) as it:
+        await it.table()
+        with pytest.raises(CommitUnknown):
+            await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+        await it.catalog.committer.close()
+        metadata = (await it.catalog.tables.load(DB, "t")).metadata
+        assert metadata.current_snapshot_id == 1, "it had happened, and its file must still be there"
+
+
+async def test_dropping_while_others_commit_leaves_no_table_behind(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        outcomes: dict[int, str] = {}
+
+        async def drop() -> None:
+            await asyncio.sleep(0.02)
+            await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+
+        results = await asyncio.gather(
+            drop(), *(_writer(it, number, 30, outcomes) for number in range(1, 4)), return_exceptions=True
+        )
+        assert results[0] is None
+        assert any(isinstance(result, NoSuchTable) for result in results[1:])
+        dropped = (await it.catalog.dropped.list(DB, None, None)).items
+        metadata = await it.catalog.documents.table(dropped[0].entry.metadata_location)
+        _check(metadata, outcomes)
