@@ -24,11 +24,14 @@ venv: $(CACHE)/venv.stamp
 $(CACHE)/venv.stamp: requirements.lock pyproject.toml
 	@mkdir -p $(CACHE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed (PYTHON=...)")'
-	@test -x $(PY) || $(PYTHON) -m venv .venv
+	@test -x $(PY) || $(PYTHON) -m venv .venv 2>/dev/null || \
+	  { $(APT) update -q && $(APT) install -q -y python3-venv && $(PYTHON) -m venv --clear .venv; }
 	@if command -v uv >/dev/null; then \
 	  uv pip install -q --python $(PY) -r requirements.lock && uv pip install -q --python $(PY) --no-deps -e . ; \
 	else \
-	  $(PY) -m ensurepip -q --upgrade && $(PY) -m pip install -q -r requirements.lock && $(PY) -m pip install -q --no-deps -e . ; \
+	  { $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --upgrade >/dev/null; } && \
+	  $(PY) -m pip install -q --disable-pip-version-check -r requirements.lock && \
+	  $(PY) -m pip install -q --disable-pip-version-check --no-deps -e . ; \
 	fi
 	@touch $@
 
