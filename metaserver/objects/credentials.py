@@ -1,0 +1,43 @@
+"""The server's own S3 keys, as values: from the settings, else from where AWS's tools look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import botocore.session
+
+from metaserver.errors import StorageError
+from metaserver.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class S3Keys:
+    """`token` is a session token or empty. The secrets stay out of repr, so out of logs and tracebacks."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    token: str = field(default="", repr=False)
+
+
+def server_keys(settings: Settings) -> S3Keys:
+    """The keys to sign with now. StorageError when there are none.
+
+    Keys of AWS's chain are refreshed when they run out, which asks an HTTP service: call it in a thread when the
+    settings hold no keys.
+    """
+    if settings.s3_access_key_id:
+        return S3Keys(settings.s3_access_key_id, settings.s3_secret_access_key)
+    found = _chain()
+    if found is None:
+        raise StorageError(
+            "The server has no S3 keys: set s3_access_key_id and s3_secret_access_key, or AWS's environment variables"
+        )
+    frozen = found.get_frozen_credentials()
+    return S3Keys(frozen.access_key, frozen.secret_key, frozen.token or "")
+
+
+@cache
+def _chain() -> Any:
+    return botocore.session.Session().get_credentials()

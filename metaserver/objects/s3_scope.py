@@ -1,0 +1,241 @@
+"""What an S3 request touches, and whether all of it lies inside one table. Pure.
+
+The rule it keeps: a request is let through only when every object it names, in its address, its query, its headers and
+its body, lies below the table's location, and when no reader could take its address for another one. What is not
+known to be harmless is refused: queries and `x-amz-` headers are lists of what may pass, never of what may not.
+So a copy source, a canned ACL, a second address hidden in a Host header or in XML entities find no way around.
+
+Sources: the Amazon S3 API reference (requests and headers), Iceberg's S3FileIO and s3fs (which of them are sent).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import SplitResult, unquote, urlsplit
+from xml.etree import ElementTree
+
+from metaserver.errors import BadRequest, Forbidden
+from metaserver.objects.locations import Location, parse_location
+from metaserver.settings import Settings
+
+READ_METHODS = frozenset(("GET", "HEAD"))
+WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))
+DELETE_KEYS_MAX = 1000
+"""Keys of one DeleteObjects call (S3's own limit)."""
+DELETE_BODY_MAX = 8 << 20
+"""Characters of its body: a thousand keys of a kilobyte each, all escaped."""
+
+_OBJECT_QUERIES = {
+    "GET": {"versionId", "partNumber", "uploadId", "max-parts", "part-number-marker", "tagging", "attributes"},
+    "HEAD": {"versionId", "partNumber"},
+    "PUT": {"partNumber", "uploadId", "tagging"},
+    "POST": {"uploads", "uploadId"},
+    "DELETE": {"uploadId", "tagging"},
+}
+_LIST_QUERIES = {
+    *("list-type", "prefix", "delimiter", "max-keys", "encoding-type"),
+    *("continuation-token", "start-after", "marker", "fetch-owner"),
+}
+_HEADERS_ALLOWED = frozenset(
+    (
+        *("x-amz-content-sha256", "x-amz-date", "x-amz-decoded-content-length", "x-amz-trailer", "x-amz-te"),
+        *("x-amz-sdk-checksum-algorithm", "x-amz-checksum-algorithm", "x-amz-checksum-mode", "x-amz-checksum-type"),
+        *("x-amz-storage-class", "x-amz-tagging", "x-amz-tagging-directive", "x-amz-metadata-directive"),
+        *("x-amz-request-payer", "x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"),
+        *("x-amz-mp-object-size", "x-amz-object-attributes", "x-amz-optional-object-attributes", "x-amz-max-parts"),
+        *("x-amz-part-number-marker", "x-amz-user-agent", "x-amz-copy-source"),
+    )
+)
+_HEADER_FAMILIES = ("x-amz-meta-", "x-amz-checksum-", "x-amz-server-side-encryption", "x-amz-copy-source-")
+_HARMLESS_ACLS = frozenset(("private", "bucket-owner-full-control", "bucket-owner-read"))
+_AWS_HOST = re.compile(r"s3(?:\.dualstack)?(?:[.-]([a-z0-9-]+))?\.amazonaws\.com(?:\.cn)?")
+_XML_DECLARATION = re.compile(
+    r"\s*<\?xml\s+version=[\"']1\.0[\"'](?:\s+encoding=[\"']utf-8[\"'])?\s*\?>", re.IGNORECASE
+)
+_S3_NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a request goes: `key` is decoded and empty when it goes to the bucket itself."""
+
+    bucket: str
+    key: str
+    query: dict[str, str]
+
+
+def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
+    """The URI taken apart, and bucket, key and query. BadRequest when it has two readings, Forbidden when elsewhere."""
+    if any(ch <= " " or ch >= "\x7f" or ch in '\\"<>^`{|}' for ch in uri):
+        raise BadRequest("uri holds a character that has to be percent-encoded")
+    try:
+        parts = urlsplit(uri)
+        parts.port  # noqa: B018  reading it is what raises for port 99999
+    except ValueError as error:
+        raise BadRequest(f"uri is malformed: {error}") from None
+    if "#" in uri or "@" in parts.netloc:
+        raise BadRequest("uri holds a fragment or user information; send the plain address")
+    if "+" in parts.path or "+" in parts.query:
+        raise BadRequest("uri holds a '+', which S3 servers read in two ways; encode it as %2B, a space as %20")
+    bucket, raw_key = _split_bucket(parts, settings)
+    return parts, Address(bucket, _decode(raw_key), _parse_query(parts.query))
+
+
+def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
+    host, path = parts.netloc.lower(), parts.path
+    if settings.s3_endpoint:
+        endpoint = urlsplit(settings.s3_endpoint.rstrip("/"))
+        base, virtual_allowed = without_default_port(endpoint), not settings.s3_path_style
+        if parts.scheme != endpoint.scheme or not path.startswith(endpoint.path):
+            raise _elsewhere(parts, settings)
+        path = path[len(endpoint.path) :]
+    else:
+        if parts.scheme != "https":
+            raise _elsewhere(parts, settings)
+        labels = re.search(r"(?:^|\.)(s3[.-].*)$", host)
+        base = labels[1] if labels else ""
+        matched = _AWS_HOST.fullmatch(base)
+        if matched is None or matched[1] not in (None, settings.s3_region):
+            raise _elsewhere(parts, settings)
+        virtual_allowed = True
+    if path.startswith("//") or (path and not path.startswith("/")):
+        raise BadRequest("uri has a path that does not start with a single '/'")
+    host = without_default_port(parts)
+    if host == base:
+        bucket, _, key = path.removeprefix("/").partition("/")
+        return _decode(bucket), key
+    # Only where the operator says that the store knows virtual hosts: one that does not would take the key's first
+    # segment for the bucket, and the request would reach another one than was checked here.
+    if virtual_allowed and host.endswith("." + base):
+        return host[: -len(base) - 1], path.removeprefix("/")
+    raise _elsewhere(parts, settings)
+
+
+def without_default_port(parts: SplitResult) -> str:
+    default = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
+    return parts.netloc.lower().removesuffix(default) if default else parts.netloc.lower()
+
+
+def _elsewhere(parts: SplitResult, settings: Settings) -> Forbidden:
+    here = settings.s3_endpoint or f"https://s3.{settings.s3_region}.amazonaws.com"
+    style = "path-style" if settings.s3_endpoint and settings.s3_path_style else "path-style or virtual-host"
+    return Forbidden(
+        f"This server signs {style} requests to {here} only, not to {parts.scheme}://{parts.netloc}; "
+        "take s3.endpoint and s3.path-style-access from the table's config"
+    )
+
+
+def _decode(raw: str) -> str:
+    try:
+        return unquote(raw, errors="strict")
+    except UnicodeDecodeError:
+        raise BadRequest("uri holds percent escapes that are not UTF-8") from None
+
+
+def _parse_query(raw: str) -> dict[str, str]:
+    query: dict[str, str] = {}
+    for pair in raw.split("&") if raw else ():
+        name, _, value = pair.partition("=")
+        name = _decode(name)
+        if name in query or ";" in pair:
+            raise BadRequest(f"uri has the query {name!r} twice, or ';' in it; S3 servers read that in different ways")
+        query[name] = _decode(value)
+    return query
+
+
+def check_request(method: str, address: Address, headers: dict[str, str], body: str | None, table: Location) -> None:
+    """Nothing, when all the request touches is inside `table` and `method` may do it. `headers` by lower-case name.
+
+    Forbidden for what lies elsewhere or is not in the lists above; BadRequest for what cannot be understood.
+    """
+    names = set(address.query) - {"x-id"}  # the SDKs' label of the operation
+    if address.key:
+        _check_key(address.bucket, address.key, table, "uri")
+        _check_names(names, _OBJECT_QUERIES[method], method, "an object")
+        if method == "POST" and not names:
+            raise Forbidden("POST on an object is signed for multipart uploads only")
+    elif method == "GET" and "prefix" in names:
+        _check_prefix(address, table)
+        _check_names(names, _LIST_QUERIES, method, "a bucket")
+    elif method == "POST" and "delete" in names:
+        _check_names(names, {"delete"}, method, "a bucket")
+        for key in parse_delete_body(body):
+            _check_key(address.bucket, key, table, "the body")
+    else:
+        raise Forbidden(f"{method} on a bucket is signed for listing a prefix and for deleting objects only")
+    _check_headers(method, headers, table)
+
+
+def _check_names(names: set[str], allowed: set[str], method: str, target: str) -> None:
+    if not names <= allowed:
+        raise Forbidden(f"{method} on {target} with the query {sorted(names - allowed)} is not signed here")
+
+
+def _check_key(bucket: str, key: str, table: Location, where: str) -> None:
+    try:
+        at = parse_location(f"s3://{bucket}/{key}", f"The key in {where}")
+    except BadRequest as error:
+        raise Forbidden(error.message) from None
+    if at == table or not table.holds(at):
+        raise Forbidden(f"{where} names {str(at)!r}, which is outside this table's location {str(table)!r}")
+
+
+def _check_prefix(address: Address, table: Location) -> None:
+    # With its slash, or the prefix of a table t1 would list t10 as well.
+    prefix = address.query["prefix"]
+    if address.bucket != table.bucket or not prefix.startswith(f"{table.path}/"):
+        raise Forbidden(f"The prefix to list has to start with {table.path + '/'!r}, this table's location and a slash")
+
+
+def _check_headers(method: str, headers: dict[str, str], table: Location) -> None:
+    for name, value in headers.items():
+        if not name.startswith("x-amz-"):
+            continue
+        if name == "x-amz-acl":
+            if value not in _HARMLESS_ACLS:
+                raise Forbidden(f"The canned ACL {value!r} would open the object to others; leave s3.acl out")
+        elif name not in _HEADERS_ALLOWED and not name.startswith(_HEADER_FAMILIES):
+            raise Forbidden(f"A request with the header {name!r} is not signed here; leave it out")
+    source = headers.get("x-amz-copy-source")
+    if source is not None:
+        if method != "PUT" or "+" in source or "?" in source:
+            raise Forbidden("A copy is signed for PUT, without '+' (write %2B) and without a version in its source")
+        bucket, _, key = _decode(source).removeprefix("/").partition("/")
+        _check_key(bucket, key, table, "x-amz-copy-source")
+
+
+def parse_delete_body(body: str | None) -> list[str]:
+    """Keys of a DeleteObjects body. XML with one reading only: no DTD, entity, comment, CDATA or attribute."""
+    if not body:
+        raise BadRequest("A request that deletes several objects is signed only with its body: send it in `body`")
+    if len(body) > DELETE_BODY_MAX:
+        raise BadRequest(f"The body has {len(body)} characters; at most {DELETE_BODY_MAX} are read")
+    declaration = _XML_DECLARATION.match(body)
+    text = body[declaration.end() :] if declaration else body
+    if "<!" in text or "<?" in text or "\x00" in text:
+        raise BadRequest("The body holds an XML declaration, comment or section that is not allowed here")
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
+    except (ElementTree.ParseError, ValueError) as error:
+        raise BadRequest(f"The body is not XML: {error}") from None
+    keys: list[str] = []
+    if _name(root) != "Delete":
+        raise BadRequest("The body is no <Delete> of the S3 API")
+    for child in root:
+        if _name(child) == "Quiet":
+            continue
+        if _name(child) != "Object" or [_name(part) for part in child] != ["Key"] or child[0].text is None:
+            raise BadRequest("The body may hold <Quiet> and <Object>, each of these with one <Key> and nothing else")
+        if len(child[0]):
+            raise BadRequest("A <Key> in the body holds another element")
+        keys.append(child[0].text)
+    if not 0 < len(keys) <= DELETE_KEYS_MAX:
+        raise BadRequest(f"The body names {len(keys)} keys; 1 to {DELETE_KEYS_MAX} are allowed")
+    return keys
+
+
+def _name(element: ElementTree.Element) -> str:
+    if element.attrib:
+        raise BadRequest("The body holds an XML attribute; none is known here")
+    return element.tag.removeprefix(_S3_NAMESPACE)

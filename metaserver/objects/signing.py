@@ -1,0 +1,202 @@
+"""Remote signing: a client sends the S3 request it wants to make, and gets it back signed with the server's keys.
+
+The rule it keeps: nothing is signed but what `s3_scope` found to lie inside the one table that was asked about, and the
+signature covers everything that finding rests on: method, path, query, host, every `x-amz-` header and, where the
+body names objects, the body's hash. So the keys never leave the server, and a signed request cannot be bent afterwards.
+
+Wire: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before 1.11). What clients do
+with the answer, from Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner: Java puts its own headers over the
+returned ones, so a header that the client sent is signed as it stands; and it keeps an answer to GET and HEAD for 30 s
+by method, region and address alone when `Cache-Control` says private, so Range is never part of the signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import SplitResult
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from metaserver.errors import BadRequest, Forbidden
+from metaserver.objects.credentials import server_keys
+from metaserver.objects.locations import Location, parse_location
+from metaserver.objects.s3_scope import (
+    READ_METHODS,
+    WRITE_METHODS,
+    Address,
+    check_request,
+    parse_address,
+    without_default_port,
+)
+from metaserver.settings import Settings
+
+HEADERS_MAX = 100
+CLOCK_SKEW_MS = 300_000
+"""How far a client's own x-amz-date may be off; S3 allows 15 minutes, and a date is a promise of validity."""
+
+UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+_UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+_AMZ_DATE = "%Y%m%dT%H%M%SZ"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_SIGNED_BESIDES_AMZ = frozenset(("host", "content-type", "content-md5"))
+_COMPUTED = frozenset(("authorization", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"))
+
+
+def sign(
+    request: dict[str, Any], *, table_location: str, writable: bool, settings: Settings, now_ms: int
+) -> dict[str, Any]:
+    """`{"uri": …, "headers": {name: [value, …]}}` for a decoded RemoteSignRequest; the client sends these headers.
+
+    BadRequest for a malformed request or a table that is not on S3. Forbidden for one that reaches outside
+    `table_location`, that writes without `writable`, or when the operator does not offer signing.
+    StorageError when the server has no keys.
+    """
+    table = _signable(table_location, settings)
+    method, uri, sent, body = _decode(request, settings)
+    if method in WRITE_METHODS and not writable:
+        raise Forbidden(f"{method} needs write access to this table")
+    parts, address = parse_address(uri, settings)
+    headers = _flat(sent)
+    _check_host(headers, parts)
+    check_request(method, address, headers, body, table)
+    timestamp = _timestamp(headers, now_ms)
+    payload = _payload_hash(headers, address, body)
+    signed = _sigv4(AWSRequest(method, uri, params=address.query), headers, payload, timestamp, settings)
+    kept = {name: values for name, values in sent.items() if name.lower() not in _COMPUTED}
+    return {"uri": uri, "headers": {**kept, **{name: [value] for name, value in signed.items()}}}
+
+
+def cache_control(request: dict[str, Any]) -> str:
+    """The `Cache-Control` header of the answer: clients may keep signatures of reads for a moment, never of writes."""
+    return "private" if str(request.get("method", "")).upper() in READ_METHODS else "no-cache"
+
+
+def _signable(table_location: str, settings: Settings) -> Location:
+    table = parse_location(table_location, "The table's location")
+    if table.scheme != "s3":
+        raise BadRequest(f"The table lies at {str(table)!r}, not on S3: there is nothing to sign")
+    if settings.s3_client_access == "none":
+        raise Forbidden("This server signs no S3 requests; the operator allows it with s3_client_access = signing")
+    return table
+
+
+def _decode(request: dict[str, Any], settings: Settings) -> tuple[str, str, dict[str, list[str]], str | None]:
+    for name in ("region", "uri", "method"):
+        if not isinstance(request.get(name), str):
+            raise BadRequest(f"A sign request needs {name!r}, a string")
+    provider = request.get("provider")
+    if provider is not None and str(provider).lower() != "s3":
+        raise BadRequest(f"This server signs for the provider 's3', not for {provider!r}")
+    if request["region"] != settings.s3_region:
+        raise BadRequest(
+            f"This server signs for the region {settings.s3_region!r}, not for {request['region']!r}; "
+            "take client.region from the table's config"
+        )
+    method = request["method"].upper()
+    if method not in READ_METHODS | WRITE_METHODS:
+        raise BadRequest(f"The method {request['method']!r} is not signed; GET, HEAD, PUT, POST and DELETE are")
+    body = request.get("body")
+    if body is not None and not isinstance(body, str):
+        raise BadRequest("`body` has to be a string")
+    return method, request["uri"], _decode_headers(request.get("headers")), body
+
+
+def _decode_headers(headers: Any) -> dict[str, list[str]]:
+    if not isinstance(headers, dict) or len(headers) > HEADERS_MAX:
+        raise BadRequest(f"A sign request needs 'headers', an object of at most {HEADERS_MAX} lists of strings")
+    for name, values in headers.items():
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise BadRequest(f"{name!r} cannot be the name of a header")
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise BadRequest(f"The header {name!r} has to be a list of strings")
+        if any((ch < " " and ch != "\t") or ch == "\x7f" for value in values for ch in value):
+            raise BadRequest(f"The header {name!r} holds a control character")
+    return headers
+
+
+def _flat(sent: dict[str, list[str]]) -> dict[str, str]:
+    """By lower-case name, several values joined as HTTP joins them."""
+    flat: dict[str, str] = {}
+    for name, values in sent.items():
+        lower = name.lower()
+        if lower in flat:
+            raise BadRequest(f"The header {name!r} is there twice in different spellings")
+        flat[lower] = ",".join(value.strip() for value in values)
+    return flat
+
+
+def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
+    # Stores pick the bucket by Host where they know virtual hosts: it must be the address that was checked.
+    host = headers.get("host")
+    if host is not None and host.lower() not in (parts.netloc.lower(), without_default_port(parts)):
+        raise Forbidden(f"The Host header {host!r} is not the host of the uri, {parts.netloc!r}")
+
+
+def _timestamp(headers: dict[str, str], now_ms: int) -> str:
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    given = headers.get("x-amz-date")
+    if given is None:
+        return now.strftime(_AMZ_DATE)
+    try:
+        then = datetime.strptime(given, _AMZ_DATE).replace(tzinfo=UTC)
+    except ValueError:
+        raise BadRequest(f"x-amz-date is {given!r}; it has to look like 20261121T120000Z") from None
+    if abs((then - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
+        raise BadRequest(f"x-amz-date is {given}, here it is {now.strftime(_AMZ_DATE)}; set the clock or leave it out")
+    return given
+
+
+def _payload_hash(headers: dict[str, str], address: Address, body: str | None) -> str:
+    given = headers.get("x-amz-content-sha256")
+    if "delete" in address.query and body is not None:
+        # The keys were checked in this very body, so the signature has to hold for no other.
+        hashed = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+        if given not in (None, hashed):
+            raise Forbidden("x-amz-content-sha256 has to be the hash of `body` when objects are deleted; leave it out")
+        return hashed
+    if given is None:
+        return UNSIGNED_PAYLOAD
+    if given in (UNSIGNED_PAYLOAD, _UNSIGNED_TRAILER) or _SHA256.fullmatch(given):
+        return given
+    raise BadRequest(f"x-amz-content-sha256 {given!r} cannot be signed remotely: send a hash or {UNSIGNED_PAYLOAD}")
+
+
+class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]
+    """Signs the headers it is handed: the rest may still be changed by the client's HTTP library."""
+
+    def headers_to_sign(self, request: AWSRequest) -> Any:
+        return request.headers
+
+
+def _sigv4(
+    request: AWSRequest, headers: dict[str, str], payload: str, timestamp: str, settings: Settings
+) -> dict[str, str]:
+    """The headers that make the request a signed one."""
+    keys = server_keys(settings)
+    auth = _GivenHeadersAuth(
+        Credentials(keys.access_key_id, keys.secret_access_key, keys.token or None), "s3", settings.s3_region
+    )
+    computed = {"X-Amz-Date": timestamp, "X-Amz-Content-SHA256": payload}
+    if keys.token:
+        computed["X-Amz-Security-Token"] = keys.token
+    to_sign = {name: value for name, value in headers.items() if _is_signed(name)}
+    to_sign.setdefault("host", S3SigV4Auth.headers_to_sign(auth, request)["host"])
+    for name, value in (*to_sign.items(), *computed.items()):
+        request.headers[name.lower()] = value
+    # Not add_auth(), which reads the wall clock.
+    request.context["timestamp"] = timestamp
+    text = auth.string_to_sign(request, auth.canonical_request(request))
+    signature = auth.signature(text, request)
+    names = auth.signed_headers(request.headers)
+    authorization = f"AWS4-HMAC-SHA256 Credential={auth.scope(request)}, SignedHeaders={names}, Signature={signature}"
+    return {**computed, "Authorization": authorization}
+
+
+def _is_signed(name: str) -> bool:
+    return name in _SIGNED_BESIDES_AMZ or (name.startswith("x-amz-") and name not in _COMPUTED)
