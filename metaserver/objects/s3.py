@@ -34,6 +34,10 @@ WRITE_ID = "seamark-write"
 
 _LIST_PAGE = 1000
 _BACKOFF_MAX_S = 2.0
+# obstore raises Python's own FileNotFoundError, NotImplementedError and ValueError beside its tree.
+_MISSING = (FileNotFoundError, exceptions.NotFoundError)
+_FAILED = (exceptions.BaseError, OSError, NotImplementedError, ValueError)
+
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 
@@ -56,16 +60,16 @@ class S3Objects:
             if limit_bytes is not None and size > limit_bytes:
                 raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
             return bytes(await found.bytes_async())
-        except exceptions.BaseError as error:
+        except _FAILED as error:
             raise _explain(error, location) from error
 
     async def exists(self, location: str) -> bool:
         store, at = self._open(location)
         try:
             await obstore.head_async(store, at.path)
-        except exceptions.NotFoundError:
+        except _MISSING:
             return False
-        except exceptions.BaseError as error:
+        except _FAILED as error:
             raise _explain(error, location) from error
         return True
 
@@ -76,7 +80,7 @@ class S3Objects:
             await self._put_if_absent(store, at, data, write_id)
         except exceptions.AlreadyExistsError:
             failure: SeamarkError = ObjectExists(f"Something is already stored at {location!r}")
-        except exceptions.BaseError as error:
+        except _FAILED as error:
             failure = _explain(error, location)
             if not isinstance(failure, RetryLater):
                 raise failure from error
@@ -84,7 +88,7 @@ class S3Objects:
             return
         try:
             ours = await self._holds_write(store, at, data, write_id)
-        except exceptions.BaseError:
+        except _FAILED:
             # Unread, the first failure stands: either a conflict was reported, or nobody knows, which RetryLater says.
             raise failure from None
         if ours is None:
@@ -96,9 +100,9 @@ class S3Objects:
         store, at = self._open(location)
         try:
             await obstore.delete_async(store, at.path)
-        except exceptions.NotFoundError:
+        except _MISSING:
             return
-        except exceptions.BaseError as error:
+        except _FAILED as error:
             raise _explain(error, location) from error
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
@@ -108,9 +112,7 @@ class S3Objects:
                 for meta in page:
                     modified_ms = int(meta["last_modified"].timestamp() * 1000)
                     yield ObjectInfo(f"{at.root()}/{meta['path']}", meta["size"], modified_ms)
-        except exceptions.NotFoundError:
-            raise StorageError(f"The bucket of {prefix!r} does not exist; create it") from None
-        except exceptions.BaseError as error:
+        except _FAILED as error:
             raise _explain(error, prefix) from error
 
     async def ping(self) -> None:
@@ -125,7 +127,7 @@ class S3Objects:
         if at.bucket not in self._unconditional:
             try:
                 await obstore.put_async(store, at.path, data, mode="create", attributes=attributes, use_multipart=False)
-            except exceptions.NotSupportedError:
+            except (exceptions.NotSupportedError, NotImplementedError):
                 self._unconditional.add(at.bucket)
             except exceptions.GenericError as error:
                 if _status(error) != 501:
@@ -135,7 +137,7 @@ class S3Objects:
                 return
         try:
             await obstore.head_async(store, at.path)
-        except exceptions.NotFoundError:
+        except _MISSING:
             await obstore.put_async(store, at.path, data, mode="overwrite", attributes=attributes, use_multipart=False)
         else:
             raise exceptions.AlreadyExistsError(str(at))
@@ -144,7 +146,7 @@ class S3Objects:
         """Whether what is stored came from this write; None when nothing is stored."""
         try:
             found = await obstore.get_async(store, at.path)
-        except exceptions.NotFoundError:
+        except _MISSING:
             return None
         stored_id = found.attributes.get(WRITE_ID)
         if stored_id is not None:
@@ -215,10 +217,12 @@ def _status(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _explain(error: exceptions.BaseError, location: str) -> SeamarkError:
-    # The first line says what happened; the rest is a dump of Rust structures.
-    reason = str(error).partition("\n")[0]
-    if isinstance(error, exceptions.NotFoundError):
+def _explain(error: Exception, location: str) -> SeamarkError:
+    # The first line says what happened; the rest is S3's XML and a dump of Rust structures.
+    reason = str(error).partition("\n")[0].partition(": <?xml")[0]
+    if "NoSuchBucket" in str(error):
+        return StorageError(f"The bucket of {location!r} does not exist; create it")
+    if isinstance(error, _MISSING):
         return ObjectMissing(f"Nothing is stored at {location!r}")
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return StorageError(f"S3 refused access to {location!r}: check the server's keys and the bucket's policy")
