@@ -1,0 +1,70 @@
+"""A minimal client: one kept connection, JSON in and out, no retries of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.catalog.rig import SCHEMA, append
+
+
+class Lost(Exception):
+    """The connection broke before an answer came: the outcome is unknown."""
+
+
+class Client:
+    def __init__(self, base_url: str, timeout_s: float = 60) -> None:
+        self._host = urlsplit(base_url).netloc
+        self._timeout_s = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+
+    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        """Status and decoded body. Lost when no answer came."""
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
+        try:
+            data = None if body is None else json.dumps(body)
+            self._connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+            answer = self._connection.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Lost(str(error)) from error
+        return answer.status, json.loads(text) if text else None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def create_table(self, name: str = "t", namespace: str = "db") -> tuple[int, Any]:
+        self.call("POST", "/v1/namespaces", {"namespace": [namespace]})
+        return self.call("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA})
+
+    def head(self, name: str = "t") -> tuple[int | None, int]:
+        """Current snapshot and last sequence number."""
+        status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
+        assert status == 200, body
+        metadata = body["metadata"]
+        head = metadata.get("current-snapshot-id")
+        return (None if head in (None, -1) else head), metadata["last-sequence-number"]
+
+    def chain(self, name: str = "t") -> list[int]:
+        """Snapshots in the order of their sequence numbers; each must be its predecessor's child."""
+        status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
+        assert status == 200, body
+        snapshots = sorted(body["metadata"].get("snapshots", []), key=lambda found: found["sequence-number"])
+        parents = [snapshot.get("parent-snapshot-id") for snapshot in snapshots]
+        ids = [snapshot["snapshot-id"] for snapshot in snapshots]
+        assert parents == [None, *ids][: len(ids)], "the snapshots are not one chain"
+        return ids
+
+    def append(
+        self, snapshot_id: int, parent: int | None, sequence: int, name: str = "t", key: str | None = None
+    ) -> tuple[int, Any]:
+        requirements, updates = append(snapshot_id, parent, sequence)
+        headers = {"Idempotency-Key": key} if key else None
+        body = {"requirements": requirements, "updates": updates}
+        return self.call("POST", f"/v1/namespaces/db/tables/{name}", body, headers)

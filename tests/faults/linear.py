@@ -1,0 +1,109 @@
+"""A checker of histories of one table's head: a register moved by compare-and-swap, every value written once.
+
+Because values are unique and each success names the value it replaced, the table's own chain of snapshots is the only
+order that can explain the history; so checking is exact and linear, where the general problem is not (Herlihy and Wing
+1990; Gibbons and Korach 1997 for registers with unique values).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operation of one client; times are seconds on a clock that all clients share (CLOCK_MONOTONIC)."""
+
+    kind: str
+    """append or read"""
+    began: float
+    ended: float
+    outcome: str
+    """ok, conflict or unknown (appends); ok (reads)"""
+    expected: int | None = None
+    """append: the head it was built on"""
+    value: int | None = None
+    """append: the snapshot it adds; read: the head it saw"""
+
+
+def violations(chain: list[int], events: list[Event], initial: int | None = None) -> list[str]:
+    """What in the history no order of the chain explains; empty for a linearisable one.
+
+    `chain` is the table's history, oldest first, `initial` the head before it.
+    """
+    found: list[str] = []
+    place = {value: index for index, value in enumerate(chain)}
+    if len(place) != len(chain):
+        found.append("the chain holds a snapshot twice")
+    appends = {event.value: event for event in events if event.kind == "append" and event.outcome != "conflict"}
+    for event in events:
+        if event.kind != "append":
+            continue
+        if event.outcome == "ok" and event.value not in place:
+            found.append(f"lost update: {event.value} was acknowledged and is not in the chain")
+        if event.outcome == "conflict" and event.value in place:
+            found.append(f"phantom: {event.value} was refused and is in the chain")
+        if event.outcome == "ok" and event.value in place:
+            index = place[event.value]
+            before = chain[index - 1] if index else initial
+            if before != event.expected:
+                found.append(f"{event.value} replaced {before}, but was built on {event.expected}")
+    found += [f"nobody wrote {value}" for value in chain if value not in appends]
+    found += _against_real_time(chain, appends)
+    for event in events:
+        if event.kind == "append" and event.outcome == "conflict":
+            found += _unfounded_conflict(event, chain, place, appends, initial)
+        if event.kind == "read":
+            found += _impossible_read(event, chain, place, appends, initial)
+    return found
+
+
+def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
+    """One that ended before another began must come before it."""
+    found = []
+    latest_began, who = float("-inf"), 0
+    for value in chain:
+        event = appends.get(value)
+        if event is None:
+            continue
+        if event.outcome == "ok" and event.ended < latest_began:
+            found.append(f"{value} ended before {who} began, but stands after it in the chain")
+        if event.began > latest_began:
+            latest_began, who = event.began, value
+    return found
+
+
+def _window(
+    head: int | None, chain: list[int], place: dict[int, int], appends: dict[int | None, Event]
+) -> tuple[float, float]:
+    """The longest time in which `head` can have been current: from its append's beginning to its successor's end."""
+    index = place.get(head, -1)
+    opens = appends[head].began if head in appends else float("-inf")
+    successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
+    closes = successor.ended if successor is not None and successor.outcome == "ok" else float("inf")
+    return opens, closes
+
+
+def _unfounded_conflict(
+    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
+) -> list[str]:
+    if event.expected != initial and event.expected not in place:
+        return []  # built on what never was: a conflict is right
+    index = -1 if event.expected == initial else place[event.expected]  # type: ignore[index]
+    successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
+    if successor is None or successor.began > event.ended:
+        return [f"{event.value} was refused although {event.expected} was the head all the while"]
+    return []
+
+
+def _impossible_read(
+    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
+) -> list[str]:
+    if event.value != initial and event.value not in place:
+        return [f"read {event.value}, which is not in the chain"]
+    opens, closes = _window(event.value, chain, place, appends)
+    if event.ended < opens:
+        return [f"read {event.value} before it was written"]
+    if event.began > closes:
+        return [f"stale read of {event.value}: its successor had been acknowledged"]
+    return []

@@ -1,0 +1,102 @@
+"""Eight processes at one table, fifty at one name: a linearisable history, one winner, nothing lost, no 5xx."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+from tests.faults.http import Client
+from tests.faults.linear import Event, violations
+from tests.services.postgres import Postgres
+from tests.services.seamark import Seamark
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
+    """Appends until `commits` of its own went through, noting each attempt; any answer but 200 and 409 is counted."""
+    client = Client(base_url)
+    events: list[Event] = []
+    statuses: Counter[int] = Counter()
+    done = 0
+    attempt = 0
+    while done < commits:
+        began = time.monotonic()
+        head, sequence = client.head()
+        events.append(Event("read", began, time.monotonic(), "ok", value=head))
+        attempt += 1
+        snapshot_id = number * 1_000_000 + attempt
+        began = time.monotonic()
+        status, _ = client.append(snapshot_id, head, sequence + 1)
+        ended = time.monotonic()
+        statuses[status] += 1
+        outcome = {200: "ok", 409: "conflict"}.get(status, "unknown")
+        events.append(Event("append", began, ended, outcome, head, snapshot_id))
+        done += status == 200
+        if statuses.total() - statuses[200] - statuses[409] > 10:
+            break
+    return events, statuses
+
+
+def _race(base_urls: list[str], processes: int, commits: int) -> None:
+    Client(base_urls[0]).create_table()
+    with ProcessPoolExecutor(processes, mp_context=_SPAWN) as pool:
+        work = [
+            pool.submit(_client, base_urls[number % len(base_urls)], number + 1, commits) for number in range(processes)
+        ]
+        results = [future.result(timeout=1200) for future in work]
+    events = [event for found, _ in results for event in found]
+    statuses: Counter[int] = sum((counted for _, counted in results), Counter())
+    assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
+    assert statuses[200] == processes * commits
+    chains = [Client(url).chain() for url in base_urls]
+    assert all(chain == chains[0] for chain in chains), "replicas disagree"
+    assert violations(chains[0], events) == []
+
+
+def test_eight_processes_on_one_table_make_a_linearisable_history(start_seamark: Callable[..., Seamark]) -> None:
+    _race([start_seamark().base_url], processes=8, commits=12)
+
+
+def test_two_replicas_on_postgresql_make_a_linearisable_history(
+    start_seamark: Callable[..., Seamark], postgres_url: str
+) -> None:
+    first = start_seamark("a", database=postgres_url)
+    second = start_seamark("b", database=postgres_url, warehouse=first.warehouse)
+    _race([first.base_url, second.base_url], processes=8, commits=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("backend", ["sqlite", "sqlite, two workers", "postgresql, two replicas"])
+def test_eight_processes_of_two_hundred_commits_each(
+    start_seamark: Callable[..., Seamark], postgres: Postgres, backend: str
+) -> None:
+    if backend.startswith("sqlite"):
+        flags = ("--workers", "2") if "two" in backend else ()
+        _race([start_seamark(flags=flags).base_url], processes=8, commits=200)
+        return
+    url = postgres.create_database()
+    first = start_seamark("a", database=url)
+    second = start_seamark("b", database=url, warehouse=first.warehouse)
+    _race([first.base_url, second.base_url], processes=8, commits=200)
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_fifty_simultaneous_creates_of_one_name_have_one_winner(
+    start_seamark: Callable[..., Seamark], postgres: Postgres, backend: str
+) -> None:
+    database = postgres.create_database() if backend == "postgresql" else ""
+    server = start_seamark(database=database)
+    Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda _: Client(server.base_url).create_table(), range(50)))
+    assert Counter(status for status, _ in answers) == {200: 1, 409: 49}
+    winner = next(body for status, body in answers if status == 200)
+    _, stands = Client(server.base_url).call("GET", "/v1/namespaces/db/tables/t")
+    assert stands["metadata-location"] == winner["metadata-location"]

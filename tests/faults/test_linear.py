@@ -1,0 +1,63 @@
+"""The checker itself: it accepts what real registers do, and names each kind of lie."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.faults.linear import Event, violations
+
+
+def _append(value: int, expected: int | None, began: float, ended: float, outcome: str = "ok") -> Event:
+    return Event("append", began, ended, outcome, expected, value)
+
+
+def _true_history(seed: int) -> tuple[list[int], list[Event]]:
+    """Clients of a real compare-and-swap register: each operation takes effect at a point within its interval."""
+    rng = random.Random(seed)
+    head: int | None = None
+    chain: list[int] = []
+    events: list[Event] = []
+    seen: list[int | None] = [None]
+    for number in range(1, 200):
+        point = float(number)
+        began, ended = point - rng.random() * 5, point + rng.random() * 5
+        if rng.random() < 0.3:
+            events.append(Event("read", began, ended, "ok", value=head))
+            continue
+        expected = rng.choice([head, rng.choice(seen)])
+        if expected == head:
+            chain.append(number)
+            head = number
+            seen.append(head)
+            outcome = "unknown" if rng.random() < 0.1 else "ok"
+            events.append(_append(number, expected, began, ended, outcome))
+        else:
+            events.append(_append(number, expected, began, ended, "conflict"))
+    return chain, events
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_true_histories_are_accepted(seed: int) -> None:
+    chain, events = _true_history(seed)
+    assert violations(chain, events) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_lost_update_is_found(seed: int) -> None:
+    chain, events = _true_history(seed)
+    lost = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
+    assert any("lost update" in text for text in violations([v for v in chain if v != lost], events))
+
+
+def test_a_phantom_a_stale_read_and_a_wrong_order_are_found() -> None:
+    first, second = _append(1, None, 0, 1), _append(2, 1, 2, 3)
+    assert violations([1, 2], [first, second]) == []
+    assert "phantom" in violations([1, 2], [first, _append(2, 1, 2, 3, "conflict")])[0]
+    assert "stale read" in violations([1, 2], [first, second, Event("read", 4, 5, "ok", value=1)])[0]
+    assert "before it was written" in violations([1, 2], [first, second, Event("read", 0, 1, "ok", value=2)])[0]
+    assert any("stands after" in text for text in violations([2, 1], [first, _append(2, None, 2, 3)]))
+    assert "was the head all the while" in violations([1], [first, _append(9, 1, 2, 3, "conflict")])[0]
+    assert any("built on" in text for text in violations([1, 2], [first, _append(2, None, 2, 3)]))
+    assert violations([1], []) == ["nobody wrote 1"]
