@@ -30,8 +30,8 @@ $(CACHE)/venv.stamp: requirements.lock pyproject.toml
 	  uv pip install -q --python $(PY) -r requirements.lock && uv pip install -q --python $(PY) --no-deps -e . ; \
 	else \
 	  { $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --upgrade >/dev/null; } && \
-	  $(PY) -m pip install -q --disable-pip-version-check -r requirements.lock && \
-	  $(PY) -m pip install -q --disable-pip-version-check --no-deps -e . ; \
+	  $(PY) -m pip install -qq --disable-pip-version-check -r requirements.lock && \
+	  $(PY) -m pip install -qq --disable-pip-version-check --no-deps -e . ; \
 	fi
 	@touch $@
 
