@@ -26,7 +26,7 @@ def _result_socket(connection: Any) -> Any:
     return file
 
 
-pyspark.util._create_local_socket = _result_socket
+pyspark.util._create_local_socket = _result_socket  # type: ignore[assignment]
 
 
 @contextmanager

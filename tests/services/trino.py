@@ -37,9 +37,12 @@ class Trino:
 
     def rows(self, sql: str) -> list[list[Any]]:
         """All rows of `sql`; raises the client's error, with Trino's message, when the statement fails."""
-        connection = trino.dbapi.connect(host="127.0.0.1", port=self.port, user="tests", catalog="seamark")
+        connection: Any = trino.dbapi.connect(  # type: ignore[no-untyped-call]
+            host="127.0.0.1", port=self.port, user="tests", catalog="seamark"
+        )
         try:
-            return connection.cursor().execute(sql).fetchall()
+            found: list[list[Any]] = connection.cursor().execute(sql).fetchall()
+            return found
         finally:
             connection.close()
 
