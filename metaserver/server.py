@@ -1,8 +1,8 @@
 """The composition root: opens every part in order, serves, and closes them in reverse.
 
-One worker is one process with one event loop and its own parts; replicas and workers share nothing but the pointer store
-and object storage. Stopping is a drain: no new connections, readiness fails, long-polls answer at once, requests under way
-finish within `drain_timeout_s`, and only then do the parts close.
+One worker is one process with one event loop and its own parts; replicas and workers share nothing but the pointer
+store and object storage. Stopping is a drain: no new connections, readiness fails, long-polls answer at once,
+requests under way finish within `drain_timeout_s`, and only then do the parts close.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import TakeLease
 from metaserver.timeline.timeline import open_timeline
+from metaserver.timeline.webhooks import open_webhooks
 from metaserver.wire import encode_json
 
 SAMPLE_INTERVAL_S = 1.0
@@ -66,6 +67,8 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             drain=drain,
         )
         holder = f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
+        failed = parts.metrics.webhook_failures.inc
+        await enter(open_webhooks(settings, store, timeline, clock, holder=holder, failed=failed))
         await enter(_running("housekeeping", lambda: _housekeep(parts, holder)))
         await enter(_running("sampler", lambda: _sample(parts)))
         yield parts
@@ -75,7 +78,9 @@ def _prepare_home(settings: Settings) -> None:
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"Cannot create the home folder {settings.home}: {error.strerror}; choose another with --home") from None
+        raise ConfigError(
+            f"Cannot create the home folder {settings.home}: {error.strerror}; choose another with --home"
+        ) from None
 
 
 def bind(settings: Settings, *, shared: bool) -> socket.socket:
@@ -96,7 +101,8 @@ def bind(settings: Settings, *, shared: bool) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"Cannot bind {settings.host}:{settings.port}: {error.strerror}; choose another --host or --port (0 takes a free one)"
+            f"Cannot bind {settings.host}:{settings.port}: {error.strerror}; choose another --host or --port "
+            "(0 takes a free one)"
         ) from None
     return sock
 
@@ -131,12 +137,11 @@ async def serve(settings: Settings, sock: socket.socket, clock: Clock, on_ready:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with open_parts(settings, clock) as parts:
-        async with serving(parts, sock):
-            _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
-            on_ready()
-            await stop.wait()
-            _log.info("draining", timeout_s=settings.drain_timeout_s)
+    async with open_parts(settings, clock) as parts, serving(parts, sock):
+        _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
+        on_ready()
+        await stop.wait()
+        _log.info("draining", timeout_s=settings.drain_timeout_s)
     _log.info("stopped", pid=os.getpid())
 
 
@@ -165,7 +170,7 @@ async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncItera
                 await work()
             except SeamarkError as error:
                 _log.warning("background work failed", work=name, error=error.message)
-            except Exception:
+            except Exception:  # noqa: BLE001  housekeeping must not stop for ever because of one bug
                 _log.exception("background work failed unexpectedly", work=name)
             await asyncio.sleep(5)
 

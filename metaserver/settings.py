@@ -35,8 +35,8 @@ def setting(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes` (or empty),
-    a number from `least` to `most`, both included."""
+    """A field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes` (or
+    empty), a number from `least` to `most`, both included."""
     metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
     return dataclasses.field(default=default, metadata={**metadata, "least": least, "most": most})
 
@@ -75,7 +75,8 @@ class Settings:
     s3_path_style: bool = setting(True, "Path-style requests (http://host/bucket/key); false for virtual-host style.")
     s3_client_access: str = setting(
         "none",
-        "What clients get for S3: none (their own credentials), signing (remote signing), static (the server's own keys, for trusted networks).",
+        "What clients get for S3: none (their own credentials), signing (remote signing), "
+        "static (the server's own keys, for trusted networks).",
         choices=("none", "signing", "static"),
     )
     storage_timeout_s: float = setting(30.0, "Seconds before one storage request is given up.", least=0.1)
@@ -121,9 +122,7 @@ class Settings:
     metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", least=1)
     audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", least=1)
     timeline_keep: int = setting(1000, "Finished instants per table before older ones move to the archive.", least=1)
-    watch_timeout_s: float = setting(
-        60.0, "Longest a long-poll of the timeline is held open.", least=0, most=3600
-    )
+    watch_timeout_s: float = setting(60.0, "Longest a long-poll of the timeline is held open.", least=0, most=3600)
     watch_poll_s: float = setting(
         0.5, "Seconds between looks for other replicas' commits, while somebody watches.", least=0.01, most=60
     )
@@ -140,9 +139,7 @@ class Settings:
     )
     webhook_secret: str = setting("", "Key of the HMAC-SHA256 signature on webhook bodies.", secret=True)
 
-    log_level: str = setting(
-        "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
-    )
+    log_level: str = setting("info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting(
         "auto", "json, console, or auto (console on a terminal).", choices=("auto", "json", "console")
     )
@@ -201,8 +198,8 @@ FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in data
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
     """Settings from flags > `environment` > TOML file > defaults.
 
-    `flags` maps field names to text, numbers, booleans or sequences; None means not given. `config` is the TOML file, else the
-    one named by SEAMARK_CONFIG. ConfigError names the setting and where its value came from.
+    `flags` maps field names to text, numbers, booleans or sequences; None means not given. `config` is the TOML file,
+    else the one named by SEAMARK_CONFIG. ConfigError names the setting and where its value came from.
     """
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
@@ -224,14 +221,17 @@ def check(settings: Settings) -> None:
     """What no single field can tell. ConfigError says which settings contradict each other."""
     if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
         raise ConfigError(
-            f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: whose tokens are believed, and for whom they are"
+            f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: "
+            "whose tokens are believed, and for whom they are"
         )
     if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
         raise ConfigError("s3_access_key_id and s3_secret_access_key go together: give both or neither")
     if settings.s3_client_access == "static" and not settings.s3_access_key_id:
         raise ConfigError("s3_client_access = 'static' hands out s3_access_key_id and s3_secret_access_key: set them")
     if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
-        raise ConfigError(f"prefix is one path segment: {settings.prefix!r} holds a slash, a space or a control character")
+        raise ConfigError(
+            f"prefix is one path segment: {settings.prefix!r} holds a slash, a space or a control character"
+        )
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

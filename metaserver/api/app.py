@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from metaserver.api import health, keys, metrics
+from metaserver.api import dropped, health, keys, metrics, openapi, timeline
+from metaserver.api.metrics import Metrics
 from metaserver.api.middleware import build_middleware
+from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
+from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
 from metaserver.store.port import PointerStore
-
-if TYPE_CHECKING:
-    from metaserver.api.metrics import Metrics
-    from metaserver.catalog.catalog import Catalog
-    from metaserver.objects.port import ObjectStore
-    from metaserver.timeline.timeline import Timeline
+from metaserver.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +35,7 @@ class Parts:
 
 def build_app(parts: Parts) -> web.Application:
     """All routes over `parts`. The application may be started and stopped once, as aiohttp's are."""
-    app = web.Application(
-        middlewares=[build_middleware(parts.clock)], client_max_size=parts.settings.body_limit_bytes
-    )
+    app = web.Application(middlewares=[build_middleware(parts.clock)], client_max_size=parts.settings.body_limit_bytes)
     app[keys.SETTINGS] = parts.settings
     app[keys.CLOCK] = parts.clock
     app[keys.STORE] = parts.store
@@ -49,6 +44,6 @@ def build_app(parts: Parts) -> web.Application:
     app[keys.TIMELINE] = parts.timeline
     app[keys.METRICS] = parts.metrics
     app[keys.DRAIN] = parts.drain
-    for routes in (health, metrics):
+    for routes in (health, metrics, timeline, dropped, openapi):
         routes.add_routes(app)
     return app

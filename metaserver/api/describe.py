@@ -1,8 +1,8 @@
 """What a handler says about itself: operation id, parameters, answers, and whether it needs a login.
 
-`describe` puts it on the function; the middleware reads the operation and the flags from there, `openapi.py` the rest. So
-the document, the metrics and the log cannot disagree with the route. Handlers of the Iceberg routes need no description:
-their operation id is their name in camel case, and the specification describes them.
+`describe` puts it on the function; the middleware reads the operation and the flags from there, `openapi.py` the
+rest. So the document, the metrics and the log cannot disagree with the route. Handlers of the Iceberg routes need no
+description: their operation id is their name in camel case, and the specification describes them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def error_response(status: int, kind: str, message: str, *, head: bool = False) 
 
 
 def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:
-    """`error` with its own code and type; Retry-After for what may succeed later, the challenge for a missing identity."""
+    """`error` with its own code and type; Retry-After for what may succeed later, a challenge for a missing login."""
     response = error_response(error.code, error.type, error.message, head=head)
     if isinstance(error, RetryLater):
         response.headers["Retry-After"] = str(max(1, error.retry_after_s))

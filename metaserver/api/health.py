@@ -1,7 +1,8 @@
 """GET /healthz: the process lives. GET /readyz: it can serve now (store and storage answer, not draining).
 
-Kept apart because the remedies differ: an unhealthy process is restarted, an unready one only gets no traffic. A database
-that is away must not make an orchestrator restart all replicas. Neither needs a login or tells more than yes or no and why.
+Kept apart because the remedies differ: an unhealthy process is restarted, an unready one only gets no traffic. A
+database that is away must not make an orchestrator restart all replicas. Neither needs a login or tells more than yes
+or no and why.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How the server logs: structured, one line an event, JSON or for a terminal, on standard error.
 
-Standard output stays free for the one line that says where the server listens. Records of libraries that use `logging`
-(aiohttp, botocore) pass through the same formatting. Whoever logs passes fields, never a formatted sentence with values in
-it, so that no secret slips in unnamed.
+Standard output stays free for the one line that says where the server listens. Records of libraries that use
+`logging` (aiohttp, botocore) pass through the same formatting. Whoever logs passes fields, never a formatted sentence
+with values in it, so that no secret slips in unnamed.
 """
 
 from __future__ import annotations

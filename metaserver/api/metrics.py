@@ -1,9 +1,9 @@
 """What the server counts, in Prometheus' terms, and GET /metrics.
 
-Each application has its own registry, so two servers in one process (tests) do not add up. With several workers a scrape
-reaches any one of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it starts them, values
-live in memory-mapped files, and any worker answers for all. Gauges say for themselves how workers add up: most are
-sums over the living, lag is the worst one's. A worker that died is forgotten by its supervisor.
+Each application has its own registry, so two servers in one process (tests) do not add up. With several workers a
+scrape reaches any one of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it starts
+them, values live in memory-mapped files, and any worker answers for all. Gauges say for themselves how workers add
+up: most are sums over the living, lag is the worst one's. A worker that died is forgotten by its supervisor.
 
 Children of labelled metrics are kept in plain dictionaries: a lookup by tuple costs a tenth of `labels()`.
 """
@@ -26,7 +26,7 @@ COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView"
 
 
 class Metrics:
-    """Counters, gauges and histograms of one worker. Gauges that somebody else knows are set by the server's sampler."""
+    """Counters, gauges and histograms of one worker. What somebody else knows is set by the server's sampler."""
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
@@ -43,7 +43,9 @@ class Metrics:
         self.in_flight = self._gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.store_queue = self._gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
         self.cache_bytes = self._gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
-        self.cache_hits = self._gauge("seamark_metadata_cache_hits", "Lookups the metadata cache answered, since start.")
+        self.cache_hits = self._gauge(
+            "seamark_metadata_cache_hits", "Lookups the metadata cache answered, since start."
+        )
         self.cache_misses = self._gauge("seamark_metadata_cache_misses", "Lookups it had to load, since start.")
         self.watchers = self._gauge("seamark_timeline_watchers", "Long-polls and event streams held open.")
         self.loop_lag = self._gauge("seamark_event_loop_lag_seconds", "How late the event loop runs.", mode="livemax")

@@ -1,17 +1,17 @@
 """The one middleware around every handler: request id, bound, identity, errors, metrics, log, audit, trace.
 
-One function rather than ten: each layer of middleware costs a coroutine and a frame per request, and the order between them
-is easier to see in one place. What is logged: method, route template, status, time, size, who, request id. Never a query
-string, a header or a body, which may hold secrets.
+One function rather than ten: each layer of middleware costs a coroutine and a frame per request, and the order
+between them is easier to see in one place. What is logged: method, route template, status, time, size, who, request
+id. Never a query string, a header or a body, which may hold secrets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from metaserver.api.describe import Description, description_of
 from metaserver.api.errors import from_http_exception, from_seamark_error, from_unexpected
@@ -19,14 +19,12 @@ from metaserver.api.keys import DRAIN, METRICS, REQUEST_ID, SETTINGS
 from metaserver.clock import Clock
 from metaserver.errors import RetryLater, SeamarkError
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
 _UNROUTED = Description("unrouted", "")
 
 
-def build_middleware(clock: Clock) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def build_middleware(clock: Clock) -> Middleware:
     routes: dict[int, tuple[str, Description]] = {}
     in_flight = 0
 

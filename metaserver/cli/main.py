@@ -1,11 +1,13 @@
-"""`seamark`: the entry point. Each command loads the same settings; what is wrong with them is one paragraph and exit code 2."""
+"""`seamark`: the entry point.
+
+Each command loads the same settings; what is wrong with them is told in one paragraph, with exit code 2.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,10 +61,14 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
         raise refuse(error) from None
 
 
+class Misconfigured(click.ClickException):
+    """What the operator has to mend before anything starts."""
+
+    exit_code = 2
+
+
 def refuse(error: ConfigError) -> click.ClickException:
-    failure = click.ClickException(error.message)
-    failure.exit_code = 2
-    return failure
+    return Misconfigured(error.message)
 
 
 @click.group(context_settings=CONTEXT)
@@ -129,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

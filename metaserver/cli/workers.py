@@ -1,8 +1,8 @@
 """Several workers on one port: the supervisor starts them, restarts the one that crashed, and passes signals on.
 
-Each worker is a fresh process (spawn, not fork: threads and event loops do not survive a fork) that binds the same port with
-SO_REUSEPORT. The supervisor holds the port too, without listening, so that the kernel gives it to nobody else between two
-workers and `--port 0` means one port for all.
+Each worker is a fresh process (spawn, not fork: threads and event loops do not survive a fork) that binds the same
+port with SO_REUSEPORT. The supervisor holds the port too, without listening, so that the kernel gives it to nobody
+else between two workers and `--port 0` means one port for all.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class _Worker:
 
 
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Runs `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT. ConfigError when the first start fails."""
+    """Runs `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT.
+
+    ConfigError when the first start fails for a reason that the operator has to mend.
+    """
     configure_logging(settings)
     folder = settings.home.absolute() / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
@@ -60,7 +63,7 @@ def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], No
 
 
 class Supervisor:
-    """A plain loop over what can happen: a signal, a worker that is ready, a worker that ended, a restart that is due."""
+    """A plain loop over what can happen: a signal, a worker that is ready or ended, a restart that is due."""
 
     def __init__(self, settings: Settings, clock: Clock, metrics_folder: str, on_ready: Callable[[], None]) -> None:
         self._settings = settings
@@ -150,7 +153,11 @@ class Supervisor:
         pause_s = min(BACKOFF_S_MAX, 0.25 * 2 ** (worker.failures - 1)) if worker.failures else 0.0
         worker.due_s = now + pause_s
         _log.error(
-            "worker ended, starting another", worker=worker.number, pid=process.pid, code=process.exitcode, pause_s=pause_s
+            "worker ended, starting another",
+            worker=worker.number,
+            pid=process.pid,
+            code=process.exitcode,
+            pause_s=pause_s,
         )
 
     def _end_all(self) -> None:

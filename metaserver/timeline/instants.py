@@ -1,7 +1,7 @@
 """The life of an instant, pure: requested → inflight → completed or rolled back.
 
-A table service asks (requested), begins (inflight) and ends. What is done in one transaction, as a commit is, is recorded
-as completed at once. What is finished stays as it is: the timeline is a record, not a queue.
+A table service asks (requested), begins (inflight) and ends. What is done in one transaction, as a commit is, is
+recorded as completed at once. What is finished stays as it is: the timeline is a record, not a queue.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reading the timeline, waiting for what comes next, and moving what is old to the archive.
 
-Everybody who waits shares one poller, which runs only while somebody waits: it reads what is new since its own head once
-per `watch_poll_s` (jittered, so that replicas do not ask in step) and at once when this replica committed (`notify`). It wakes
-a watcher only when something matches the watcher's filter; the watcher then reads for itself, from its own position. So
-a lost or doubled wake-up costs a read and never an instant.
+Everybody who waits shares one poller, which runs only while somebody waits: it reads what is new since its own head
+once per `watch_poll_s` (jittered, so that replicas do not ask in step) and at once when this replica committed
+(`notify`). It wakes a watcher only when something matches the watcher's filter; the watcher then reads for itself, from
+its own position. So a lost or doubled wake-up costs a read and never an instant.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _log = structlog.get_logger("seamark.timeline")
 
 
 class Watcher:
-    """One who waits. `where.since` is where it reads on; None: from the beginning."""
+    """One who waits. `where.since` is where it reads on; None: from the beginning. `counted`: against the bound."""
 
-    def __init__(self, where: InstantFilter) -> None:
+    def __init__(self, where: InstantFilter, counted: bool) -> None:
         self.where = where
+        self.counted = counted
         self.woken = asyncio.Event()
 
 
@@ -51,8 +52,8 @@ class Timeline:
 
     @property
     def watchers(self) -> int:
-        """How many wait now."""
-        return len(self._watchers)
+        """How many clients wait now."""
+        return sum(watcher.counted for watcher in self._watchers)
 
     def notify(self) -> None:
         """This replica has just recorded an instant: whoever watches hears at once. Cheap; never blocks or fails."""
@@ -64,7 +65,7 @@ class Timeline:
         for watcher in self._watchers:
             watcher.woken.set()
 
-    async def list(self, where: InstantFilter, limit: int) -> list[Instant]:
+    async def read(self, where: InstantFilter, limit: int) -> list[Instant]:
         """At most `limit` instants in order of position; continue with the last one's position as `since`."""
         return await self._store.instants(where, limit)
 
@@ -78,7 +79,7 @@ class Timeline:
 
         RetryLater when `watchers_limit` already wait. `where` must be oldest first.
         """
-        found = await self.list(where, limit)
+        found = await self.read(where, limit)
         if found or timeout_s <= 0 or self._draining:
             return found
         async with self.watching(where) as watcher:
@@ -89,14 +90,14 @@ class Timeline:
                         if found or self._draining:
                             return found
         # What became visible without a wake-up (a slow transaction elsewhere) is still found here.
-        return await self.list(where, limit)
+        return await self.read(where, limit)
 
     @asynccontextmanager
-    async def watching(self, where: InstantFilter) -> AsyncIterator[Watcher]:
-        """A place among the watchers, for as long as the block runs. RetryLater when there is none left."""
-        if len(self._watchers) >= self._settings.watchers_limit:
-            raise RetryLater(f"{len(self._watchers)} clients watch the timeline already; read it with `since` instead", 5)
-        watcher = Watcher(where)
+    async def watching(self, where: InstantFilter, *, counted: bool = True) -> AsyncIterator[Watcher]:
+        """A place among the watchers while the block runs. RetryLater when there is none left for one that counts."""
+        if counted and self.watchers >= self._settings.watchers_limit:
+            raise RetryLater(f"{self.watchers} clients watch the timeline already; read it with `since` instead", 5)
+        watcher = Watcher(where, counted)
         watcher.woken.set()  # the first look happens after registration: nothing falls between
         self._watchers.add(watcher)
         if self._poller is None:
@@ -115,7 +116,11 @@ class Timeline:
         """Waits for a wake-up, then reads and moves the watcher on. May be empty: a wake-up is only a hint."""
         await watcher.woken.wait()
         watcher.woken.clear()
-        found = await self._store.instants(watcher.where, limit)
+        try:
+            found = await self._store.instants(watcher.where, limit)
+        except BaseException:
+            watcher.woken.set()  # whoever interrupts a read must not lose the wake-up that led to it
+            raise
         if found:
             watcher.where = msgspec.structs.replace(watcher.where, since=found[-1].position)
             if len(found) == limit:
@@ -123,7 +128,7 @@ class Timeline:
         return found
 
     async def archive(self) -> int:
-        """A round of housekeeping: finished instants beyond each table's newest `timeline_keep` move. Returns how many."""
+        """A round of housekeeping: each table keeps its newest `timeline_keep` finished instants. Returns what moved."""
         moved = 0
         while True:
             count = await self._store.archive_instants(self._settings.timeline_keep, _ARCHIVE_BATCH)
@@ -141,7 +146,7 @@ class Timeline:
     def check_invariants(self) -> None:
         """A poller runs exactly while somebody watches; run by tests after every step."""
         assert (self._poller is not None) == bool(self._watchers), (self._poller, len(self._watchers))
-        assert len(self._watchers) <= self._settings.watchers_limit
+        assert self.watchers <= self._settings.watchers_limit
 
     async def _poll(self) -> None:
         started = False

@@ -1,0 +1,122 @@
+"""GET /api/v1/openapi.json: OpenAPI 3.1 of our own surface, built from what the handlers say about themselves.
+
+The Iceberg routes under /v1 are described by the Iceberg REST specification and not repeated here. The file
+`docs/reference/openapi.json` is this document; a test compares them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from typing import Any
+
+from aiohttp import web
+
+from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
+from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
+from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
+
+DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
+
+_ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "code": {"type": "integer"},
+                "stack": {"type": "array", "items": {"type": "string"}},
+            },
+        }
+    },
+}
+_ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+
+
+@describe(
+    "openapi",
+    "This document",
+    tags=("operation",),
+    answers=(Answer(200, "OpenAPI 3.1", {"type": "object"}),),
+    public=True,
+)
+async def openapi(request: web.Request) -> web.Response:
+    return json_response(request.app[DOCUMENT])
+
+
+def build_document(app: web.Application) -> dict[str, Any]:
+    """The document of every described route of `app`, paths in order of their names."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in app.router.routes():
+        if route.resource is None or route.method == "HEAD" or not is_described(route.handler):
+            continue
+        path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(description_of(route.handler))
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Seamark",
+            "version": importlib.metadata.version("seamark"),
+            "description": "What Seamark adds to the Iceberg REST catalog standard, which it serves under /v1.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": {
+                "Instant": INSTANT_SCHEMA,
+                "Dropped": DROPPED_SCHEMA,
+                "MetricsReport": REPORT_SCHEMA,
+                "Error": _ERROR_SCHEMA,
+            },
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"bearer": []}, {}],
+    }
+
+
+def _operation(described: Description) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": described.operation,
+        "summary": described.summary,
+        "tags": list(described.tags),
+        "responses": {str(answer.status): _response(answer, described.waits) for answer in described.answers},
+    }
+    operation["responses"]["default"] = {"description": "An error, in the standard's shape", "content": _ERROR_CONTENT}
+    if described.parameters:
+        operation["parameters"] = [_parameter(parameter) for parameter in described.parameters]
+    if described.body is not None:
+        operation["requestBody"] = {"required": False, "content": {"application/json": {"schema": described.body}}}
+    if described.public:
+        operation["security"] = []
+    return operation
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.where,
+        "description": parameter.description,
+        "required": parameter.required,
+        "schema": parameter.schema,
+    }
+
+
+def _response(answer: Answer, streams: bool) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": answer.description}
+    if answer.schema is not None:
+        response["content"] = {answer.content_type: {"schema": answer.schema}}
+        if streams:
+            response["content"][EVENT_STREAM] = {"schema": {"type": "string"}}
+    elif answer.status >= 400:
+        response["content"] = _ERROR_CONTENT
+    return response
+
+
+def add_routes(app: web.Application) -> None:
+    """Last of all: the document holds the routes that are there by now."""
+    app.router.add_get("/api/v1/openapi.json", openapi)
+    app[DOCUMENT] = build_document(app)

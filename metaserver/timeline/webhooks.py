@@ -1,0 +1,255 @@
+"""Every instant as a CloudEvent to each configured URL: at least once, in order per URL, from the timeline's beginning.
+
+The timeline is the queue: nothing is stored for a webhook but how far it came (a cursor), so a receiver that was away
+for a week gets the week. One deliverer per URL among all replicas (a lease); should two ever overlap, the cursor's
+compare-and-swap stops the one that is behind. A receiver sees an event again when the reply or the cursor was lost: it
+tells by `id`, which is the instant's position and never reused.
+
+Format: CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2). Signature, where
+`webhook_secret` is set: header `Seamark-Signature: t=<unix seconds>,v1=<hex>`, HMAC-SHA256 over `<t>.<body>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import structlog
+
+from metaserver.clock import Clock
+from metaserver.errors import CommitConflict, SeamarkError
+from metaserver.settings import Settings, redact_url
+from metaserver.store.port import Instant, InstantFilter, PointerStore, SaveCursor, TakeLease
+from metaserver.timeline.timeline import Timeline
+from metaserver.wire import encode_json
+
+BATCH = 100
+"""Instants read at once; also the most that are delivered again after a crash."""
+LEASE_S = 30.0
+SEND_TIMEOUT_S = 10.0
+BACKOFF_S_MAX = 60.0
+_log = structlog.get_logger("seamark.webhooks")
+
+
+def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
+    """The event of one state of one instant. `source` names the catalog."""
+    at_ms = instant.requested_ms if instant.completed_ms is None else instant.completed_ms
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": instant.position,
+        "source": source,
+        "type": f"io.seamark.{instant.kind.value}.{instant.action}.{instant.state.value}",
+        "time": datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "datacontenttype": "application/json",
+        "data": instant_json(instant),
+    }
+    subject = "/".join(part for part in (*instant.namespace, instant.name) if part)
+    return {**event, "subject": subject} if subject else event
+
+
+def instant_json(instant: Instant) -> dict[str, Any]:
+    """An instant as the API and the webhooks show it. The fingerprint stays inside: it only serves the server."""
+    return {
+        "id": instant.id,
+        "position": instant.position,
+        "action": instant.action,
+        "state": instant.state.value,
+        "kind": instant.kind.value,
+        "namespace": list(instant.namespace),
+        "name": instant.name,
+        "uuid": instant.uuid,
+        "requested-ms": instant.requested_ms,
+        "completed-ms": instant.completed_ms,
+        "who": instant.who,
+        "snapshot-id": instant.snapshot_id,
+        "metadata-location": instant.metadata_location,
+        "summary": instant.summary,
+    }
+
+
+def signature(secret: str, at_s: int, body: bytes) -> str:
+    """Value of the header Seamark-Signature. A receiver recomputes v1 and refuses a `t` that is too old (replay)."""
+    digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={at_s},v1={digest}"
+
+
+class LeaseLost(Exception):
+    """Another replica delivers to this URL now."""
+
+
+class Deliverer:
+    """Delivers to one URL. `failed` is called once for each delivery that has to be tried again."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        settings: Settings,
+        store: PointerStore,
+        timeline: Timeline,
+        clock: Clock,
+        session: aiohttp.ClientSession,
+        holder: str,
+        failed: Callable[[], None],
+    ) -> None:
+        self._url = url
+        self._settings = settings
+        self._store = store
+        self._timeline = timeline
+        self._clock = clock
+        self._session = session
+        self._holder = holder
+        self._failed = failed
+        # The URL may hold a secret and does not belong into the database.
+        self._name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:32]
+        self._lease_until_s = 0.0
+        self._source = settings.warehouse_uri()
+
+    async def run(self) -> None:
+        """For ever: takes the lease, delivers while it holds, waits while another replica has it."""
+        while True:
+            try:
+                await self._hold_lease()
+                await self._deliver_from(await self._store.cursor(self._name))
+            except LeaseLost:
+                await asyncio.sleep(self._jitter_s(LEASE_S / 3))
+            except SeamarkError as error:
+                _log.warning("webhook waits for the store", url=redact_url(self._url), error=error.message)
+                await asyncio.sleep(self._jitter_s(5.0))
+
+    async def _deliver_from(self, position: str | None) -> None:
+        while True:
+            batch = await self._timeline.read(InstantFilter(since=position), BATCH)
+            if not batch:
+                await self._hold_lease()
+                await self._wait_for_news(position)
+                continue
+            saved = position
+            try:
+                for instant in batch:
+                    await self._deliver(instant)
+                    position = instant.position
+            except BaseException:
+                # Stopped half way: what was received need not be sent again, where that can still be written down.
+                with suppress(SeamarkError, LeaseLost):
+                    await self._save(saved, position)
+                raise
+            await self._save(saved, position)
+
+    async def _wait_for_news(self, position: str | None) -> None:
+        """At most a third of the lease, so that it is renewed in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEASE_S / 3):
+                async with self._timeline.watching(InstantFilter(since=position), counted=False) as watcher:
+                    while not await self._timeline.next(watcher, 1):
+                        pass
+
+    async def _deliver(self, instant: Instant) -> None:
+        """Returns once the receiver answered 2xx; LeaseLost when it can no longer be sure to be the only one."""
+        body = encode_json(cloud_event(instant, self._source))
+        attempt = 0
+        while True:
+            await self._hold_lease()
+            refused = await self._send(body)
+            if refused is None:
+                return
+            attempt += 1
+            self._failed()
+            pause_s = self._jitter_s(min(BACKOFF_S_MAX, 0.25 * 2 ** min(attempt, 16)))
+            _log.warning(
+                "webhook not delivered",
+                url=redact_url(self._url),
+                instant=instant.id,
+                attempt=attempt,
+                reason=refused,
+                pause_s=round(pause_s, 2),
+            )
+            await asyncio.sleep(pause_s)
+
+    async def _send(self, body: bytes) -> str | None:
+        """None when received, else why not."""
+        headers = {"Content-Type": "application/cloudevents+json; charset=utf-8", "User-Agent": "seamark"}
+        if self._settings.webhook_secret:
+            at_s = self._clock.now_ms() // 1000
+            headers["Seamark-Signature"] = signature(self._settings.webhook_secret, at_s, body)
+        try:
+            # A redirect is not followed: it would carry a signed body to a host that nobody configured.
+            async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
+                return None if 200 <= answer.status < 300 else f"status {answer.status}"
+        except TimeoutError:
+            return f"no answer within {SEND_TIMEOUT_S:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return type(error).__name__
+
+    async def _hold_lease(self) -> None:
+        """Takes or renews the lease when a third of it is used up. LeaseLost when another replica has it."""
+        now_s = self._clock.monotonic()
+        if now_s < self._lease_until_s - LEASE_S * 2 / 3:
+            return
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + int(LEASE_S * 1000)
+        try:
+            await self._store.transact(
+                [TakeLease(name=self._name, holder=self._holder, now_ms=now_ms, until_ms=until_ms)]
+            )
+        except CommitConflict:
+            self._lease_until_s = 0.0
+            raise LeaseLost from None
+        self._lease_until_s = now_s + LEASE_S
+
+    async def _save(self, expected: str | None, position: str | None) -> None:
+        if position is None or position == expected:
+            return
+        try:
+            await self._store.transact([SaveCursor(consumer=self._name, expected=expected, position=position)])
+        except CommitConflict:
+            self._lease_until_s = 0.0
+            raise LeaseLost from None
+
+    def _jitter_s(self, seconds: float) -> float:
+        """Between half of it and all of it: replicas and URLs must not knock in step."""
+        return seconds * (0.5 + self._clock.random_bytes(1)[0] / 510)
+
+
+@asynccontextmanager
+async def open_webhooks(
+    settings: Settings,
+    store: PointerStore,
+    timeline: Timeline,
+    clock: Clock,
+    *,
+    holder: str,
+    failed: Callable[[], None],
+) -> AsyncIterator[None]:
+    """Delivers to every `webhook_urls` while the block runs. `holder` names this worker among all on the store."""
+    if not settings.webhook_urls:
+        yield
+        return
+    timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        deliverers = [
+            Deliverer(
+                url,
+                settings=settings,
+                store=store,
+                timeline=timeline,
+                clock=clock,
+                session=session,
+                holder=holder,
+                failed=failed,
+            )
+            for url in dict.fromkeys(settings.webhook_urls)
+        ]
+        tasks = [asyncio.create_task(deliverer.run(), name="webhook") for deliverer in deliverers]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
