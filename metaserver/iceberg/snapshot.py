@@ -129,7 +129,7 @@ def checked_snapshot(given: SnapshotInput, format_version: int) -> Snapshot:
         given.timestamp_ms,
         sequence_number,
         given.parent_snapshot_id,
-        _NO_SUMMARY if given.summary is None else _summary(given.summary),
+        _summary(given.summary),
         given.manifest_list,
         None if given.manifest_list is not None else given.manifests,
         given.schema_id,
@@ -139,8 +139,10 @@ def checked_snapshot(given: SnapshotInput, format_version: int) -> Snapshot:
     )
 
 
-def _summary(summary: dict[str, str]) -> msgspec.Raw:
-    if summary and "operation" not in summary:
+def _summary(summary: dict[str, str] | None) -> msgspec.Raw:
+    if not summary:
+        return _NO_SUMMARY
+    if "operation" not in summary:
         raise BadRequest("Invalid snapshot summary: missing required key `operation`")
     return msgspec.Raw(msgspec.json.encode(summary))
 

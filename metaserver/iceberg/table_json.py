@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.metadata import TableMetadata, check_invariants
+from metaserver.iceberg.metadata import FORMAT_VERSION_MAX, TableMetadata, check_invariants
 from metaserver.iceberg.partition import PartitionField, PartitionSpec, numbered
 from metaserver.iceberg.reading import Int32, Int64
 from metaserver.iceberg.schema import Schema, with_id
@@ -115,6 +115,8 @@ def refs_view(m: TableMetadata) -> bytes:
 
 def _from_json(table: _Table) -> TableMetadata:
     version = table.format_version
+    if not 1 <= version <= FORMAT_VERSION_MAX:
+        raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     schemas, current_schema_id = _schemas(table)
     specs, default_spec_id = _specs(table)
     last_partition_id = _required(table.last_partition_id, "last-partition-id", version, None)

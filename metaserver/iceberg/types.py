@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
+from math import isfinite
 from uuid import UUID
 
 from metaserver.errors import BadRequest
@@ -147,8 +148,8 @@ _CHECKS: dict[str, Callable[[object, str], bool]] = {
     "int": lambda value, _: _is_int(value, 32),
     "long": lambda value, _: _is_int(value, 64),
     # Java refuses an integer here, so `1` would make the metadata unreadable where `1.0` does not
-    "float": lambda value, _: isinstance(value, float),
-    "double": lambda value, _: isinstance(value, float),
+    "float": lambda value, _: isinstance(value, float) and isfinite(value),
+    "double": lambda value, _: isinstance(value, float) and isfinite(value),
     "decimal": _is_decimal,
     "string": lambda value, _: isinstance(value, str),
     "date": _is_date,

@@ -1,0 +1,84 @@
+"""Small tables and update actions to build cases from. JSON values are plain dicts, as a request body carries them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.new_table import new_table
+from metaserver.iceberg.updates import apply_updates
+
+UUID = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
+NOW = 1_700_000_000_000
+
+Json = dict[str, Any]
+
+
+def field(field_id: int, name: str, kind: object = "long", required: bool = False, **more: object) -> Json:
+    return {"id": field_id, "name": name, "required": required, "type": kind, **more}
+
+
+def schema(*fields: Json, schema_id: int = 0, identifiers: tuple[int, ...] = ()) -> Json:
+    made: Json = {"type": "struct", "schema-id": schema_id, "fields": list(fields)}
+    return {**made, "identifier-field-ids": list(identifiers)} if identifiers else made
+
+
+EVENTS = schema(field(1, "id", "long", True), field(2, "ts", "timestamptz"), field(3, "payload", "string"))
+
+
+def table(version: int = 2, **more: Any) -> TableMetadata:
+    properties = {"format-version": str(version), **more.pop("properties", {})}
+    given: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **more}
+    return new_table(properties=properties, **given)
+
+
+def spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:
+    made: list[Json] = [{"source-id": source, "transform": how, "name": name} for source, how, name in fields]
+    for entry, field_id in zip(made, ids, strict=False):
+        entry["field-id"] = field_id
+    return {"spec-id": spec_id, "fields": made}
+
+
+def order(*fields: tuple[int, str], order_id: int = 1) -> Json:
+    return {
+        "order-id": order_id,
+        "fields": [
+            {"source-id": source, "transform": how, "direction": "asc", "null-order": "nulls-first"}
+            for source, how in fields
+        ],
+    }
+
+
+def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **more: Any) -> Json:
+    made: Json = {
+        "snapshot-id": snapshot_id,
+        "sequence-number": sequence,
+        "timestamp-ms": NOW + 1000 * sequence,
+        "manifest-list": f"s3://lake/events/metadata/snap-{snapshot_id}.avro",
+        "summary": {"operation": "append", "added-records": "7"},
+        "schema-id": 0,
+        **more,
+    }
+    if parent is not None:
+        made["parent-snapshot-id"] = parent
+    return {"action": "add-snapshot", "snapshot": made}
+
+
+def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **more: object) -> Json:
+    return {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id, **more}
+
+
+def commit(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_000) -> TableMetadata:
+    return apply_updates(m, updates, now_ms=now_ms)
+
+
+def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
+    """One commit to main for each id, in order."""
+    for snapshot_id in ids:
+        number = m.last_sequence_number + 1
+        lineage = {"first-row-id": m.next_row_id, "added-rows": 7} if m.format_version >= 3 else {}
+        sequence = number if m.format_version > 1 else 0
+        update = add_snapshot(snapshot_id, sequence, m.current_snapshot_id, **lineage)
+        update["snapshot"]["timestamp-ms"] = NOW + 1000 * (len(m.snapshots) + 1)
+        m = commit(m, update, set_ref(snapshot_id), now_ms=NOW + 1000 * (len(m.snapshots) + 1))
+    return m

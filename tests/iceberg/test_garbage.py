@@ -1,0 +1,229 @@
+"""Whatever JSON a client sends, the answer is metadata that reads back, or a refusal: never another exception."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from metaserver.errors import BadRequest, CommitConflict, Corrupt
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.new_table import new_table
+from metaserver.iceberg.requirements import TABLE_REQUIREMENTS, check_requirements, check_view_requirements
+from metaserver.iceberg.table_json import decode_table, encode_table
+from metaserver.iceberg.updates import TABLE_ACTIONS, apply_updates
+from metaserver.iceberg.view import decode_view, encode_view
+from metaserver.iceberg.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, field, order, set_ref, spec, table, with_snapshots
+from tests.iceberg.test_updates import creation, partition_statistics, statistics
+from tests.iceberg.test_view import replace, version, view
+
+WORDS = st.sampled_from(
+    ["id", "ids", "name", "type", "fields", "struct", "list", "map", "element", "key", "value", "schema", "schema-id", "required", "transform", "source-id", "field-id", "snapshot-id", "ref", "main", "branch", "tag", "bucket[4]", "day", "decimal(9,2)", "long", "double", "unknown", "default-namespace", "sql", "dialect", "initial-default"]
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-2, 5)
+    | st.sampled_from([2**31, 2**63, -(2**63), 2**70, 10**400])
+    | st.floats()
+    | st.text(max_size=6)
+    | WORDS
+)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.text(max_size=4), inner, max_size=5)
+)
+
+KEY = {"key-id": "k", "encrypted-key-metadata": "AAEC", "properties": {}}
+NESTED = {
+    "type": "struct",
+    "schema-id": 1,
+    "identifier-field-ids": [1],
+    "fields": [
+        *EVENTS["fields"],
+        field(
+            4, "m", {"type": "map", "key-id": 5, "key": "string", "value-id": 6, "value": "int", "value-required": True}
+        ),
+        field(7, "l", {"type": "list", "element-id": 8, "element": "date", "element-required": False}),
+        field(9, "d", "decimal(5,2)", **{"initial-default": "1.25", "doc": "x"}),
+    ],
+}
+
+VALID_UPDATES: list[dict[str, Any]] = [
+    *creation(3),
+    {"action": "add-schema", "schema": NESTED, "last-column-id": 9},
+    {"action": "add-spec", "spec": spec((1, "bucket[3]", "b"), (2, "hour", "h"))},
+    {"action": "add-sort-order", "sort-order": order((3, "truncate[2]"), (1, "identity"))},
+    add_snapshot(9, 9, 2, **{"first-row-id": 900, "added-rows": 1, "key-id": "k"}),
+    set_ref(1, "b", **{"min-snapshots-to-keep": 1, "max-snapshot-age-ms": 1, "max-ref-age-ms": 1}),
+    {"action": "remove-snapshots", "snapshot-ids": [1]},
+    {"action": "remove-snapshot-ref", "ref-name": "main"},
+    {"action": "remove-properties", "removals": ["a"]},
+    statistics(1),
+    partition_statistics(1),
+    {"action": "remove-statistics", "snapshot-id": 1},
+    {"action": "remove-partition-statistics", "snapshot-id": 1},
+    {"action": "remove-partition-specs", "spec-ids": [1]},
+    {"action": "remove-schemas", "schema-ids": [1]},
+    {"action": "enable-row-lineage"},
+    {"action": "add-encryption-key", "encryption-key": KEY},
+    {"action": "remove-encryption-key", "key-id": "k"},
+]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
+    """A valid document with one to three values anywhere inside it replaced, removed or doubled."""
+    document = json.loads(json.dumps(draw(st.sampled_from(examples))))
+    for _ in range(draw(st.integers(1, 3))):
+        place, at = document, None
+        while isinstance(place, (dict, list)) and len(place) > 0:
+            at = (
+                draw(st.sampled_from(sorted(place)))
+                if isinstance(place, dict)
+                else draw(st.integers(0, len(place) - 1))
+            )
+            if not isinstance(place[at], (dict, list)) or len(place[at]) == 0 or draw(st.booleans()):
+                break
+            place = place[at]
+        if at is None:
+            continue
+        what = draw(st.sampled_from(["replace", "remove", "double"]))
+        if what == "replace" and at != "action":
+            place[at] = draw(JSON)
+        elif what == "remove" and at != "action":
+            del place[at]
+        elif what == "double" and isinstance(place, list):
+            place.append(place[at])
+    return document
+
+
+FUZZ = settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
+BASES: list[TableMetadata | None] = [None, *(with_snapshots(table(number), 1, 2) for number in (1, 2, 3))]
+
+
+def survives(base: TableMetadata | None, updates: list[Any]) -> None:
+    try:
+        m = apply_updates(base, updates, now_ms=NOW + 10**6, new_uuid=UUID)
+    except (BadRequest, CommitConflict):
+        return
+    assert decode_table(encode_table(m), "f") == m
+
+
+def test_the_fuzzers_seeds_are_valid() -> None:
+    assert {update["action"] for update in VALID_UPDATES} == TABLE_ACTIONS.keys() - {"x"}
+    for update in VALID_UPDATES:
+        if update["action"] not in ("set-current-schema", "set-default-spec", "set-default-sort-order"):
+            apply_updates(BASES[3], [update], now_ms=NOW + 10**6)
+
+
+@FUZZ
+@given(st.sampled_from(BASES), st.lists(mutated(VALID_UPDATES), min_size=1, max_size=4))
+def test_mutated_updates_are_applied_or_refused(base: TableMetadata | None, updates: list[Any]) -> None:
+    survives(base, updates)
+    survives(None, [*creation(3), *updates])
+
+
+@FUZZ
+@given(st.sampled_from(BASES), st.lists(JSON, max_size=3))
+def test_any_json_as_updates_is_refused(base: TableMetadata | None, updates: list[Any]) -> None:
+    survives(base, updates)
+    try:
+        apply_view_updates(view(), updates, now_ms=NOW)
+    except BadRequest:
+        pass
+
+
+@FUZZ
+@given(
+    st.sampled_from([*TABLE_ACTIONS, *VIEW_ACTIONS, *TABLE_REQUIREMENTS, "assert-view-uuid"]),
+    st.dictionaries(WORDS, JSON, max_size=4),
+    JSON,
+)
+def test_any_fields_under_a_known_name_are_applied_or_refused(name: str, fields: dict[str, Any], other: Any) -> None:
+    update = {**fields, "action": name}
+    survives(BASES[3], [update, {"action": name, "schema": other, "spec": other, "snapshot": other, "updates": other}])
+    try:
+        apply_view_updates(view(), [update, {"action": name, "view-version": other}], now_ms=NOW)
+    except BadRequest:
+        pass
+    for base in BASES:
+        try:
+            check_requirements(base, [{**fields, "type": name}, other])
+        except (BadRequest, CommitConflict):
+            pass
+    try:
+        check_view_requirements(UUID, [{**fields, "type": name}, other])
+    except (BadRequest, CommitConflict):
+        pass
+
+
+VIEW_UPDATES: list[dict[str, Any]] = [
+    *replace("SELECT 2", **{"default-catalog": "c"}),
+    {"action": "add-schema", "schema": NESTED},
+    {"action": "set-properties", "updates": {"version.history.num-entries": "1"}},
+    {"action": "remove-properties", "removals": ["a"]},
+    {"action": "set-location", "location": "s3://x"},
+]
+
+
+@FUZZ
+@given(st.lists(mutated(VIEW_UPDATES), min_size=1, max_size=4))
+def test_mutated_view_updates_are_applied_or_refused(updates: list[Any]) -> None:
+    try:
+        v = apply_view_updates(view(), updates, now_ms=NOW)
+    except BadRequest:
+        return
+    assert decode_view(encode_view(v), "f") == v
+
+
+@FUZZ
+@given(
+    mutated([EVENTS, NESTED]),
+    mutated([spec((1, "bucket[3]", "b"), (2, "hour", "h"), ids=(1, 2))]) | JSON,
+    mutated([order((3, "truncate[2]"), (1, "identity"))]) | JSON,
+    st.sampled_from(["1", "2", "3"]),
+    mutated([version()]) | JSON,
+)
+def test_mutated_create_requests_are_served_or_refused(
+    schema: Any, partition: Any, sort: Any, format_version: str, view_version: Any
+) -> None:
+    try:
+        m = new_table(
+            uuid=UUID,
+            location="s3://x",
+            schema=schema,
+            partition_spec=partition,
+            sort_order=sort,
+            properties={"format-version": format_version},
+            now_ms=NOW,
+        )
+    except BadRequest:
+        pass
+    else:
+        assert decode_table(encode_table(m), "f") == m
+    try:
+        v = new_view(uuid=UUID, location="s3://x", schema=schema, view_version=view_version, properties={}, now_ms=NOW)
+    except BadRequest:
+        pass
+    else:
+        assert decode_view(encode_view(v), "f") == v
+
+
+@FUZZ
+@given(mutated([json.loads(encode_table(base)) for base in BASES if base is not None]))
+def test_mutated_metadata_files_are_read_or_corrupt(document: Any) -> None:
+    try:
+        data = json.dumps(document, allow_nan=False).encode()
+    except ValueError:
+        reject()
+    try:
+        m = decode_table(data, "f")
+    except Corrupt:
+        return
+    assert decode_table(encode_table(m), "f") == m
+    # what can be read can also be committed to, or is refused clearly
+    survives(m, VALID_UPDATES[10:12])

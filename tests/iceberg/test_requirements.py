@@ -1,0 +1,112 @@
+"""Requirements: each holds or fails with Java's words, and what is not one is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metaserver.errors import BadRequest, CommitConflict
+from metaserver.iceberg.requirements import check_requirements, check_view_requirements
+from tests.iceberg.samples import UUID, Json, commit, set_ref, spec, table, with_snapshots
+
+M = commit(with_snapshots(table(partition_spec=spec((2, "day", "d"))), 1, 2), set_ref(1, "v1", "tag"))
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        {"type": "assert-table-uuid", "uuid": UUID.upper()},
+        {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 2},
+        {"type": "assert-ref-snapshot-id", "ref": "none", "snapshot-id": None},
+        {"type": "assert-ref-snapshot-id", "ref": "none"},
+        {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 3},
+        {"type": "assert-current-schema-id", "current-schema-id": 0},
+        {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": 1000},
+        {"type": "assert-default-spec-id", "default-spec-id": 0},
+        {"type": "assert-default-sort-order-id", "default-sort-order-id": 0},
+    ],
+)
+def test_a_requirement_that_holds_passes(requirement: Json) -> None:
+    check_requirements(M, [requirement])
+
+
+@pytest.mark.parametrize(
+    ("requirement", "message"),
+    [
+        ({"type": "assert-create"}, "table already exists"),
+        ({"type": "assert-table-uuid", "uuid": "x"}, f"UUID does not match: expected {UUID} != x"),
+        (
+            {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 1},
+            "branch main has changed: expected id 1 != 2",
+        ),
+        ({"type": "assert-ref-snapshot-id", "ref": "v1", "snapshot-id": 2}, "tag v1 has changed: expected id 2 != 1"),
+        ({"type": "assert-ref-snapshot-id", "ref": "main"}, "branch main was created concurrently"),
+        (
+            {"type": "assert-ref-snapshot-id", "ref": "b", "snapshot-id": 1},
+            "branch or tag b is missing, expected 1",
+        ),
+        (
+            {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 2},
+            "last assigned field id changed: expected id 2 != 3",
+        ),
+        (
+            {"type": "assert-current-schema-id", "current-schema-id": 1},
+            "current schema changed: expected id 1 != 0",
+        ),
+        (
+            {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": 999},
+            "last assigned partition id changed: expected id 999 != 1000",
+        ),
+        (
+            {"type": "assert-default-spec-id", "default-spec-id": 1},
+            "default partition spec changed: expected id 1 != 0",
+        ),
+        (
+            {"type": "assert-default-sort-order-id", "default-sort-order-id": 1},
+            "default sort order changed: expected id 1 != 0",
+        ),
+    ],
+)
+def test_a_requirement_that_fails_is_a_conflict_in_javas_words(requirement: Json, message: str) -> None:
+    with pytest.raises(CommitConflict) as raised:
+        check_requirements(M, [{"type": "assert-current-schema-id", "current-schema-id": 0}, requirement][-1:])
+    assert raised.value.message == f"Requirement failed: {message}"
+
+
+def test_without_a_table_only_creation_can_be_required() -> None:
+    check_requirements(None, [{"type": "assert-create"}])
+    check_requirements(None, [])
+    with pytest.raises(CommitConflict, match="table does not exist"):
+        check_requirements(None, [{"type": "assert-table-uuid", "uuid": UUID}])
+
+
+@pytest.mark.parametrize(
+    ("requirements", "message"),
+    [
+        ([{"type": "assert-moon"}], r"Unknown update requirement: assert-moon \(known: assert-create, "),
+        ([{"type": "assert-view-uuid", "uuid": UUID}], "Cannot validate assert-view-uuid against a table"),
+        ([{"type": "assert-table-uuid"}], "assert-table-uuid requirement: .*`uuid`"),
+        ([{"type": "assert-default-spec-id", "default-spec-id": "0"}], r"\$.default-spec-id"),
+        ([{}], "`type`"),
+        ([7], "Expected `object`, got `int`"),
+        (
+            [{"type": "assert-create"}, {"type": "assert-default-spec-id", "default-spec-id": 0}],
+            "Invalid create requirements",
+        ),
+    ],
+)
+def test_what_is_not_a_requirement_is_named(requirements: list[Any], message: str) -> None:
+    for m in (M, None):
+        with pytest.raises(BadRequest, match=message):
+            check_requirements(m, requirements)
+
+
+def test_a_view_is_told_by_its_uuid() -> None:
+    check_view_requirements(UUID, [{"type": "assert-view-uuid", "uuid": UUID.upper()}])
+    with pytest.raises(CommitConflict, match=f"Requirement failed: view UUID does not match: expected {UUID} != x"):
+        check_view_requirements(UUID, [{"type": "assert-view-uuid", "uuid": "x"}])
+    with pytest.raises(BadRequest, match="Cannot validate assert-create against a view"):
+        check_view_requirements(UUID, [{"type": "assert-create"}])
+    with pytest.raises(BadRequest, match="Unknown update requirement: x"):
+        check_view_requirements(UUID, [{"type": "x"}])

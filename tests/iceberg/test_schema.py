@@ -1,0 +1,172 @@
+"""Schemas: spelling, sameness, names, identifiers, defaults, depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.reading import read
+from metaserver.iceberg.schema import Schema, checked
+from metaserver.iceberg.transforms import accepts, canonical
+from metaserver.iceberg.types import canonical_primitive
+from tests.iceberg.samples import field, schema
+
+
+def parsed(*fields: dict[str, Any], **more: Any) -> Schema:
+    return read(schema(*fields, **more), Schema, "schema")
+
+
+def struct(*fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "struct", "fields": list(fields)}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("INT", "int"),
+        ("decimal(9,2)", "decimal(9, 2)"),
+        ("decimal( 9 , 2 )", "decimal(9, 2)"),
+        ("fixed[ 16 ]", "fixed[16]"),
+        ("Geometry(OGC:CRS84)", "geometry"),
+        ("geometry(srid:3857)", "geometry(srid:3857)"),
+        ("geography(OGC:CRS84, Karney)", "geography(OGC:CRS84, karney)"),
+        ("geography(srid:4326)", "geography(srid:4326)"),
+    ],
+)
+def test_a_type_has_one_spelling(given: str, name: str) -> None:
+    assert canonical_primitive(given) == name
+    assert canonical_primitive(name) == name
+
+
+@pytest.mark.parametrize("given", ["", "decimal(39, 2)", "decimal", "fixed[x]", "struct", "geography(a, flat)", "int "])
+def test_an_unknown_type_is_refused(given: str) -> None:
+    with pytest.raises(BadRequest):
+        canonical_primitive(given)
+
+
+def test_schemas_are_the_same_whatever_their_ids_and_spelling() -> None:
+    one = parsed(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
+    assert one.same_as(parsed(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
+    assert not one.same_as(parsed(field(1, "a", "decimal(4,1)", True), schema_id=1))
+    assert not one.same_as(parsed(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
+
+
+def test_names_are_full_paths_with_short_ones_beside_them() -> None:
+    points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
+    made = parsed(field(1, "points", points), field(4, "m.x"))
+    assert made.index.by_id[3].name == "points.element.x"
+    assert made.index.by_name["points.x"] == 3
+    assert made.index.by_name["points.element.x"] == 3
+    assert made.highest_field_id == 4
+
+
+def test_a_short_name_yields_to_a_full_one() -> None:
+    points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
+    assert parsed(field(1, "p", points), field(4, "p.x")).index.by_name["p.x"] == 4
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (parsed(field(1, "a", "long", True), identifiers=(2,)), "field does not exist"),
+        (parsed(field(1, "a", struct(), True), identifiers=(1,)), "not a primitive"),
+        (parsed(field(1, "a", "double", True), identifiers=(1,)), "float or double"),
+        (parsed(field(1, "a", struct(field(2, "b", "long", True))), identifiers=(2,)), "optional field a"),
+        (
+            parsed(
+                field(1, "a", {"type": "list", "element-id": 2, "element": "long", "element-required": True}, True),
+                identifiers=(2,),
+            ),
+            "must not be nested in a",
+        ),
+        (parsed(field(1, "a", "unknown", True)), "required field with unknown type"),
+    ],
+)
+def test_an_impossible_schema_is_refused(made: Schema, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        checked(made)
+
+
+GOOD_DEFAULTS = [
+    ("boolean", True),
+    ("int", -5),
+    ("long", 2**40),
+    ("float", 1.5),
+    ("double", 1.0),
+    ("decimal(9, 2)", "14.20"),
+    ("date", "2017-11-16"),
+    ("time", "22:31:08.123456"),
+    ("timestamp", "2017-11-16T22:31:08.123456"),
+    ("timestamptz", "2017-11-16T22:31:08.123456+00:00"),
+    ("timestamp_ns", "2017-11-16T22:31:08.123456789"),
+    ("timestamptz_ns", "2017-11-16T22:31:08.123456789+00:00"),
+    ("string", "iceberg"),
+    ("uuid", "f79c3e09-677c-4bbd-a479-3f349cb785e7"),
+    ("fixed[2]", "0A1f"),
+    ("binary", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
+def test_a_default_of_its_type_is_kept(kind: str, value: object) -> None:
+    made = checked(parsed(field(1, "a", kind, **{"initial-default": value})))
+    assert made.fields[0].initial_default == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("boolean", 1),
+        ("int", 2**31),
+        ("int", True),
+        ("long", "1"),
+        ("float", 1),
+        ("double", float("nan")),
+        ("double", float("inf")),
+        ("decimal(9, 2)", "14.2"),
+        ("decimal(9, 2)", "x"),
+        ("decimal(9, 2)", "NaN"),
+        ("date", "2017-13-01"),
+        ("time", "25:00:00"),
+        ("timestamp", "2017-11-16T22:31:08+00:00"),
+        ("timestamptz", "2017-11-16T22:31:08+02:00"),
+        ("timestamptz", "2017-11-16T22:31:08"),
+        ("uuid", "f79c3e09"),
+        ("fixed[2]", "00"),
+        ("binary", "0"),
+        ("variant", {}),
+        ("unknown", 1),
+        ({"type": "struct", "fields": []}, {}),
+    ],
+)
+def test_a_default_of_another_type_is_refused(kind: object, value: object) -> None:
+    with pytest.raises(BadRequest, match="default"):
+        checked(parsed(field(1, "a", kind, **{"write-default": value})))
+
+
+def test_depth_is_bounded() -> None:
+    kind: object = "long"
+    for depth in range(200, 0, -1):
+        kind = struct(field(depth, "f", kind))
+    with pytest.raises(BadRequest, match="nested deeper than 100 levels"):
+        checked(parsed(field(1000, "root", kind)))
+    for depth in range(100_000):
+        kind = struct(field(depth, "f", kind))
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        parsed(field(1, "root", kind))
+
+
+def test_transforms_have_one_spelling_and_their_source_types() -> None:
+    assert canonical("Bucket[016]") == "bucket[16]"
+    assert canonical("DAY") == "day"
+    assert canonical("Zorder[x]") == "Zorder[x]"
+    assert accepts("hour", "timestamp_ns")
+    assert not accepts("hour", "date")
+    assert accepts("bucket[4]", "decimal(9, 2)")
+    assert not accepts("bucket[4]", "double")
+    assert not accepts("identity", "geography(OGC:CRS84, karney)")
+    assert accepts("zorder", "double")
+    with pytest.raises(BadRequest):
+        canonical("truncate[99999999999]")

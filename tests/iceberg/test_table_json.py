@@ -1,0 +1,236 @@
+"""Table metadata JSON: what each format version writes, what older and damaged files read as, and that it is stable."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.table.metadata import TableMetadataUtil
+
+from metaserver.errors import BadRequest, Corrupt
+from metaserver.iceberg.metadata import TableMetadata, with_previous_file
+from metaserver.iceberg.table_json import decode_table, encode_table, refs_view
+from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, commit, order, set_ref, spec, table, with_snapshots
+
+SOURCE = "s3://lake/events/metadata/00001.metadata.json"
+
+
+def rich(version: int) -> TableMetadata:
+    """A table that has something of everything its version knows."""
+    m = table(version, partition_spec=spec((2, "day", "d")), sort_order=order((1, "identity")))
+    m = with_snapshots(m, 11, 12, 13)
+    updates: list[dict[str, Any]] = [
+        set_ref(11, "v1", "tag", **{"max-ref-age-ms": 5}),
+        set_ref(12, "dev", **{"min-snapshots-to-keep": 2}),
+        {
+            "action": "set-statistics",
+            "statistics": {
+                "snapshot-id": 12,
+                "statistics-path": "s3://lake/stats.puffin",
+                "file-size-in-bytes": 10,
+                "file-footer-size-in-bytes": 3,
+                "blob-metadata": [
+                    # the only index-free blob type that PyIceberg 0.12 reads at all
+                    {"type": "apache-datasketches-theta-v1", "snapshot-id": 12, "sequence-number": 2, "fields": []}
+                ],
+            },
+        },
+        {
+            "action": "set-partition-statistics",
+            "partition-statistics": {
+                "snapshot-id": 13,
+                "statistics-path": "s3://lake/part.parquet",
+                "file-size-in-bytes": 10,
+            },
+        },
+    ]
+    if version >= 3:
+        updates.append(
+            {"action": "add-encryption-key", "encryption-key": {"key-id": "k", "encrypted-key-metadata": "AAEC"}}
+        )
+    m, _ = with_previous_file(commit(m, *updates), SOURCE, NOW)
+    return m
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_what_is_written_reads_back_as_the_same(version: int) -> None:
+    m = rich(version)
+    data = encode_table(m)
+    assert decode_table(data, SOURCE) == m
+    assert encode_table(decode_table(data, SOURCE)) == data
+    assert decode_table(gzip.compress(data), SOURCE) == m
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_pyiceberg_reads_what_is_written(version: int) -> None:
+    m = rich(version)
+    theirs = TableMetadataUtil.parse_raw(encode_table(m).decode())
+    assert theirs.format_version == version
+    assert [s.snapshot_id for s in theirs.snapshots] == [11, 12, 13]
+    assert theirs.current_snapshot_id == 13
+    assert {name: ref.snapshot_id for name, ref in theirs.refs.items()} == {"main": 13, "v1": 11, "dev": 12}
+    assert [e.snapshot_id for e in theirs.snapshot_log] == [11, 12, 13]
+    assert theirs.metadata_log[0].metadata_file == SOURCE
+    assert theirs.statistics[0].blob_metadata[0].fields == []
+    assert theirs.last_partition_id == 1000
+    assert theirs.default_sort_order_id == 1
+
+
+def test_each_version_has_exactly_the_fields_its_readers_need() -> None:
+    empty = {version: json.loads(encode_table(table(version))) for version in (1, 2, 3)}
+    assert "last-sequence-number" not in empty[1]
+    assert empty[1]["schema"] == empty[1]["schemas"][0]
+    assert empty[1]["partition-spec"] == []
+    for version in (2, 3):
+        assert empty[version]["last-sequence-number"] == 0
+        assert not {"schema", "partition-spec"} & empty[version].keys()
+    assert [empty[version]["current-snapshot-id"] for version in (1, 2, 3)] == [-1, -1, None]
+    assert ["next-row-id" in empty[version] for version in (1, 2, 3)] == [False, False, True]
+    required = {
+        "format-version", "table-uuid", "location", "last-updated-ms", "last-column-id", "schemas", "current-schema-id",
+        "partition-specs", "default-spec-id", "last-partition-id", "sort-orders", "default-sort-order-id",
+    }  # fmt: skip
+    for version in (1, 2, 3):
+        assert required <= empty[version].keys()
+
+
+def test_version_1_snapshots_carry_no_sequence_number() -> None:
+    written = json.loads(encode_table(rich(1)))
+    assert all("sequence-number" not in snapshot for snapshot in written["snapshots"])
+
+
+OLD_V1: dict[str, Any] = {
+    "format-version": 1,
+    "location": "s3://lake/old",
+    "last-updated-ms": NOW,
+    "last-column-id": 3,
+    "schema": {"type": "struct", "fields": EVENTS["fields"]},
+    "partition-spec": [{"name": "d", "transform": "day", "source-id": 2}],
+    "properties": {"a": "b"},
+    "current-snapshot-id": 7,
+    "snapshots": [{"snapshot-id": 7, "timestamp-ms": NOW, "manifests": ["s3://lake/m1.avro"]}],
+}
+
+
+def test_old_version_1_metadata_is_completed() -> None:
+    m = decode_table(json.dumps(OLD_V1).encode(), SOURCE)
+    assert m.table_uuid is None
+    assert m.current_schema.id == 0
+    assert m.default_spec.fields[0].field_id == 1000
+    assert m.last_partition_id == 1000
+    assert [o.order_id for o in m.sort_orders] == [0]
+    assert m.refs["main"].snapshot_id == 7
+    written = json.loads(encode_table(m))
+    assert written["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
+    assert "table-uuid" not in written
+    TableMetadataUtil.parse_raw(json.dumps({**written, "snapshots": [], "current-snapshot-id": -1, "refs": {}}))
+    upgraded = commit(
+        m, {"action": "assign-uuid", "uuid": UUID}, {"action": "upgrade-format-version", "format-version": 3}
+    )
+    assert decode_table(encode_table(upgraded), SOURCE) == upgraded
+
+
+def test_unknown_fields_do_not_hinder_reading() -> None:
+    made = json.loads(encode_table(rich(2)))
+    made["x-new"] = {"a": [1]}
+    made["snapshots"][0]["x-new"] = 1
+    made["schemas"][0]["fields"][0]["x-new"] = 1
+    assert decode_table(json.dumps(made).encode(), SOURCE).snapshots[0].snapshot_id == 11
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    made = json.loads(encode_table(rich(2)))
+    made.update(changes)
+    return {key: value for key, value in made.items() if value != "DROP"}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "Input data was truncated"),
+        (b"\x1f\x8bnot gzip", "valid table metadata"),
+        (b'{"format-version": 2}', "missing required field"),
+        (b"\xff\xfe", "valid table metadata"),
+        (b"[" * 100_000, "valid table metadata"),
+        (json.dumps(broken(**{"format-version": 9})).encode(), "Unsupported format version: v9"),
+        (json.dumps(broken(**{"table-uuid": "DROP"})).encode(), "UUID is required"),
+        (json.dumps(broken(**{"schemas": "DROP"})).encode(), "schemas must exist in format v2"),
+        (json.dumps(broken(**{"partition-specs": []})).encode(), "partition-specs must exist"),
+        (json.dumps(broken(**{"sort-orders": "DROP"})).encode(), "sort-orders must exist"),
+        (json.dumps(broken(**{"last-partition-id": "DROP"})).encode(), "last-partition-id must exist"),
+        (json.dumps(broken(**{"last-sequence-number": "DROP"})).encode(), "last-sequence-number must exist"),
+        (json.dumps(broken(**{"last-sequence-number": 1})).encode(), "greater than last sequence number 1"),
+        (json.dumps(broken(**{"current-schema-id": 5})).encode(), "current-schema-id=5"),
+        (json.dumps(broken(**{"default-spec-id": 5})).encode(), "default-spec-id=5"),
+        (json.dumps(broken(**{"default-sort-order-id": 5})).encode(), "default-sort-order-id=5"),
+        (json.dumps(broken(**{"current-snapshot-id": 99})).encode(), "current snapshot 99"),
+        (json.dumps(broken(**{"current-snapshot-id": 12})).encode(), r"does not match main branch \(12 != 13\)"),
+        (json.dumps(broken(refs={"b": {"snapshot-id": 99, "type": "branch"}})).encode(), "reference b does not exist"),
+        (json.dumps(broken(snapshots="x")).encode(), r"\$.snapshots"),
+        (encode_table(table(3)).replace(b'"next-row-id":0,', b""), "next-row-id must exist in format v3"),
+    ],
+)
+def test_a_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: str) -> None:
+    with pytest.raises(Corrupt, match=message) as raised:
+        decode_table(data, SOURCE)
+    assert SOURCE in raised.value.message
+
+
+DATA = encode_table(rich(2))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
+def test_a_flipped_byte_is_corrupt_or_still_consistent(position: int, byte: int) -> None:
+    damaged = DATA[:position] + bytes([byte]) + DATA[position + 1 :]
+    try:
+        m = decode_table(damaged, SOURCE)
+    except Corrupt as error:
+        assert SOURCE in error.message  # noqa: PT017  either outcome is right
+        return
+    assert m.current_snapshot is not None
+    assert decode_table(encode_table(m), SOURCE) == m
+
+
+def test_the_refs_view_has_only_referenced_snapshots_and_the_whole_log() -> None:
+    m = commit(with_snapshots(table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
+    view = json.loads(refs_view(m))
+    assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
+    assert len(view["snapshot-log"]) == 4
+    full = json.loads(encode_table(m))
+    assert {**view, "snapshots": None} == {**full, "snapshots": None}
+    assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(refs_view(m).decode()).snapshots] == [2, 4]
+
+
+def test_the_metadata_log_keeps_the_newest_files_and_tells_which_fell_off() -> None:
+    m = table(properties={"write.metadata.previous-versions-max": "3"})
+    removed: list[str] = []
+    for number in range(5):
+        m, gone = with_previous_file(m, f"f{number}", NOW + number)
+        removed += gone
+    assert [(e.metadata_file, e.timestamp_ms - NOW) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
+    assert removed == ["f0", "f1"]
+    assert with_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]
+    assert len(with_previous_file(table(), "f", NOW)[0].metadata_log) == 1
+    with pytest.raises(BadRequest, match="previous-versions-max"):
+        with_previous_file(table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
+
+
+def test_a_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
+    m = with_snapshots(table(), 1)
+    data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
+    read = decode_table(data, SOURCE)
+    assert read.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
+    assert encode_table(read) == data
+
+
+def test_snapshots_are_found_by_id() -> None:
+    m = with_snapshots(table(), 5, 6)
+    assert m.snapshot(5) is m.snapshots[0]
+    assert m.snapshot(7) is None
+    assert m.current_snapshot is m.snapshots[1]
+    assert add_snapshot(5, 1)["snapshot"]["manifest-list"] == m.snapshots[0].manifest_list

@@ -1,0 +1,201 @@
+"""Views: creation, JSON, every update action, the history's bound and the dialect rule."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from metaserver.errors import BadRequest, Corrupt
+from metaserver.iceberg.view import ViewMetadata, decode_view, encode_view
+from metaserver.iceberg.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from tests.iceberg.samples import EVENTS, NOW, UUID, Json, field, schema
+
+OTHER = schema(field(1, "n", "int"))
+
+
+def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **more: Any) -> Json:
+    return {
+        "version-id": 1,
+        "timestamp-ms": NOW,
+        "schema-id": 0,
+        "summary": {"engine-name": "spark"},
+        "representations": [{"type": "sql", "sql": sql, "dialect": dialect} for dialect in dialects],
+        "default-namespace": ["db"],
+        **more,
+    }
+
+
+def view(**more: Any) -> ViewMetadata:
+    made: Json = {
+        "uuid": UUID,
+        "location": "s3://lake/v",
+        "schema": EVENTS,
+        "view_version": version(),
+        "properties": {},
+    }
+    return new_view(**{**made, "now_ms": NOW, **more})
+
+
+def commit(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:
+    return apply_view_updates(base, updates, now_ms=now_ms)
+
+
+def replace(sql: str, **more: Any) -> list[Json]:
+    return [
+        {"action": "add-view-version", "view-version": version(sql, **more)},
+        {"action": "set-current-view-version", "view-version-id": -1},
+    ]
+
+
+def test_a_new_view_has_one_version_and_one_log_entry() -> None:
+    v = view(view_version=version(**{"schema-id": 12, "default-catalog": "c"}), schema={**EVENTS, "schema-id": 9})
+    assert (v.current_version_id, v.current_version.schema_id, v.schemas[0].id) == (1, 0, 0)
+    assert [(e.version_id, e.timestamp_ms) for e in v.version_log] == [(1, NOW)]
+    assert v.current_version.default_catalog == "c"
+
+
+def test_what_is_written_reads_back_as_the_same() -> None:
+    v = commit(view(properties={"a": "b"}), *replace("SELECT 2"))
+    assert decode_view(encode_view(v), "f") == v
+    assert decode_view(gzip.compress(encode_view(v)), "f") == v
+    written = json.loads(encode_view(v))
+    assert written.keys() == {
+        "view-uuid", "format-version", "location", "properties", "schemas", "current-version-id", "versions",
+        "version-log",
+    }  # fmt: skip
+    assert written["versions"][0]["representations"] == [{"type": "sql", "sql": "SELECT 1", "dialect": "spark"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format-version": 2}, "Unsupported format version: 2"),
+        ({"current-version-id": 7}, "Cannot find current version 7"),
+        ({"schemas": []}, "Cannot find current schema with id 0"),
+        ({"view-uuid": None}, "view-uuid"),
+    ],
+)
+def test_a_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str) -> None:
+    data = json.dumps({**json.loads(encode_view(view())), **change}).encode()
+    with pytest.raises(Corrupt, match=message) as raised:
+        decode_view(data, "s3://lake/v/meta.json")
+    assert "s3://lake/v/meta.json" in raised.value.message
+
+
+def test_a_replacement_gets_the_next_version_and_its_schema() -> None:
+    v = commit(view(), {"action": "add-schema", "schema": OTHER}, *replace("SELECT n", **{"schema-id": -1}))
+    assert (v.current_version_id, v.current_version.schema_id, len(v.schemas)) == (2, 1, 2)
+    assert [e.version_id for e in v.version_log] == [1, 2]
+
+
+def test_a_version_that_behaves_as_an_old_one_is_reused() -> None:
+    v = commit(view(), *replace("SELECT 2"))
+    back = commit(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
+    assert (back.current_version_id, len(back.versions)) == (1, 2)
+    # it becomes current again now, not when it was first made
+    assert [(e.version_id, e.timestamp_ms) for e in back.version_log][-1] == (1, NOW + 5000)
+    assert commit(v, *replace("SELECT 2")) is v
+
+
+def test_only_the_last_version_set_in_a_commit_is_logged() -> None:
+    v = commit(view(), *replace("SELECT 2"), *replace("SELECT 3"))
+    assert (v.current_version_id, [e.version_id for e in v.version_log]) == (3, [1, 3])
+
+
+def test_properties_location_uuid_and_version_of_a_view() -> None:
+    v = commit(
+        view(properties={"x": "1"}),
+        {"action": "set-properties", "updates": {"a": "1"}},
+        {"action": "remove-properties", "removals": ["x", "y"]},
+        {"action": "set-location", "location": "s3://lake/w"},
+        {"action": "assign-uuid", "uuid": UUID},
+        {"action": "upgrade-format-version", "format-version": 1},
+    )
+    assert (v.properties, v.location, v.view_uuid) == ({"a": "1"}, "s3://lake/w", UUID)
+    assert commit(v) is v
+
+
+def test_old_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
+    v = view(properties={"version.history.num-entries": "2"})
+    for number in range(2, 6):
+        v = commit(v, *replace(f"SELECT {number}"))
+    assert [x.version_id for x in v.versions] == [5, 4]
+    assert [e.version_id for e in v.version_log] == [4, 5]
+
+
+def test_the_current_version_and_those_of_this_commit_are_always_kept() -> None:
+    v = view(properties={"version.history.num-entries": "1"})
+    v = commit(v, {"action": "add-view-version", "view-version": version("SELECT 2")})
+    assert {x.version_id for x in v.versions} == {1, 2}
+    ten = view()
+    for number in range(2, 14):
+        ten = commit(ten, *replace(f"SELECT {number}"))
+    assert len(ten.versions) == 10
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "many"])
+def test_an_impossible_history_size_is_refused(size: str) -> None:
+    with pytest.raises(BadRequest, match=r"version\.history\.num-entries"):
+        commit(view(), {"action": "set-properties", "updates": {"version.history.num-entries": size}})
+
+
+def test_a_replacement_may_not_lose_a_dialect_unless_allowed() -> None:
+    both = view(view_version=version(dialects=("spark", "Trino")))
+    with pytest.raises(BadRequest) as raised:
+        commit(both, *replace("SELECT 2", dialects=("trino",)))
+    assert raised.value.message == (
+        "Cannot replace view due to loss of view dialects (replace.drop-dialect.allowed=false):\n"
+        "Previous dialects: [spark, trino]\nNew dialects: [trino]"
+    )
+    allow = {"action": "set-properties", "updates": {"replace.drop-dialect.allowed": "TRUE"}}
+    assert commit(both, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
+    assert commit(both, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id == 2
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        ([{"action": "set-current-view-version", "view-version-id": -1}], "no current version id has been set"),
+        ([{"action": "set-current-view-version", "view-version-id": 5}], "unknown version: 5"),
+        (replace("x", **{"schema-id": -1}), "no schema has been added"),
+        (replace("x", **{"schema-id": 4}), "Cannot add version with unknown schema: 4"),
+        (replace("x", dialects=("spark", "SPARK")), "multiple queries for dialect spark"),
+        (replace("x", dialects=()), "it has no representations"),
+        (replace("x", representations=[{"type": "plan"}]), "unsupported view representations"),
+        (replace("x", representations=[{"type": "sql", "sql": "x"}]), "`sql` and `dialect` are required"),
+        ([{"action": "assign-uuid", "uuid": UUID.replace("5", "6")}], "Cannot reassign uuid"),
+        ([{"action": "upgrade-format-version", "format-version": 2}], "Unsupported format version: 2"),
+        ([{"action": "upgrade-format-version", "format-version": 0}], "Cannot downgrade v1 view to v0"),
+        ([{"action": "set-location", "location": ""}], "Invalid view location"),
+        ([{"action": "add-snapshot"}], "Cannot apply update add-snapshot to a view"),
+        ([{"action": "x"}], r"Unknown metadata update action: x \(known: assign-uuid"),
+        ([{"action": "add-view-version"}], "add-view-version update: .*`view-version`"),
+        ([{"action": "add-view-version", "view-version": {}}], r"\$.view-version"),
+    ],
+)
+def test_an_impossible_update_is_refused(updates: list[Json], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        commit(view(), *updates)
+
+
+def test_a_view_can_be_built_from_updates_alone() -> None:
+    updates = [
+        {"action": "assign-uuid", "uuid": UUID},
+        {"action": "set-location", "location": "s3://lake/v"},
+        {"action": "add-schema", "schema": EVENTS},
+        *replace("SELECT 1", **{"schema-id": -1}),
+    ]
+    assert apply_view_updates(None, updates, now_ms=NOW) == view()
+    for missing, message in ((0, "no uuid"), (1, "location"), (2, "no schema has been added"), (4, "no versions")):
+        with pytest.raises(BadRequest, match=message):
+            apply_view_updates(None, [u for n, u in enumerate(updates) if n != missing], now_ms=NOW)
+
+
+def test_the_actions_are_those_of_the_spec() -> None:
+    assert set(VIEW_ACTIONS) == {
+        "assign-uuid", "upgrade-format-version", "add-schema", "set-location", "set-properties", "remove-properties",
+        "add-view-version", "set-current-view-version",
+    }  # fmt: skip
