@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 import structlog
 import uvloop
 from aiohttp import web
+from opentelemetry.trace import Tracer
 
 from metaserver.api.app import Parts, build_app
 from metaserver.api.metrics import Metrics
@@ -41,7 +43,7 @@ _log = structlog.get_logger("seamark.server")
 @asynccontextmanager
 async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
     """Every part of one worker, closed in reverse order. ConfigError names the setting that does not work."""
-    _prepare_home(settings)
+    prepare_home(settings)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         drain = asyncio.Event()
@@ -64,6 +66,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             catalog=catalog,
             timeline=timeline,
             metrics=Metrics(),
+            tracer=await enter(_open_tracing(settings)),
             drain=drain,
         )
         holder = f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
@@ -74,7 +77,22 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
         yield parts
 
 
-def _prepare_home(settings: Settings) -> None:
+@asynccontextmanager
+async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
+    """None where no endpoint is set. ConfigError when the optional SDK is not installed."""
+    if not settings.otel_endpoint:
+        yield None
+        return
+    try:
+        tracing = importlib.import_module("metaserver.api.tracing")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"otel_endpoint needs the OpenTelemetry SDK ({error}): install seamark[otel]") from None
+    async with tracing.open_tracing(settings) as tracer:
+        yield tracer
+
+
+def prepare_home(settings: Settings) -> None:
+    """Creates the home folder. ConfigError when that cannot be done."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -131,24 +149,33 @@ async def serving(parts: Parts, sock: socket.socket) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-async def serve(settings: Settings, sock: socket.socket, clock: Clock, on_ready: Callable[[], None]) -> None:
-    """Until SIGTERM or SIGINT; then drains. A second signal does not hurry it: that is what SIGKILL is for."""
+async def serve(
+    settings: Settings, sock: socket.socket, clock: Clock, on_ready: Callable[[], None], parent: int | None = None
+) -> None:
+    """Until SIGTERM or SIGINT; then drains. A second signal does not hurry it: that is what SIGKILL is for.
+
+    `parent` is a file descriptor that becomes readable when the supervisor is gone: a worker does not outlive it.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if parent is not None:
+        loop.add_reader(parent, stop.set)
     async with open_parts(settings, clock) as parts, serving(parts, sock):
         _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
         on_ready()
         await stop.wait()
+        if parent is not None:
+            loop.remove_reader(parent)
         _log.info("draining", timeout_s=settings.drain_timeout_s)
     _log.info("stopped", pid=os.getpid())
 
 
-def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
+def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None], parent: int | None = None) -> None:
     """One worker on an event loop of its own; returns after the drain."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, sock, SystemClock(), on_ready))
+        runner.run(serve(settings, sock, SystemClock(), on_ready, parent))
 
 
 def write_server_file(settings: Settings, url: str, port: int) -> Path:
@@ -236,8 +263,15 @@ async def _prune(parts: Parts) -> int:
 
 async def _sample(parts: Parts) -> None:
     """Sets the gauges that others know, and measures how late the loop wakes."""
+    metrics, clock = parts.metrics, parts.clock
     while True:
-        before = parts.clock.monotonic()
+        before = clock.monotonic()
         await asyncio.sleep(SAMPLE_INTERVAL_S)
-        parts.metrics.loop_lag.set(max(0.0, parts.clock.monotonic() - before - SAMPLE_INTERVAL_S))
-        parts.metrics.watchers.set(parts.timeline.watchers)
+        metrics.loop_lag.set(max(0.0, clock.monotonic() - before - SAMPLE_INTERVAL_S))
+        metrics.in_flight.set(metrics.in_flight_now)
+        metrics.watchers.set(parts.timeline.watchers)
+        metrics.store_queue.set(parts.store.transacting)
+        cache = parts.catalog.documents.cache.stats()
+        metrics.cache_bytes.set(cache.used_bytes)
+        metrics.cache_hits.set(cache.hits)
+        metrics.cache_misses.set(cache.misses)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from aiohttp import web
+from opentelemetry.trace import Tracer
 
 from metaserver.api import dropped, health, keys, metrics, openapi, timeline
 from metaserver.api.metrics import Metrics
@@ -29,13 +30,16 @@ class Parts:
     catalog: Catalog
     timeline: Timeline
     metrics: Metrics
+    tracer: Tracer | None
+    """None where no traces are wanted."""
     drain: asyncio.Event
     """Set when the server stops: readiness fails, long-polls answer, connections are not kept."""
 
 
 def build_app(parts: Parts) -> web.Application:
     """All routes over `parts`. The application may be started and stopped once, as aiohttp's are."""
-    app = web.Application(middlewares=[build_middleware(parts.clock)], client_max_size=parts.settings.body_limit_bytes)
+    middleware = build_middleware(parts.settings, parts.clock, parts.metrics, parts.tracer)
+    app = web.Application(middlewares=[middleware], client_max_size=parts.settings.body_limit_bytes)
     app[keys.SETTINGS] = parts.settings
     app[keys.CLOCK] = parts.clock
     app[keys.STORE] = parts.store
@@ -44,6 +48,11 @@ def build_app(parts: Parts) -> web.Application:
     app[keys.TIMELINE] = parts.timeline
     app[keys.METRICS] = parts.metrics
     app[keys.DRAIN] = parts.drain
+    add_routes(app)
+    return app
+
+
+def add_routes(app: web.Application) -> None:
+    """All routes; the document that describes them last. Needs no parts, so that the document can be built without."""
     for routes in (health, metrics, timeline, dropped, openapi):
         routes.add_routes(app)
-    return app

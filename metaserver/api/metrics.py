@@ -40,6 +40,8 @@ class Metrics:
         self._commits = prometheus.Counter(
             "seamark_commits", "Commits by outcome: committed, conflict, unknown.", ("outcome",), registry=own
         )
+        self.in_flight_now = 0
+        """Requests being answered; the gauge follows it once a second."""
         self.in_flight = self._gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.store_queue = self._gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
         self.cache_bytes = self._gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")

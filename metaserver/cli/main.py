@@ -17,7 +17,7 @@ import click
 from metaserver.api.logs import configure_logging
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError
-from metaserver.server import bind, run, url_of, write_server_file
+from metaserver.server import bind, prepare_home, run, url_of, write_server_file
 from metaserver.settings import FIELDS, Settings, environment_name, flag_name, load, redact_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -101,7 +101,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    settings.home.mkdir(parents=True, exist_ok=True)
+    prepare_home(settings)
     shared = settings.workers > 1
     sock = bind(settings, shared=shared)
     url, port = url_of(settings, sock), sock.getsockname()[1]

@@ -177,7 +177,8 @@ def _work(settings: Settings, number: int, pipe: Connection) -> None:
     configure_logging(settings, number)
     try:
         sock = bind(settings, shared=True)
-        run(settings, sock, lambda: pipe.send("ready"))
+        supervisor = multiprocessing.parent_process()
+        run(settings, sock, lambda: pipe.send("ready"), supervisor.sentinel if supervisor is not None else None)
     except ConfigError as error:
         pipe.send(f"config:{error.message}")
         raise SystemExit(EXIT_CONFIG) from None

@@ -40,6 +40,11 @@ class DrivenStore(ABC):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._transacting = 0
+
+    @property
+    def transacting(self) -> int:
+        return self._transacting
 
     @abstractmethod
     async def _change(self, begin: Callable[[], Steps[T]]) -> T:
@@ -53,7 +58,11 @@ class DrivenStore(ABC):
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
         now_ms = self._clock.now_ms()
-        return await self._change(lambda: op.transaction(operations, now_ms))
+        self._transacting += 1
+        try:
+            return await self._change(lambda: op.transaction(operations, now_ms))
+        finally:
+            self._transacting -= 1
 
     async def ping(self) -> None:
         await self._point(queries.ping)

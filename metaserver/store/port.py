@@ -377,6 +377,10 @@ class PointerStore(Protocol):
         CommitUnknown: the connection was lost while committing; read the instant back.
         RetryLater: queue full or database away."""
 
+    @property
+    def transacting(self) -> int:
+        """Transactions waiting or under way in this process; for metrics."""
+
     async def ping(self) -> None:
         """RetryLater when the database does not answer."""
 

@@ -1,0 +1,41 @@
+"""OpenTelemetry traces, one span a request, sent to `otel_endpoint` over OTLP/HTTP.
+
+The SDK is an optional dependency (`pip install 'seamark[otel]'`): only this module imports it, and the composition
+root loads this module only where an endpoint is set. Without it nothing of it costs anything. A span carries what the
+log line carries and nothing more. The client's W3C `traceparent` becomes the parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Tracer
+
+from metaserver.settings import Settings
+
+EXPORT_TIMEOUT_S = 5
+
+
+@asynccontextmanager
+async def open_tracing(settings: Settings) -> AsyncIterator[Tracer]:
+    """A tracer whose spans leave in batches from a thread of the SDK; what is left is sent when the block ends.
+
+    `otel_endpoint` is the collector's base URL (http://host:4318) or the full path to /v1/traces.
+    """
+    endpoint = settings.otel_endpoint.rstrip("/")
+    if not endpoint.endswith("/v1/traces"):
+        endpoint += "/v1/traces"
+    version = importlib.metadata.version("seamark")
+    provider = TracerProvider(resource=Resource.create({"service.name": "seamark", "service.version": version}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)))
+    try:
+        yield provider.get_tracer("seamark", version)
+    finally:
+        await asyncio.to_thread(provider.shutdown)

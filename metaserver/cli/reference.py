@@ -1,0 +1,83 @@
+"""Writes the reference pages that are generated: `python -m metaserver.cli.reference` in the checkout.
+
+docs/reference/settings.md comes from `Settings`, docs/reference/openapi.json from the routes. A test compares both with
+what is committed, so that neither can fall behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api.app import add_routes
+from metaserver.api.openapi import build_document
+from metaserver.settings import FIELDS, environment_name, flag_name
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+
+_HEAD = """# Settings
+
+Every setting can be given in four ways; the first one found wins:
+
+1. a flag of `seamark serve`,
+2. an environment variable,
+3. a key of the TOML file named by `--config` or `SEAMARK_CONFIG`,
+4. the default.
+
+Lists are repeated flags, comma-separated variables, or TOML arrays. An unknown key or a value that does not fit stops
+the start with exit code 2 and says which setting it was and where it came from. Settings marked *secret* appear in no
+log.
+
+"""
+
+
+def settings_page() -> str:
+    """The page on settings, in order of declaration."""
+    parts = [_HEAD]
+    for name, field in FIELDS.items():
+        metadata = field.metadata
+        secret = " *Secret.*" if metadata["secret"] else ""
+        parts.append(f"## {name}\n\n{metadata['description']}{secret}\n\n")
+        parts.append(f"- flag `{flag_name(name)}`, variable `{environment_name(name)}`, key `{name}`\n")
+        parts.append(f"- default {_default(field.default)}\n")
+        if bounds := _bounds(metadata):
+            parts.append(f"- {bounds}\n")
+        parts.append("\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def openapi_document() -> str:
+    """The OpenAPI document of our own surface, indented."""
+    app = web.Application()
+    add_routes(app)
+    return msgspec.json.format(msgspec.json.encode(build_document(app)), indent=2).decode() + "\n"
+
+
+def _default(default: Any) -> str:
+    if default in ("", ()):
+        return "empty"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _bounds(metadata: Any) -> str:
+    if metadata["choices"]:
+        return "one of " + ", ".join(f"`{choice}`" for choice in metadata["choices"])
+    if metadata["schemes"]:
+        return "starts with " + " or ".join(f"`{scheme}://`" for scheme in metadata["schemes"])
+    if metadata["least"] is not None:
+        most = f", at most `{metadata['most']:g}`" if metadata["most"] is not None else ""
+        return f"at least `{metadata['least']:g}`{most}"
+    return ""
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.md").write_text(settings_page())
+    (folder / "openapi.json").write_text(openapi_document())
+
+
+if __name__ == "__main__":
+    write(REFERENCE)
