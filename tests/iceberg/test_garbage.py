@@ -20,9 +20,11 @@ from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, field, order,
 from tests.iceberg.test_updates import creation, partition_statistics, statistics
 from tests.iceberg.test_view import replace, version, view
 
-WORDS = st.sampled_from(
-    ["id", "ids", "name", "type", "fields", "struct", "list", "map", "element", "key", "value", "schema", "schema-id", "required", "transform", "source-id", "field-id", "snapshot-id", "ref", "main", "branch", "tag", "bucket[4]", "day", "decimal(9,2)", "long", "double", "unknown", "default-namespace", "sql", "dialect", "initial-default"]
-)
+WORDS = st.sampled_from([
+    "id", "ids", "name", "type", "fields", "struct", "list", "map", "element", "key", "value", "schema", "schema-id",
+    "required", "transform", "source-id", "field-id", "snapshot-id", "ref", "main", "branch", "tag", "bucket[4]", "day",
+    "decimal(9,2)", "long", "double", "unknown", "default-namespace", "sql", "dialect", "initial-default",
+])  # fmt: skip
 LEAVES = (
     st.none()
     | st.booleans()

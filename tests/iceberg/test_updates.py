@@ -207,6 +207,14 @@ def test_missing_partition_field_ids_are_assigned() -> None:
     assert m.last_partition_id == 1002
 
 
+def test_equal_fields_of_one_spec_get_ids_of_their_own() -> None:
+    m = commit(
+        table(partition_spec=spec((1, "bucket[4]", "b"))),
+        {"action": "add-spec", "spec": spec((1, "bucket[4]", "b"), (1, "bucket[4]", "b2"))},
+    )
+    assert [f.field_id for f in m.partition_specs[1].fields] == [1000, 1001]
+
+
 def test_version_1_specs_need_sequential_ids() -> None:
     m = table(1, partition_spec=spec((2, "day", "d")))
     with pytest.raises(BadRequest, match="sequential IDs"):
@@ -538,6 +546,18 @@ def test_an_incomplete_creation_is_refused(without: str, message: str) -> None:
 def test_a_snapshot_before_its_schema_is_refused() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
         apply_updates(None, [add_snapshot(1, 1), *creation()], now_ms=NOW)
+
+
+# scale
+
+
+def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
+    ids = range(1, 10_001)
+    added = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
+    m = commit(table(), *added, set_ref(10_000))
+    left = commit(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
+    assert [s.snapshot_id for s in left.snapshots] == [10_000]
+    assert left.current_snapshot_id == 10_000
 
 
 # what is not an update
