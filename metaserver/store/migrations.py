@@ -82,7 +82,11 @@ _FIRST = (
     "CREATE TABLE secrets (name {text} PRIMARY KEY, value {bytes} NOT NULL) {table}",
 )
 
-_FIRST_POSTGRES = ("CREATE SEQUENCE instant_sequence",)
+_FIRST_POSTGRES = (
+    "CREATE SEQUENCE instant_sequence",
+    "CREATE TABLE timeline_epoch (epoch BIGINT NOT NULL)",
+    "INSERT INTO timeline_epoch (epoch) VALUES (0)",
+)
 
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = ({"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},)
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
@@ -110,3 +114,17 @@ def migrate(dialect: Dialect) -> Steps[int]:
     elif version < len(MIGRATIONS):
         yield Statement("UPDATE schema_version SET version = $1", (len(MIGRATIONS),))
     return version
+
+
+def renew_epoch() -> Steps[bool]:
+    """PostgreSQL only: whether the timeline had to start a new epoch, since its positions are ahead of the cluster.
+
+    Positions hold transaction ids. A dump restored into another cluster may meet lower ones there, and what is
+    recorded next would sort before what readers have already seen.
+    """
+    rows = yield Statement(
+        "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE lpad(to_hex(epoch), 4, '0') "
+        "|| lpad(to_hex(pg_snapshot_xmax(pg_current_snapshot())::text::bigint), 16, '0') <= "
+        "greatest((SELECT max(position) FROM instants), (SELECT max(position) FROM instants_archive)) RETURNING 1"
+    )
+    return bool(rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,9 +28,9 @@ from metaserver.errors import (
     StorageError,
 )
 from metaserver.store.driven import DrivenStore
-from metaserver.store.migrations import migrate
+from metaserver.store.migrations import migrate, renew_epoch
 from metaserver.store.port import PointerStore
-from metaserver.store.statement import POSTGRES, Steps
+from metaserver.store.statement import APPLICATION_NAME, POSTGRES, Steps
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
                 reset=_no_reset,
                 statement_cache_size=512,
                 server_settings={
-                    "application_name": "seamark",
+                    "application_name": APPLICATION_NAME,
                     "default_transaction_isolation": "read committed",
                     "idle_in_transaction_session_timeout": milliseconds,
                     "statement_timeout": milliseconds,
@@ -132,6 +132,7 @@ async def _prepare(pool: Any, where: str) -> None:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
                 await _drive(connection, migrate(POSTGRES))
+                await _drive(connection, renew_epoch())
     except asyncpg.PostgresError as error:
         raise ConfigError(f"{where}: the schema could not be brought up to date: {error}") from None
     except _LOST as error:
@@ -206,10 +207,10 @@ class _PostgresStore(DrivenStore):
             await connection.execute("COMMIT")
         except asyncio.CancelledError:
             # asyncpg has told the server to stop; whether it did so in time, nobody is left to ask.
-            connection.terminate()
+            _terminate(connection)
             raise
         except _LOST as error:
-            connection.terminate()
+            _terminate(connection)
             raise CommitUnknown(f"{self._where} was lost while committing ({type(error).__name__})") from error
         return result
 
@@ -241,4 +242,10 @@ async def _roll_back(connection: Any) -> None:
     try:
         await connection.execute("ROLLBACK", timeout=5)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        _terminate(connection)
+
+
+def _terminate(connection: Any) -> None:
+    """Closes it, and says nothing if the pool has already taken back a connection that broke."""
+    with suppress(asyncpg.InterfaceError):
         connection.terminate()

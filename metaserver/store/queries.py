@@ -1,4 +1,4 @@
-"""The reads: one generator each, one statement each, so every read is of one consistent moment.
+"""The reads: one generator each. Rows come from a single statement each, so every read is of one consistent moment.
 
 Limits and order are part of the statement; whoever drives them decides only where it runs.
 """
@@ -128,8 +128,13 @@ def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]
 
 
 def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
-    """Live and archived rows in one statement: a row that moves to the archive meanwhile is seen exactly once."""
-    terms, params = ["{visible}"], list[object]()
+    """Live and archived rows in one statement: a row that moves to the archive meanwhile is seen exactly once.
+
+    The watermark is asked for first and on its own: what was in progress then is above it, what had ended then is
+    visible to the statement that follows.
+    """
+    watermark = yield Statement("SELECT {watermark}")
+    terms, params = ["position < $1"], [watermark[0][0]]
 
     def term(sql: str, value: object) -> None:
         params.append(value)

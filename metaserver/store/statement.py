@@ -15,6 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+APPLICATION_NAME = "seamark"
+"""How PostgreSQL knows our sessions: the timeline waits for the transactions of these only."""
+
 Row = Sequence[Any]
 Rows = Sequence[Row]
 
@@ -68,7 +71,8 @@ SQLITE = Dialect(
             "(SELECT printf('%020d', coalesce(max(CAST(last AS INTEGER)), 0) + 1) FROM ("
             "SELECT max(position) AS last FROM instants UNION ALL SELECT max(position) FROM instants_archive))"
         ),
-        "visible": "1",
+        # Beyond any position: one writer at a time, so whatever is there is all there will be below it.
+        "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
     },
     placeholder="?",
@@ -83,13 +87,24 @@ POSTGRES = Dialect(
         "int": "BIGINT",
         "bytes": "BYTEA",
         "table": "",
-        # Commits become visible out of sequence order. A position that starts with the transaction's id can be held
-        # back until every older transaction has ended, so that a reader who continues from it misses nothing.
+        # Commits become visible out of sequence order. A position that holds the transaction's id can be held back
+        # until every older transaction of ours has ended, so that a reader who continues from it misses nothing.
+        # The epoch in front of it rises when a dump is restored into a cluster that counts transactions from anew.
         "next_position": (
-            "(lpad(to_hex(pg_current_xact_id()::text::bigint), 16, '0') "
+            "((SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) "
+            "|| lpad(to_hex(pg_current_xact_id()::text::bigint), 16, '0') "
             "|| lpad(to_hex(nextval('instant_sequence')), 16, '0'))"
         ),
-        "visible": "position < lpad(to_hex(pg_snapshot_xmin(pg_current_snapshot())::text::bigint), 16, '0')",
+        # The oldest transaction id in progress in a session of ours, or else the next one. Not the snapshot's xmin:
+        # that stands still while anything in the whole cluster, a vacuum even, is at work. The session list has ids of
+        # 32 bits, so they are set against the snapshot's xmax; those it has not seen yet are above it.
+        "watermark": (
+            "(SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) || (SELECT lpad(to_hex(top - greatest(0, max("  # noqa: S608
+            "((top - coalesce(backend_xid::text::bigint, top) + 2147483648) & 4294967295) - 2147483648))), 16, '0') "
+            "FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS top) AS snapshot LEFT JOIN "
+            f"pg_stat_activity ON datname = current_database() AND application_name = '{APPLICATION_NAME}' "
+            "GROUP BY top)"
+        ),
         "each_of_1": "(SELECT jsonb_array_elements_text($1::text::jsonb))",
     },
     placeholder="$",

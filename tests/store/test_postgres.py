@@ -1,13 +1,369 @@
-"""The contract on a real PostgreSQL server, and what only PostgreSQL promises."""
+"""The contract on a real PostgreSQL server, and what only that promises: watermarks, lost connections, bounds."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
 import pytest
 
+from metaserver.clock import SimulatedClock
+from metaserver.errors import CommitUnknown, ConfigError, RetryLater
+from metaserver.store import operations
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    CreateEntry,
+    CreateNamespace,
+    InstantFilter,
+    Operation,
+    RecordInstant,
+)
+from metaserver.store.postgres import open_postgres
+from metaserver.store.statement import APPLICATION_NAME, POSTGRES
+from tests.services.postgres import postgres_server
+from tests.services.process import port_answers
 from tests.store.contract import PointerStoreContract
+from tests.store.samples import NS, TABLE, ids, make_entry, make_instant, make_swap, outcome
+
+CLOCK = SimulatedClock(seed=1)
+_translate = POSTGRES.translator()
 
 
 class TestPostgres(PointerStoreContract):
     @pytest.fixture
     def url(self, postgres_url: str) -> str:
         return postgres_url
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[DrivenStore]:
+    async with open_postgres(postgres_url, clock=CLOCK) as store:
+        assert isinstance(store, DrivenStore)
+        await store.transact([CreateNamespace(NS, {})])
+        yield store
+        await store.check_invariants()
+
+
+@asynccontextmanager
+async def _raw(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url, server_settings={"application_name": APPLICATION_NAME})
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _drive(connection: Any, *changes: Operation) -> None:
+    """A replica's transaction, without BEGIN and COMMIT, so that a test can hold it open."""
+    steps = operations.transaction(changes, CLOCK.now_ms())
+    try:
+        statement = next(steps)
+        while True:
+            rows = await connection.fetch(_translate(statement.sql, statement.lock), *statement.params)
+            statement = steps.send(rows)
+    except StopIteration:
+        return
+
+
+# The timeline's watermark
+
+
+@pytest.mark.parametrize("recorded_first", [True, False])
+async def test_a_slow_transaction_is_never_missed_by_a_reader_who_goes_on(
+    store: DrivenStore, postgres_url: str, recorded_first: bool
+) -> None:
+    async with _raw(postgres_url) as slow:
+        await slow.execute("BEGIN")
+        # The slow one has its transaction id from its first write, or its instant, before the quick one began.
+        first = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
+        await _drive(slow, first)
+        await store.transact([RecordInstant(make_instant("quick"))])
+        seen = await store.instants(InstantFilter(), 9)
+        assert await store.instants(InstantFilter(newest_first=True), 9) == seen[::-1]
+        if not recorded_first:
+            await _drive(slow, RecordInstant(make_instant("slow")))
+        await slow.execute("COMMIT")
+        since = seen[-1].position if seen else None
+        seen += await store.instants(InstantFilter(since=since), 9)
+        assert sorted(ids(seen)) == ["quick", "slow"]
+        assert (await store.instant("quick")) in seen
+
+
+async def test_the_timeline_does_not_wait_for_strangers(store: DrivenStore, postgres_url: str) -> None:
+    async with _raw(postgres_url) as stranger:
+        await stranger.execute("SET application_name = 'vacuum of somebody'")
+        await stranger.execute("CREATE TABLE unrelated (x int)")
+        await stranger.execute("BEGIN")
+        await stranger.execute("INSERT INTO unrelated VALUES (1)")
+        await store.transact([RecordInstant(make_instant("i"))])
+        assert ids(await store.instants(InstantFilter(), 9)) == ["i"]
+        await stranger.execute("ROLLBACK")
+
+
+async def test_the_watermark_sees_sessions_of_another_role(store: DrivenStore, postgres_url: str) -> None:
+    role = f"replica_{os.getpid()}"
+    async with _raw(postgres_url) as admin:
+        await admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+        await admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        await admin.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
+        try:
+            parts = urlsplit(postgres_url)
+            unprivileged = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+            await admin.execute("BEGIN")
+            await _drive(admin, RecordInstant(make_instant("slow")))
+            async with _raw(unprivileged) as other:
+                await _drive(other, RecordInstant(make_instant("quick")))
+                watermark = await other.fetchval(_translate("SELECT {watermark}", ""))
+                quick = await other.fetchval("SELECT position FROM instants WHERE id = 'quick'")
+                assert watermark <= quick
+            await admin.execute("COMMIT")
+            assert ids(await store.instants(InstantFilter(), 9)) == ["slow", "quick"]
+        finally:
+            await admin.execute(f"DROP OWNED BY {role}")
+            await admin.execute(f"DROP ROLE {role}")
+
+
+async def test_a_dump_restored_where_transaction_ids_are_lower_goes_on_above(postgres_url: str) -> None:
+    async with open_postgres(postgres_url, clock=CLOCK) as store:
+        await store.transact([RecordInstant(make_instant("before"))])
+    async with _raw(postgres_url) as connection:
+        # As if written by a cluster that was far ahead.
+        await connection.execute("UPDATE instants SET position = overlay(position placing '00000fff' from 5 for 8)")
+    async with open_postgres(postgres_url, clock=CLOCK) as store:
+        (before,) = await store.instants(InstantFilter(), 9)
+        await store.transact([RecordInstant(make_instant("after"))])
+        assert ids(await store.instants(InstantFilter(since=before.position), 9)) == ["after"]
+    async with open_postgres(postgres_url, clock=CLOCK) as store, _raw(postgres_url) as connection:
+        await store.ping()
+        assert await connection.fetchval("SELECT epoch FROM timeline_epoch") == 1
+
+
+# Connections that get lost
+
+
+@asynccontextmanager
+async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """The URL of a proxy to the server that cuts the connection, `times` times, at the first message holding `when`:
+    after the server got it where `forward`, else before. Also the list of what made it cut."""
+    parts = urlsplit(url)
+    cuts: list[bytes] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def pump(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cuts_here: bool, held: asyncio.Event
+    ) -> None:
+        """Ends with the stream, or with the cut."""
+        while data := await reader.read(65536):
+            if cuts_here and when in data and len(cuts) < times:
+                cuts.append(data)
+                held.set()
+                if forward:
+                    writer.write(data)
+                    await writer.drain()
+                    await asyncio.sleep(0.2)
+                return
+            if not cuts_here and held.is_set():
+                return
+            writer.write(data)
+            await writer.drain()
+
+    async def serve(client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        server_in, server_out = await asyncio.open_connection(parts.hostname, parts.port)
+        held = asyncio.Event()
+        up = asyncio.create_task(pump(client_in, server_out, cuts_here=True, held=held))
+        down = asyncio.create_task(pump(server_in, client_out, cuts_here=False, held=held))
+        await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+        for half in (up, down):
+            half.cancel()
+        await asyncio.gather(up, down, return_exceptions=True)
+        for writer in (client_out, server_out):
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), cuts
+    finally:
+        server.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_a_connection_lost_while_committing_leaves_the_outcome_unknown_until_read_back(
+    store: DrivenStore, postgres_url: str, arrived: bool
+) -> None:
+    # Opening does not set off the cut: asyncpg's own `transaction()` ends with "COMMIT;", the store's with "COMMIT".
+    async with (
+        _cutting_proxy(postgres_url, b"COMMIT\x00", forward=arrived, times=1) as (url, cuts),
+        open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
+    ):
+        with pytest.raises(CommitUnknown, match="lost while committing"):
+            await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
+        assert len(cuts) == 1
+        assert (await store.instant("i") is not None) is arrived
+        assert (await store.entry(TABLE, NS, "t") is not None) is arrived
+        # The pool goes on with another connection.
+        await cut_off.transact([RecordInstant(make_instant("later"))])
+
+
+async def test_a_connection_lost_before_the_commit_is_replaced_without_a_word(
+    store: DrivenStore, postgres_url: str
+) -> None:
+    async with (
+        _cutting_proxy(postgres_url, b"INTO instants ", forward=True, times=2) as (url, cuts),
+        open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
+    ):
+        await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
+        assert len(cuts) == 2
+    assert ids(await store.instants(InstantFilter(), 9)) == ["i"]
+
+
+async def test_a_read_whose_connection_is_lost_is_asked_again(store: DrivenStore, postgres_url: str) -> None:
+    await store.transact([CreateEntry(make_entry("t"))])
+    async with (
+        _cutting_proxy(postgres_url, b"FROM entries", forward=False, times=1) as (url, cuts),
+        open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
+    ):
+        assert await cut_off.entry(TABLE, NS, "t") == make_entry("t")
+        assert len(cuts) == 1
+
+
+async def test_a_server_that_went_away_is_found_again_when_it_is_back() -> None:
+    with postgres_server() as server:
+        async with open_postgres(server.url(), clock=CLOCK, timeout_s=2) as store:
+            await store.transact([CreateNamespace(NS, {})])
+            await asyncio.to_thread(server.process.stop, first=signal.SIGINT)
+            with pytest.raises(RetryLater):
+                await store.transact([CreateEntry(make_entry("t"))])
+            with pytest.raises(RetryLater):
+                await store.ping()
+            await asyncio.to_thread(server.process.start, lambda: port_answers(server.port), timeout_s=60)
+            while await outcome(store.transact([CreateEntry(make_entry("t"))])) == "retry_later":
+                await asyncio.sleep(0.05)  # it answers "starting up" for a moment
+            assert await store.entry(TABLE, NS, "t") == make_entry("t")
+
+
+# Bounds
+
+
+async def test_a_lock_held_by_another_is_not_waited_for_without_end(store: DrivenStore, postgres_url: str) -> None:
+    await store.transact([CreateEntry(make_entry("t"))])
+    location = make_entry("t").metadata_location
+    async with _raw(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=0.3) as hurried:
+        await holder.execute("BEGIN; UPDATE entries SET version = version")
+        with pytest.raises(RetryLater, match=r"longer than 0\.3 s"):
+            await hurried.transact([make_swap("t", location, "file:///1")])
+        await holder.execute("ROLLBACK")
+        await hurried.transact([make_swap("t", location, "file:///1")])
+
+
+async def test_when_all_connections_are_busy_the_rest_are_told_to_retry(store: DrivenStore, postgres_url: str) -> None:
+    await store.transact([CreateEntry(make_entry("t"))])
+    swap = make_swap("t", make_entry("t").metadata_location, "file:///1")
+    async with (
+        _raw(postgres_url) as holder,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=0.5) as small,
+    ):
+        await holder.execute("BEGIN; UPDATE entries SET version = version")
+        blocked = asyncio.create_task(outcome(small.transact([swap])))
+        await asyncio.sleep(0.1)
+        waiting = asyncio.gather(*(outcome(small.ping()) for _ in range(3)))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await holder.execute("ROLLBACK")
+        assert await blocked == "won"
+        assert await waiting == ["won"] * 3
+        await holder.execute("BEGIN; UPDATE entries SET version = version")
+        swap = make_swap("t", "file:///1", "file:///2")
+        swaps = [asyncio.create_task(small.transact([swap])) for _ in range(8)]
+        results = await asyncio.gather(*swaps, return_exceptions=True)
+        assert {type(result) for result in results} == {RetryLater}
+        assert any("All 1 connections" in str(result) for result in results)
+        await holder.execute("ROLLBACK")
+
+
+async def test_a_cancelled_transaction_leaves_no_trace_and_its_connection_behind_clean(
+    store: DrivenStore, postgres_url: str
+) -> None:
+    await store.transact([CreateEntry(make_entry("t"))])
+    location = make_entry("t").metadata_location
+    async with (
+        _raw(postgres_url) as holder,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1) as small,
+    ):
+        await holder.execute("BEGIN; UPDATE entries SET version = version")
+        task = asyncio.create_task(small.transact([CreateNamespace(("b",), {}), make_swap("t", location, "file:///1")]))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await holder.execute("ROLLBACK")
+        assert await small.namespace(("b",)) is None
+        await small.transact([make_swap("t", location, "file:///2")])
+
+
+async def test_fifty_openings_leak_no_connection_and_no_task(store: DrivenStore, postgres_url: str) -> None:
+    async def cycle() -> None:
+        async with open_postgres(postgres_url, clock=CLOCK, pool_min=2) as opened:
+            await opened.ping()
+
+    await cycle()
+    before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    for _ in range(50):
+        await cycle()
+    after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]
+
+
+# Schema
+
+
+async def test_many_openings_at_once_make_one_schema(postgres_url: str) -> None:
+    async def one(number: int) -> None:
+        async with open_postgres(postgres_url, clock=CLOCK) as opened:
+            await opened.transact([CreateNamespace((f"n{number}",), {})])
+
+    await asyncio.gather(*(one(number) for number in range(8)))
+    async with open_postgres(postgres_url, clock=CLOCK) as opened:
+        assert len(await opened.namespaces((), None, 99)) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("UPDATE schema_version SET version = 99", "schema version 99"),
+        ("INSERT INTO schema_version VALUES (1)", "several rows"),
+        ("DELETE FROM schema_version", "already exists"),
+    ],
+)
+async def test_a_schema_that_is_not_ours_is_refused(postgres_url: str, change: str, complaint: str) -> None:
+    async with open_postgres(postgres_url, clock=CLOCK):
+        pass
+    async with _raw(postgres_url) as connection:
+        await connection.execute(change)
+    with pytest.raises(ConfigError, match=complaint):
+        async with open_postgres(postgres_url, clock=CLOCK):
+            pass
+
+
+async def test_a_database_of_another_encoding_is_refused(postgres_url: str) -> None:
+    name = f"latin_{os.getpid()}"
+    async with _raw(postgres_url) as connection:
+        await connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+        try:
+            with pytest.raises(ConfigError, match="encoding is not UTF8"):
+                async with open_postgres(f"{postgres_url.rpartition('/')[0]}/{name}", clock=CLOCK):
+                    pass
+        finally:
+            await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

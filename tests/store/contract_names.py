@@ -1,0 +1,261 @@
+"""What every pointer store promises about namespaces, entries and what was dropped."""
+
+from __future__ import annotations
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import (
+    AlreadyExists,
+    CommitConflict,
+    NamespaceNotEmpty,
+    NoSuchFunction,
+    NoSuchNamespace,
+    NoSuchTable,
+    NoSuchView,
+    NotFound,
+)
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    CreateEntry,
+    CreateNamespace,
+    DropEntry,
+    DropNamespace,
+    DroppedEntry,
+    Entry,
+    EntryKind,
+    ForgetDropped,
+    Namespace,
+    RenameEntry,
+    ReplaceNamespaceProperties,
+    RestoreEntry,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import (
+    FUNCTION,
+    NS,
+    TABLE,
+    VIEW,
+    ids,
+    make_entry,
+    make_swap,
+)
+
+
+class NamesContract(OpenedStores):
+    # Namespaces
+
+    async def test_a_namespace_reads_back_with_its_properties(self, store: DrivenStore) -> None:
+        properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
+        assert await store.transact([CreateNamespace(("a",), properties)]) == [None]
+        assert await store.namespace(("a",)) == Namespace(("a",), properties, 1)
+        assert await store.namespace(("A",)) is None
+        assert await store.namespace(()) is None
+
+    async def test_a_second_namespace_of_one_name_is_refused(self, store: DrivenStore) -> None:
+        with pytest.raises(AlreadyExists, match=r"^Namespace already exists: ns$"):
+            await store.transact([CreateNamespace(NS, {"other": "1"})])
+        assert (await store.namespace(NS)) == Namespace(NS, {}, 1)
+
+    async def test_a_namespace_needs_its_parent(self, store: DrivenStore) -> None:
+        with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: no\.such$"):
+            await store.transact([CreateNamespace(("no", "such", "child"), {})])
+
+    async def test_namespaces_list_direct_children_in_code_point_order_by_pages(self, store: DrivenStore) -> None:
+        leaves = ["a", "B", "ä", "ﬀ", "\U0001f600", "a.b", "a b", "a!"]
+        for leaf in leaves:
+            await store.transact([CreateNamespace((*NS, leaf), {"leaf": leaf})])
+        await store.transact([CreateNamespace((*NS, "a", "deep"), {}), CreateNamespace(("ns2",), {})])
+        seen: list[str] = []
+        while page := await store.namespaces(NS, seen[-1] if seen else None, 3):
+            seen += [child.path[-1] for child in page]
+        assert seen == sorted(leaves)
+        assert [child.path for child in await store.namespaces((), None, 10)] == [NS, ("ns2",)]
+        assert [child.path for child in await store.namespaces((), "ns", 10)] == [("ns2",)]
+        assert await store.namespaces(("nowhere",), None, 10) == []
+
+    async def test_properties_are_replaced_only_at_the_expected_version(self, store: DrivenStore) -> None:
+        await store.transact([ReplaceNamespaceProperties(NS, 1, {"a": "1"})])
+        assert await store.namespace(NS) == Namespace(NS, {"a": "1"}, 2)
+        with pytest.raises(CommitConflict):
+            await store.transact([ReplaceNamespaceProperties(NS, 1, {"a": "2"})])
+        with pytest.raises(NoSuchNamespace, match="Namespace does not exist: gone"):
+            await store.transact([ReplaceNamespaceProperties(("gone",), 1, {})])
+        assert await store.namespace(NS) == Namespace(NS, {"a": "1"}, 2)
+
+    @pytest.mark.parametrize("content", [TABLE, VIEW, FUNCTION, None])
+    async def test_a_namespace_with_anything_in_it_stays(self, store: DrivenStore, content: EntryKind | None) -> None:
+        put = CreateEntry(make_entry("x", content)) if content else CreateNamespace((*NS, "child"), {})
+        await store.transact([put])
+        with pytest.raises(NamespaceNotEmpty, match=r"^Namespace ns is not empty"):
+            await store.transact([DropNamespace(NS)])
+        await store.transact([DropEntry(content, NS, "x") if content else DropNamespace((*NS, "child"))])
+        await store.transact([DropNamespace(NS)])
+        assert await store.namespace(NS) is None
+        with pytest.raises(NoSuchNamespace):
+            await store.transact([DropNamespace(NS)])
+
+    # Entries
+
+    async def test_an_entry_reads_back_as_it_was_written(self, store: DrivenStore) -> None:
+        entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
+        await store.transact([CreateEntry(entry)])
+        assert await store.entry(TABLE, NS, "t") == entry
+        assert await store.entry(VIEW, NS, "t") is None
+        assert await store.entry(TABLE, NS, "T") is None
+
+    async def test_tables_and_views_share_names_and_functions_do_not(self, store: DrivenStore) -> None:
+        await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("v", VIEW))])
+        for kind, name, message in [
+            (TABLE, "t", "Table already exists: ns.t"),
+            (VIEW, "v", "View already exists: ns.v"),
+            (VIEW, "t", "Table with same name already exists: ns.t"),
+            (TABLE, "v", "View with same name already exists: ns.v"),
+        ]:
+            with pytest.raises(AlreadyExists) as refused:
+                await store.transact([CreateEntry(make_entry(name, kind, uuid="another"))])
+            assert refused.value.message == message
+        await store.transact([CreateEntry(make_entry("t", FUNCTION)), CreateEntry(make_entry("v", FUNCTION))])
+        with pytest.raises(AlreadyExists, match=r"^Function already exists: ns\.t$"):
+            await store.transact([CreateEntry(make_entry("t", FUNCTION))])
+
+    async def test_an_entry_needs_its_namespace(self, store: DrivenStore) -> None:
+        with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non-existing$"):
+            await store.transact([CreateEntry(make_entry("t", namespace=("non-existing",)))])
+
+    async def test_entries_list_one_kind_in_code_point_order_by_pages(self, store: DrivenStore) -> None:
+        names = ["t", "T", "ä", "ﬀ", "\U0001f600", "t1", "t 1", "t.1"]
+        for name in names:
+            await store.transact([CreateEntry(make_entry(name))])
+        await store.transact([CreateEntry(make_entry("view", VIEW)), CreateEntry(make_entry("f", FUNCTION))])
+        seen: list[str] = []
+        while page := await store.entries(TABLE, NS, seen[-1] if seen else None, 3):
+            seen += [entry.name for entry in page]
+        assert seen == sorted(names)
+        assert [entry.name for entry in await store.entries(VIEW, NS, None, 9)] == ["view"]
+
+    async def test_a_swap_moves_the_pointer_once(self, store: DrivenStore) -> None:
+        before = make_entry("t")
+        await store.transact([CreateEntry(before)])
+        await store.transact([make_swap("t", before.metadata_location, "file:///1", now_ms=99)])
+        after = await store.entry(TABLE, NS, "t")
+        assert after == make_entry(
+            "t",
+            metadata_location="file:///1",
+            previous_location=before.metadata_location,
+            version=2,
+            updated_ms=99,
+        )
+        with pytest.raises(CommitConflict):
+            await store.transact([make_swap("t", before.metadata_location, "file:///2")])
+        with pytest.raises(CommitConflict, match="created anew"):
+            await store.transact([make_swap("t", "file:///1", "file:///2", uuid="of another")])
+        assert await store.entry(TABLE, NS, "t") == after
+
+    async def test_what_is_missing_is_named_by_its_kind(self, store: DrivenStore) -> None:
+        for kind, error, title in [
+            (TABLE, NoSuchTable, "Table"),
+            (VIEW, NoSuchView, "View"),
+            (FUNCTION, NoSuchFunction, "Function"),
+        ]:
+            for change in (
+                make_swap("x", "a", "b", kind=kind),
+                RenameEntry(kind, NS, "x", NS, "y"),
+                DropEntry(kind, NS, "x"),
+                DropEntry(kind, NS, "x", "file:///expected"),
+            ):
+                with pytest.raises(error) as refused:
+                    await store.transact([change])
+                assert refused.value.message == f"{title} does not exist: ns.x"
+
+    async def test_a_rename_keeps_all_but_the_name(self, store: DrivenStore) -> None:
+        entry = make_entry("t", version=4, previous_location="file:///p")
+        await store.transact(
+            [CreateEntry(entry), CreateNamespace(("b",), {}), RenameEntry(TABLE, NS, "t", ("b",), "u")]
+        )
+        assert await store.entry(TABLE, NS, "t") is None
+        moved = make_entry("u", namespace=("b",), uuid=entry.uuid, metadata_location=entry.metadata_location)
+        assert await store.entry(TABLE, ("b",), "u") == Entry(
+            **{f: getattr(moved, f) for f in moved.__struct_fields__} | {"version": 4, "previous_location": "file:///p"}
+        )
+        await store.transact([RenameEntry(TABLE, ("b",), "u", ("b",), "u")])
+        assert await store.entry(TABLE, ("b",), "u") is not None
+
+    async def test_a_rename_that_cannot_be_changes_nothing(self, store: DrivenStore) -> None:
+        await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("v", VIEW))])
+        await store.transact([CreateEntry(make_entry("t2"))])
+        for change, message in [
+            (RenameEntry(TABLE, NS, "t", NS, "t2"), "Cannot rename ns.t to ns.t2. Table already exists"),
+            (RenameEntry(TABLE, NS, "t", NS, "v"), "Cannot rename ns.t to ns.v. View already exists"),
+            (RenameEntry(VIEW, NS, "v", NS, "t"), "Cannot rename ns.v to ns.t. Table already exists"),
+        ]:
+            with pytest.raises(AlreadyExists) as taken:
+                await store.transact([change])
+            assert taken.value.message == message
+        with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non_existing$"):
+            await store.transact([RenameEntry(TABLE, NS, "t", ("non_existing",), "t")])
+        assert [entry.name for entry in await store.entries(TABLE, NS, None, 9)] == ["t", "t2"]
+
+    # Drop and undrop
+
+    async def test_a_drop_without_keep_forgets(self, store: DrivenStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        with pytest.raises(CommitConflict):
+            await store.transact([DropEntry(TABLE, NS, "t", "file:///elsewhere")])
+        await store.transact([DropEntry(TABLE, NS, "t", make_entry("t").metadata_location)])
+        assert await store.entry(TABLE, NS, "t") is None
+        assert await store.dropped(None, None, 9) == []
+
+    def _keep(self, dropped_id: str, expires_ms: int, purge: bool = False) -> DroppedEntry:
+        return DroppedEntry(dropped_id, make_entry("placeholder"), purge, 11, expires_ms, "ann")
+
+    async def test_a_dropped_entry_is_kept_as_it_was_and_comes_back(
+        self, store: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        entry = make_entry("t", version=7, previous_location="file:///p")
+        until = clock.now_ms() + 1000
+        await store.transact([CreateEntry(entry), DropEntry(TABLE, NS, "t", keep=self._keep("d1", until, purge=True))])
+        kept = DroppedEntry("d1", entry, True, 11, until, "ann")
+        assert await store.dropped_entry("d1") == kept
+        assert await store.dropped(None, None, 9) == [kept]
+        assert await store.dropped(NS, None, 9) == [kept]
+        assert await store.dropped(("other",), None, 9) == []
+        await store.transact([RestoreEntry("d1", NS, "t")])
+        assert await store.entry(TABLE, NS, "t") == entry
+        assert await store.dropped_entry("d1") is None
+        with pytest.raises(NotFound, match="d1"):
+            await store.transact([RestoreEntry("d1", NS, "t2")])
+
+    async def test_a_restore_that_cannot_be_keeps_the_dropped_entry(
+        self, store: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        keep = self._keep("d1", clock.now_ms() + 1000)
+        await store.transact([CreateEntry(make_entry("t")), DropEntry(TABLE, NS, "t", keep=keep)])
+        await store.transact([CreateEntry(make_entry("t", VIEW))])
+        with pytest.raises(AlreadyExists, match=r"^View with same name already exists: ns\.t$"):
+            await store.transact([RestoreEntry("d1", NS, "t")])
+        with pytest.raises(NoSuchNamespace):
+            await store.transact([RestoreEntry("d1", ("gone",), "t")])
+        await store.transact([RestoreEntry("d1", NS, "t_again")])
+        restored = await store.entry(TABLE, NS, "t_again")
+        assert restored is not None
+        assert restored.uuid == "uuid-of-t"
+
+    async def test_an_expired_dropped_entry_is_only_there_to_be_purged(
+        self, store: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        for number, after_ms in enumerate((300, 100, 200)):
+            name = f"t{number}"
+            keep = self._keep(f"d{number}", clock.now_ms() + after_ms)
+            await store.transact([CreateEntry(make_entry(name)), DropEntry(TABLE, NS, name, keep=keep)])
+        assert await store.dropped_expired(clock.now_ms(), 9) == []
+        clock.advance(200)
+        assert ids(await store.dropped_expired(clock.now_ms(), 9)) == ["d1", "d2"]
+        assert ids(await store.dropped_expired(clock.now_ms(), 1)) == ["d1"]
+        assert ids(await store.dropped(None, "d0", 9)) == ["d1", "d2"]
+        with pytest.raises(NotFound):
+            await store.transact([RestoreEntry("d2", NS, "t2")])
+        await store.transact([ForgetDropped("d1")])
+        with pytest.raises(NotFound):
+            await store.transact([ForgetDropped("d1")])
+        assert ids(await store.dropped(None, None, 9)) == ["d0", "d2"]

@@ -1,0 +1,187 @@
+"""What every pointer store promises about the records beside the pointers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import (
+    AlreadyExists,
+    CommitConflict,
+    NotFound,
+)
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    AuditRecord,
+    CreateEntry,
+    Grant,
+    IdempotencyTaken,
+    MetricsReport,
+    RemoveGrant,
+    RevokeToken,
+    SaveAudit,
+    SaveCursor,
+    SaveGrant,
+    SaveIdempotency,
+    SaveMetricsReport,
+    SaveToken,
+    TakeLease,
+    Token,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import (
+    NS,
+    TABLE,
+    ids,
+    make_entry,
+    make_idempotency,
+    outcome,
+)
+
+
+class RecordsContract(OpenedStores):
+    # Idempotency
+
+    async def test_the_first_answer_to_a_key_is_kept_and_the_second_undone(
+        self, store: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        record = make_idempotency("k", clock.now_ms() + 100)
+        await store.transact([SaveIdempotency(record)])
+        assert await store.idempotency("k", clock.now_ms()) == record
+        with pytest.raises(IdempotencyTaken):
+            await store.transact(
+                [CreateEntry(make_entry("t")), SaveIdempotency(make_idempotency("k", clock.now_ms() + 900))]
+            )
+        assert await store.entry(TABLE, NS, "t") is None
+        assert await store.idempotency("k", clock.now_ms()) == record
+        assert await store.idempotency("other", clock.now_ms()) is None
+
+    async def test_an_expired_key_is_free_again(self, store: DrivenStore, clock: SimulatedClock) -> None:
+        await store.transact([SaveIdempotency(make_idempotency("k", clock.now_ms() + 100))])
+        clock.advance(100)
+        assert await store.idempotency("k", clock.now_ms()) is None
+        second = make_idempotency("k", clock.now_ms() + 100, status=404, body=None, metadata_location="file:///m")
+        await store.transact([SaveIdempotency(second)])
+        assert await store.idempotency("k", clock.now_ms()) == second
+
+    async def test_of_requests_with_one_key_at_once_one_is_recorded(
+        self, store: DrivenStore, other: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        async def attempt(number: int) -> bool:
+            record = make_idempotency("k", clock.now_ms() + 100, status=200 + number)
+            entry = make_entry(f"t{number}")
+            try:
+                await (store, other)[number % 2].transact([CreateEntry(entry), SaveIdempotency(record)])
+            except IdempotencyTaken:
+                return False
+            return True
+
+        won = await asyncio.gather(*(attempt(number) for number in range(20)))
+        assert won.count(True) == 1
+        record = await store.idempotency("k", clock.now_ms())
+        assert record is not None
+        assert record.status == 200 + won.index(True)
+        assert [e.name for e in await store.entries(TABLE, NS, None, 99)] == [f"t{won.index(True)}"]
+
+    # Metrics, audit, tokens, grants, cursors, leases, secrets
+
+    async def test_metrics_reports_are_kept_and_listed(self, store: DrivenStore) -> None:
+        reports = [
+            MetricsReport(f"m{n}", ("x", "y")[n % 2], NS, "t", "scan-report", n or None, n, "ann", {"n": n, "e": {}})
+            for n in range(6)
+        ]
+        await store.transact([SaveMetricsReport(report) for report in reports])
+        assert await store.metrics_reports(None, None, 99) == reports
+        assert await store.metrics_reports(None, "m2", 2) == reports[3:5]
+        assert await store.metrics_reports("x", None, 99) == reports[::2]
+        assert await store.metrics_reports("x", "m0", 1) == [reports[2]]
+
+    async def test_audit_records_are_kept_in_batches_of_any_size(self, store: DrivenStore) -> None:
+        records = tuple(
+            AuditRecord(f"a{n:03}", n, "ann", "commitTable", "ns.t", "allowed", 200, f"r{n}", "127.0.0.1")
+            for n in range(150)
+        )
+        await store.transact([SaveAudit(records[:83]), SaveAudit(())])
+        await store.transact([SaveAudit(records)])
+        assert await store.audit(None, 999) == list(records)
+        assert await store.audit("a100", 2) == list(records[101:103])
+
+    async def test_what_is_too_old_is_pruned_within_the_limit(self, store: DrivenStore, clock: SimulatedClock) -> None:
+        now = clock.now_ms()
+        await store.transact([SaveIdempotency(make_idempotency(f"k{n}", now - 2 + n)) for n in range(5)])
+        await store.transact([SaveAudit((AuditRecord("a1", 5, *("x",) * 4, 200, "r"),))])
+        await store.transact([SaveMetricsReport(MetricsReport("m1", "u", NS, "t", "r", None, 5, "w", {}))])
+        assert await store.prune(now, audit_before_ms=5, metrics_before_ms=5, limit=2) == 2
+        assert await store.prune(now, audit_before_ms=5, metrics_before_ms=5, limit=9) == 1
+        assert [await store.idempotency(f"k{n}", 0) is None for n in range(5)] == [True] * 3 + [False] * 2
+        assert await store.prune(now, audit_before_ms=6, metrics_before_ms=6, limit=9) == 2
+        assert await store.audit(None, 9) == []
+        assert await store.metrics_reports(None, None, 9) == []
+
+    async def test_a_token_holds_its_name_until_it_is_revoked_or_expires(
+        self, store: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        now = clock.now_ms()
+        first = Token("1", "ann", "digest1", now, None)
+        await store.transact([SaveToken(first)])
+        assert await store.token_by_digest("digest1") == first
+        assert await store.token_by_digest("digest2") is None
+        with pytest.raises(AlreadyExists, match="ann"):
+            await store.transact([SaveToken(Token("2", "ann", "digest2", now))])
+        await store.transact([RevokeToken("ann", now + 1)])
+        revoked = await store.token_by_digest("digest1")
+        assert revoked is not None
+        assert revoked.revoked_ms == now + 1
+        with pytest.raises(NotFound):
+            await store.transact([RevokeToken("ann", now + 2)])
+        await store.transact([SaveToken(Token("3", "ann", "digest3", now, expires_ms=now + 10))])
+        with pytest.raises(AlreadyExists):
+            await store.transact([SaveToken(Token("4", "ann", "digest4", now))])
+        clock.advance(10)
+        with pytest.raises(NotFound):
+            await store.transact([RevokeToken("ann", clock.now_ms())])
+        await store.transact([SaveToken(Token("4", "ann", "digest4", now))])
+        assert ids(await store.tokens()) == ["1", "3", "4"]
+
+    async def test_grants_are_saved_once_and_removed(self, store: DrivenStore) -> None:
+        whole, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
+        await store.transact([SaveGrant(whole), SaveGrant(part), SaveGrant(part), SaveGrant(Grant("bob", "reader"))])
+        assert await store.grants("ann") == [whole, part]
+        assert len(await store.grants(None)) == 3
+        await store.transact([RemoveGrant(part)])
+        assert await store.grants("ann") == [whole]
+        with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
+            await store.transact([RemoveGrant(part)])
+
+    async def test_a_cursor_moves_only_from_where_it_was_read(self, store: DrivenStore, other: DrivenStore) -> None:
+        assert await store.cursor("hook") is None
+        with pytest.raises(CommitConflict):
+            await store.transact([SaveCursor("hook", "5", "6")])
+        await store.transact([SaveCursor("hook", None, "5")])
+        with pytest.raises(CommitConflict):
+            await store.transact([SaveCursor("hook", None, "5")])
+        outcomes = await asyncio.gather(
+            *(outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other)))
+        )
+        assert sorted(outcomes) == ["commit_conflict", "won"]
+        assert await store.cursor("hook") == f"6{outcomes.index('won')}"
+
+    async def test_a_lease_has_one_holder_and_a_rising_fence(self, store: DrivenStore, other: DrivenStore) -> None:
+        assert await store.transact([TakeLease("l", "a", now_ms=0, until_ms=10)]) == [1]
+        assert await store.transact([TakeLease("l", "a", now_ms=5, until_ms=15)]) == [1]
+        with pytest.raises(CommitConflict):
+            await other.transact([TakeLease("l", "b", now_ms=14, until_ms=30)])
+        assert await other.transact([TakeLease("l", "b", now_ms=15, until_ms=30)]) == [2]
+        with pytest.raises(CommitConflict):
+            await store.transact([TakeLease("l", "a", now_ms=29, until_ms=50)])
+        assert await store.transact([TakeLease("l", "a", now_ms=30, until_ms=50)]) == [3]
+
+    async def test_all_replicas_get_the_first_secret(self, store: DrivenStore, other: DrivenStore) -> None:
+        got = await asyncio.gather(
+            *((store, other)[n % 2].secret("signing", bytes([n, 0, 255])) for n in range(8)),
+        )
+        assert len(set(got)) == 1
+        assert await other.secret("signing", b"late") == got[0]
+        assert await store.secret("another", b"x") == b"x"

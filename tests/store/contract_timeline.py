@@ -1,0 +1,164 @@
+"""What every pointer store promises about instants: order, positions, states, archive."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metaserver.errors import (
+    AlreadyExists,
+    CommitConflict,
+    NotFound,
+)
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    CreateNamespace,
+    Instant,
+    InstantFilter,
+    InstantState,
+    MoveInstant,
+    RecordInstant,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import (
+    NS,
+    at,
+    ids,
+    make_instant,
+)
+
+
+class TimelineContract(OpenedStores):
+    # Timeline
+
+    async def test_an_instant_reads_back_as_it_was_written(self, store: DrivenStore) -> None:
+        instant = make_instant(
+            "i1",
+            who="ann",
+            snapshot_id=2**63 - 1,
+            metadata_location="file:///m",
+            fingerprint="f",
+            summary={"added-files": 3, "nested": {"ä": [1, None, True]}},
+        )
+        await store.transact([RecordInstant(instant)])
+        (read,) = await store.instants(InstantFilter(), 9)
+        assert read.position != ""
+        assert read == at(instant, read.position)
+        assert await store.instant("i1") == read
+        assert await store.instant_by_fingerprint("uuid-of-t", "f") == read
+        assert await store.instant_by_fingerprint("uuid-of-t", "g") is None
+        with pytest.raises(AlreadyExists, match="i1"):
+            await store.transact([RecordInstant(instant)])
+
+    async def test_the_timeline_reads_on_from_any_position_in_both_directions(self, store: DrivenStore) -> None:
+        for number in range(10):
+            await store.transact([RecordInstant(make_instant(f"i{9 - number}"))])
+        every = await store.instants(InstantFilter(), 99)
+        assert ids(every) == [f"i{9 - number}" for number in range(10)]
+        assert [i.position for i in every] == sorted(i.position for i in every)
+        for newest_first in (False, True):
+            seen: list[Instant] = []
+            while page := await store.instants(
+                InstantFilter(since=seen[-1].position if seen else None, newest_first=newest_first), 3
+            ):
+                seen += page
+            assert seen == (every[::-1] if newest_first else every)
+
+    async def test_every_condition_of_a_filter_holds(self, store: DrivenStore) -> None:
+        await store.transact(
+            [
+                RecordInstant(make_instant("a")),
+                RecordInstant(make_instant("b", uuid="other")),
+                RecordInstant(make_instant("c", namespace=("n", "s"))),
+                RecordInstant(make_instant("d", name="u")),
+                RecordInstant(make_instant("e", action="drop")),
+                RecordInstant(make_instant("f", state=InstantState.INFLIGHT, completed_ms=None)),
+            ]
+        )
+        for where, expected in [
+            (InstantFilter(uuid="other"), ["b"]),
+            (InstantFilter(namespace=("n", "s")), ["c"]),
+            (InstantFilter(name="u", namespace=NS), ["d"]),
+            (InstantFilter(action="drop"), ["e"]),
+            (InstantFilter(state=InstantState.INFLIGHT), ["f"]),
+            (InstantFilter(state=InstantState.COMPLETED, name="t"), ["a", "b", "c", "e"]),
+            (InstantFilter(action="drop", uuid="other"), []),
+        ]:
+            assert ids(await store.instants(where, 9)) == expected, where
+
+    async def test_an_instant_moves_only_from_the_expected_state_and_is_seen_anew(self, store: DrivenStore) -> None:
+        requested, inflight, done = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
+        await store.transact([RecordInstant(make_instant("p", state=requested, completed_ms=None))])
+        await store.transact([RecordInstant(make_instant("q"))])
+        last = (await store.instants(InstantFilter(), 9))[-1].position
+        await store.transact([MoveInstant("p", requested, inflight, 50)])
+        (moved,) = await store.instants(InstantFilter(since=last), 9)
+        assert (moved.id, moved.state, moved.completed_ms) == ("p", inflight, None)
+        with pytest.raises(CommitConflict, match="inflight"):
+            await store.transact([MoveInstant("p", requested, inflight, 51)])
+        await store.transact([MoveInstant("p", inflight, done, 60, snapshot_id=8, summary={"x": 1})])
+        (final,) = await store.instants(InstantFilter(since=moved.position), 9)
+        assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (done, 60, 8, {"x": 1})
+        assert ids(await store.instants(InstantFilter(), 9)) == ["q", "p"]
+        with pytest.raises(NotFound):
+            await store.transact([MoveInstant("nobody", requested, inflight, 1)])
+
+    async def test_the_newest_completed_instant_answers_for_a_fingerprint(self, store: DrivenStore) -> None:
+        undone = InstantState.ROLLED_BACK
+        for name, state in [("a", InstantState.COMPLETED), ("b", InstantState.COMPLETED), ("c", undone)]:
+            await store.transact([RecordInstant(make_instant(name, fingerprint="f", state=state))])
+        found = await store.instant_by_fingerprint("uuid-of-t", "f")
+        assert found is not None
+        assert found.id == "b"
+
+    async def test_archived_instants_are_still_read_in_order(self, store: DrivenStore) -> None:
+        for number in range(12):
+            uuid = ("x", "y")[number % 2]
+            await store.transact([RecordInstant(make_instant(f"i{number:02}", uuid=uuid, fingerprint=f"f{number}"))])
+        unfinished = make_instant("open", uuid="x", state=InstantState.REQUESTED, completed_ms=None)
+        await store.transact([RecordInstant(unfinished)])
+        every = await store.instants(InstantFilter(), 99)
+        assert await store.archive_instants(keep=2, limit=5) == 5
+        assert await store.archive_instants(keep=2, limit=5) == 3
+        assert await store.archive_instants(keep=2, limit=5) == 0
+        assert await store.instants(InstantFilter(), 99) == every
+        assert await store.instants(InstantFilter(newest_first=True), 99) == every[::-1]
+        assert await store.instants(InstantFilter(since=every[3].position), 4) == every[4:8]
+        assert ids(await store.instants(InstantFilter(archived=False), 99)) == ["i08", "i09", "i10", "i11", "open"]
+        assert ids(await store.instants(InstantFilter(uuid="x"), 99))[:3] == ["i00", "i02", "i04"]
+        assert await store.instant("i00") == every[0]
+        assert await store.instant_by_fingerprint("x", "f0") == every[0]
+        await store.archive_instants(keep=0, limit=99)
+        await store.transact([RecordInstant(make_instant("later"))])
+        assert ids(await store.instants(InstantFilter(since=every[-1].position), 9)) == ["later"]
+
+    async def test_two_replicas_archive_each_instant_once(self, store: DrivenStore, other: DrivenStore) -> None:
+        for number in range(30):
+            await store.transact([RecordInstant(make_instant(f"i{number:02}"))])
+        every = await store.instants(InstantFilter(), 99)
+        await asyncio.gather(*((store, other)[n % 2].archive_instants(keep=5, limit=7) for n in range(8)))
+        while await store.archive_instants(keep=5, limit=7):
+            pass
+        assert await other.instants(InstantFilter(), 99) == every
+        assert len(await other.instants(InstantFilter(archived=False), 99)) == 5
+
+    async def test_a_reader_of_the_timeline_misses_nothing_while_many_write(
+        self, store: DrivenStore, other: DrivenStore
+    ) -> None:
+        async def write(worker: int) -> None:
+            for step in range(15):
+                await (store, other)[worker % 2].transact(
+                    [CreateNamespace((f"n{worker}-{step}",), {}), RecordInstant(make_instant(f"{worker}-{step}"))]
+                )
+
+        seen: list[str] = []
+        writers = asyncio.gather(*(write(worker) for worker in range(8)))
+        since = None
+        while len(seen) < 8 * 15 or not writers.done():
+            for instant in await store.instants(InstantFilter(since=since), 7):
+                seen.append(instant.id)
+                since = instant.position
+            await asyncio.sleep(0)
+        await writers
+        assert len(seen) == len(set(seen)) == 8 * 15

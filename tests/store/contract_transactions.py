@@ -1,0 +1,153 @@
+"""What every pointer store promises about transactions, alone and against each other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metaserver.errors import (
+    BadRequest,
+    NoSuchTable,
+)
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    CreateEntry,
+    CreateNamespace,
+    DropNamespace,
+    RecordInstant,
+    SaveAudit,
+    TakeLease,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import (
+    NS,
+    TABLE,
+    VIEW,
+    make_entry,
+    make_instant,
+    make_swap,
+    outcome,
+)
+
+
+class TransactionsContract(OpenedStores):
+    # Transactions
+
+    async def test_a_failing_operation_undoes_those_before_it(self, store: DrivenStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        first = make_entry("t").metadata_location
+        with pytest.raises(NoSuchTable):
+            await store.transact(
+                [
+                    CreateNamespace(("b",), {}),
+                    make_swap("t", first, "file:///1"),
+                    RecordInstant(make_instant("i1")),
+                    make_swap("missing", "x", "y"),
+                ]
+            )
+        assert await store.namespace(("b",)) is None
+        assert await store.entry(TABLE, NS, "t") == make_entry("t")
+        assert await store.instant("i1") is None
+
+    async def test_each_operation_has_its_result_in_order(self, store: DrivenStore) -> None:
+        results = await store.transact([CreateEntry(make_entry("t")), TakeLease("l", "me", 0, 10), SaveAudit(())])
+        assert results == [None, 1, None]
+        assert await store.transact([]) == []
+
+    async def test_another_store_sees_a_commit_at_once(self, store: DrivenStore, other: DrivenStore) -> None:
+        location = make_entry("t").metadata_location
+        await store.transact([CreateEntry(make_entry("t"))])
+        for step in range(50):
+            writer, reader = (store, other) if step % 2 else (other, store)
+            await writer.transact([make_swap("t", location, f"file:///{step}")])
+            location = f"file:///{step}"
+            seen = await reader.entry(TABLE, NS, "t")
+            assert seen is not None
+            assert seen.metadata_location == location
+            assert [entry.metadata_location for entry in await reader.entries(TABLE, NS, None, 9)] == [location]
+
+    async def test_fifty_creates_of_one_name_have_one_winner(self, store: DrivenStore, other: DrivenStore) -> None:
+        outcomes = await asyncio.gather(
+            *(
+                outcome((store, other)[n % 2].transact([CreateEntry(make_entry("t", (TABLE, VIEW)[n % 3 % 2]))]))
+                for n in range(50)
+            )
+        )
+        assert sorted(outcomes) == ["already_exists"] * 49 + ["won"]
+
+    async def test_twenty_swaps_from_one_location_have_one_winner(self, store: DrivenStore, other: DrivenStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        first = make_entry("t").metadata_location
+        outcomes = await asyncio.gather(
+            *(
+                outcome(
+                    (store, other)[n % 2].transact(
+                        [make_swap("t", first, f"file:///{n}"), RecordInstant(make_instant(f"i{n}"))]
+                    )
+                )
+                for n in range(20)
+            )
+        )
+        assert sorted(outcomes) == ["commit_conflict"] * 19 + ["won"]
+        after = await store.entry(TABLE, NS, "t")
+        assert after is not None
+        assert after.version == 2
+        assert [n for n in range(20) if await store.instant(f"i{n}")] == [outcomes.index("won")]
+
+    async def test_a_namespace_is_dropped_or_filled_never_both(self, store: DrivenStore, other: DrivenStore) -> None:
+        for step in range(20):
+            path = (f"race{step}",)
+            await store.transact([CreateNamespace(path, {})])
+            fill = CreateEntry(make_entry("t", namespace=path)) if step % 2 else CreateNamespace((*path, "c"), {})
+            outcomes = await asyncio.gather(
+                outcome(store.transact([DropNamespace(path)])), outcome(other.transact([fill]))
+            )
+            assert tuple(outcomes) in {("won", "no_such_namespace"), ("namespace_not_empty", "won")}
+            await store.check_invariants()
+
+    async def test_swaps_of_two_tables_in_opposite_order_never_deadlock_for_good(
+        self, store: DrivenStore, other: DrivenStore
+    ) -> None:
+        locations = {}
+        for name in ("t", "u"):
+            await store.transact([CreateEntry(make_entry(name))])
+            locations[name] = make_entry(name).metadata_location
+        for step in range(3):
+            new = f"file:///{step}"
+            one = [make_swap(name, at, f"{new}/one") for name, at in locations.items()]
+            two = [make_swap(name, at, f"{new}/two") for name, at in locations.items()]
+            outcomes = await asyncio.gather(outcome(store.transact(one)), outcome(other.transact(two[::-1])))
+            assert sorted(outcomes) == ["commit_conflict", "won"]
+            winner = f"{new}/{('one', 'two')[outcomes.index('won')]}"
+            for name in locations:
+                entry = await store.entry(TABLE, NS, name)
+                assert entry is not None
+                assert entry.metadata_location == winner
+                locations[name] = winner
+
+    # Odds
+
+    async def test_ping_answers(self, store: DrivenStore) -> None:
+        await store.ping()
+
+    async def test_a_value_that_does_not_fit_is_the_clients_to_mend(self, store: DrivenStore) -> None:
+        for bad in (
+            CreateEntry(make_entry("t", version=2**63)),
+            RecordInstant(make_instant("i", snapshot_id=-(2**63) - 1)),
+            CreateEntry(make_entry("t\ud800")),
+        ):
+            with pytest.raises(BadRequest):
+                await store.transact([bad])
+        with pytest.raises(BadRequest):
+            await store.entry(TABLE, NS, "t\ud800")
+        with pytest.raises(BadRequest):
+            await store.entries(TABLE, NS, "t\ud800", 10)
+        await store.transact([CreateEntry(make_entry("t"))])
+
+    async def test_names_are_data_and_never_sql(self, store: DrivenStore) -> None:
+        names = ["'; DROP TABLE entries; --", '"', "$1", "?1", "{visible}", "%", "\\", "\\x00"]
+        for name in names:
+            await store.transact([CreateEntry(make_entry(name))])
+            assert await store.entry(TABLE, NS, name) == make_entry(name)
+        assert len(await store.entries(TABLE, NS, None, 99)) == len(names)

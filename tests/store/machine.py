@@ -1,0 +1,211 @@
+"""The state machine that drives a pointer store and its model side by side, and compares them after each step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import SeamarkError
+from metaserver.store import port
+from metaserver.store.driven import DrivenStore
+from metaserver.store.open import open_store
+from metaserver.store.port import DroppedEntry, Entry, EntryKind, InstantFilter, InstantState
+from tests.store.model import Model
+from tests.store.samples import make_instant
+
+# Few values, so that steps meet; of unequal order as code points, UTF-16 units and in a dictionary.
+_levels = st.sampled_from(["a", "B", "ﬀ", "\U0001f600", "a.b"])
+_paths = st.lists(_levels, min_size=1, max_size=3).map(tuple)
+_names = st.sampled_from(["t", "T", "ä", "t 1", "\U0001f600"])
+_kinds = st.sampled_from(EntryKind)
+_properties = st.dictionaries(st.sampled_from(["k", "ä"]), st.text(max_size=3), max_size=2)
+_states = st.sampled_from(InstantState)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A subclass brings `fresh_url`: a new, empty database for each run."""
+
+    def fresh_url(self) -> str:
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = SimulatedClock(seed=0)
+        self.model = Model(self.clock.now_ms())
+        self.runner = asyncio.Runner()
+        self.stack = AsyncExitStack()
+        self.count = 0
+        self.store: DrivenStore
+
+    def run(self, awaitable: Any) -> Any:
+        async def main() -> Any:
+            return await awaitable
+
+        return self.runner.run(main())
+
+    @initialize()
+    def open(self) -> None:
+        opened = self.run(self.stack.enter_async_context(open_store(self.fresh_url(), clock=self.clock)))
+        assert isinstance(opened, DrivenStore)
+        self.store = opened
+
+    def teardown(self) -> None:
+        self.run(self.stack.aclose())
+        self.runner.close()
+
+    def fresh(self, what: str) -> str:
+        self.count += 1
+        return f"{what}{self.count:05}"
+
+    def transact(self, *operations: Any) -> None:
+        expected = self.model.apply(operations)
+        try:
+            self.run(self.store.transact(operations))
+            got = None
+        except SeamarkError as error:
+            got = error.kind
+        assert got == expected, f"{operations}: the store says {got}, the model {expected}"
+
+    def _some_entry(self, data: st.DataObject) -> Entry:
+        return data.draw(st.sampled_from([*self.model.relations.values(), *self.model.functions.values()]))
+
+    def _entry(self, kind: EntryKind, path: tuple[str, ...], name: str) -> Entry:
+        at = self.fresh("")
+        return Entry(kind, path, name, f"uuid{at}", f"file:///{at}", created_ms=self.clock.now_ms())
+
+    @rule(path=_paths, properties=_properties)
+    def create_namespace(self, path: tuple[str, ...], properties: dict[str, str]) -> None:
+        self.transact(port.CreateNamespace(path, properties))
+
+    @rule(path=_paths, version=st.integers(1, 3), properties=_properties)
+    def replace_properties(self, path: tuple[str, ...], version: int, properties: dict[str, str]) -> None:
+        self.transact(port.ReplaceNamespaceProperties(path, version, properties))
+
+    @rule(path=_paths)
+    def drop_namespace(self, path: tuple[str, ...]) -> None:
+        self.transact(port.DropNamespace(path))
+
+    @rule(kind=_kinds, path=_paths, name=_names)
+    def create_anywhere(self, kind: EntryKind, path: tuple[str, ...], name: str) -> None:
+        self.transact(port.CreateEntry(self._entry(kind, path, name)))
+
+    @precondition(lambda self: self.model.namespaces)
+    @rule(data=st.data(), kind=_kinds, name=_names)
+    def create_entry(self, data: st.DataObject, kind: EntryKind, name: str) -> None:
+        path = data.draw(st.sampled_from(list(self.model.namespaces)))
+        self.transact(port.CreateEntry(self._entry(kind, path, name)))
+
+    @precondition(lambda self: self.model.relations or self.model.functions)
+    @rule(data=st.data(), right_location=st.booleans(), right_uuid=st.booleans(), other_kind=st.booleans())
+    def swap(self, data: st.DataObject, right_location: bool, right_uuid: bool, other_kind: bool) -> None:
+        entry = self._some_entry(data)
+        swap = port.SwapPointer(
+            data.draw(_kinds) if other_kind else entry.kind,
+            entry.namespace,
+            entry.name,
+            entry.uuid if right_uuid else "wrong",
+            entry.metadata_location if right_location else "wrong",
+            self.fresh("file:///"),
+            self.clock.now_ms(),
+        )
+        self.transact(swap, port.RecordInstant(make_instant(self.fresh("i"))))
+
+    @precondition(lambda self: self.model.relations or self.model.functions)
+    @rule(data=st.data(), path=_paths, name=_names, same_namespace=st.booleans())
+    def rename(self, data: st.DataObject, path: tuple[str, ...], name: str, same_namespace: bool) -> None:
+        entry = self._some_entry(data)
+        to = entry.namespace if same_namespace else path
+        self.transact(port.RenameEntry(entry.kind, entry.namespace, entry.name, to, name))
+
+    @precondition(lambda self: self.model.relations or self.model.functions)
+    @rule(data=st.data(), kept_ms=st.sampled_from([None, 0, 10, 1000]), expected=st.sampled_from(["", "right", "no"]))
+    def drop(self, data: st.DataObject, kept_ms: int | None, expected: str) -> None:
+        entry = self._some_entry(data)
+        keep = None
+        if kept_ms is not None:
+            now = self.clock.now_ms()
+            keep = DroppedEntry(self.fresh("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
+        location = {"": None, "right": entry.metadata_location, "no": "elsewhere"}[expected]
+        self.transact(port.DropEntry(entry.kind, entry.namespace, entry.name, location, keep))
+
+    @precondition(lambda self: self.model.dropped)
+    @rule(data=st.data(), path=_paths, name=_names, in_place=st.booleans())
+    def restore(self, data: st.DataObject, path: tuple[str, ...], name: str, in_place: bool) -> None:
+        kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
+        back = (kept.entry.namespace, kept.entry.name) if in_place else (path, name)
+        self.transact(port.RestoreEntry(kept.id, *back))
+
+    @rule(number=st.integers(1, 30))
+    def forget(self, number: int) -> None:
+        self.transact(port.ForgetDropped(f"d{number:05}"))
+
+    @rule(path=_paths, number=st.integers(1, 30))
+    def two_in_one(self, path: tuple[str, ...], number: int) -> None:
+        self.transact(port.CreateNamespace(path, {}), port.ForgetDropped(f"d{number:05}"))
+
+    @rule(state=_states)
+    def record(self, state: InstantState) -> None:
+        self.transact(port.RecordInstant(make_instant(self.fresh("i"), state=state)))
+
+    @precondition(lambda self: self.model.instants)
+    @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
+    def move(self, data: st.DataObject, state: InstantState, guess: InstantState, right: bool) -> None:
+        moved = data.draw(st.sampled_from(list(self.model.instants)))
+        current = self.model.instants[moved]
+        # What is finished stays so: nobody asks the store for it.
+        if current in (InstantState.REQUESTED, InstantState.INFLIGHT):
+            self.transact(port.MoveInstant(moved, current if right else guess, state, self.clock.now_ms()))
+
+    @rule(keep=st.integers(0, 5), limit=st.integers(1, 5))
+    def archive(self, keep: int, limit: int) -> None:
+        self.run(self.store.archive_instants(keep, limit))
+
+    @rule(ms=st.sampled_from([1, 10, 1000]))
+    def wait(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self.model.now_ms = self.clock.now_ms()
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        self.run(self._compare())
+
+    async def _compare(self) -> None:
+        store, model = self.store, self.model
+        await store.check_invariants()
+        for parent in [(), *model.namespaces]:
+            children = [path for path in model.namespaces if path[:-1] == parent]
+            listed = await _pages(lambda after, at=parent: store.namespaces(at, after, 2), lambda ns: ns.path[-1])
+            assert [(ns.path, (ns.properties, ns.version)) for ns in listed] == [
+                (path, model.namespaces[path]) for path in sorted(children)
+            ]
+        for path in model.namespaces:
+            for kind in EntryKind:
+                names = model.functions if kind is EntryKind.FUNCTION else model.relations
+                there = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
+                listed = await _pages(
+                    lambda after, at=path, of=kind: store.entries(of, at, after, 2), lambda entry: entry.name
+                )
+                assert listed == there
+        every = [*model.relations.values(), *model.functions.values()]
+        assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in every] == every
+        kept = sorted(model.dropped.values(), key=lambda one: one.id)
+        assert await store.dropped(None, None, 99) == kept
+        expired = sorted((d for d in kept if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id))
+        assert await store.dropped_expired(model.now_ms, 99) == expired
+        timeline = await _pages(
+            lambda after: store.instants(InstantFilter(since=after), 3), lambda instant: instant.position
+        )
+        assert [(instant.id, instant.state) for instant in timeline] == list(model.instants.items())
+
+
+async def _pages(page: Any, key: Any) -> Sequence[Any]:
+    found: list[Any] = []
+    while more := await page(key(found[-1]) if found else None):
+        found += more
+    return found

@@ -1,0 +1,132 @@
+"""A pointer store as plain dicts: the oracle of the state machine. Shares no code with the stores it judges.
+
+`apply` takes a transaction; it answers None, or the kind of the first error, and then nothing has changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from metaserver.store import port
+from metaserver.store.port import DroppedEntry, Entry, EntryKind, NamespacePath
+
+
+class Refused(Exception):
+    """Carries the kind of the error that the store must raise."""
+
+
+@dataclass
+class Model:
+    now_ms: int
+    namespaces: dict[NamespacePath, tuple[dict[str, str], int]] = field(default_factory=dict)
+    relations: dict[tuple[NamespacePath, str], Entry] = field(default_factory=dict)
+    functions: dict[tuple[NamespacePath, str], Entry] = field(default_factory=dict)
+    dropped: dict[str, DroppedEntry] = field(default_factory=dict)
+    instants: dict[str, port.InstantState] = field(default_factory=dict)
+    """In the order in which a reader of the timeline meets them."""
+
+    def apply(self, operations: Sequence[Any]) -> str | None:
+        saved = copy.deepcopy(self.__dict__)
+        try:
+            for operation in operations:
+                getattr(self, "do_" + type(operation).__name__)(operation)
+        except Refused as error:
+            self.__dict__.update(saved)
+            return str(error)
+        return None
+
+    def _names(self, kind: EntryKind) -> dict[tuple[NamespacePath, str], Entry]:
+        return self.functions if kind == "function" else self.relations
+
+    def _find(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
+        entry = self._names(kind).get((namespace, name))
+        if entry is None or entry.kind != kind:
+            raise Refused(f"no_such_{kind}")
+        return entry
+
+    def _add(self, entry: Entry) -> None:
+        if entry.namespace not in self.namespaces:
+            raise Refused("no_such_namespace")
+        names = self._names(entry.kind)
+        if (entry.namespace, entry.name) in names:
+            raise Refused("already_exists")
+        names[entry.namespace, entry.name] = entry
+
+    def do_CreateNamespace(self, op: port.CreateNamespace) -> None:  # noqa: N802  named after the operation
+        if len(op.path) > 1 and op.path[:-1] not in self.namespaces:
+            raise Refused("no_such_namespace")
+        if op.path in self.namespaces:
+            raise Refused("already_exists")
+        self.namespaces[op.path] = (op.properties, 1)
+
+    def do_ReplaceNamespaceProperties(self, op: port.ReplaceNamespaceProperties) -> None:  # noqa: N802
+        if op.path not in self.namespaces:
+            raise Refused("no_such_namespace")
+        if self.namespaces[op.path][1] != op.expected_version:
+            raise Refused("commit_conflict")
+        self.namespaces[op.path] = (op.properties, op.expected_version + 1)
+
+    def do_DropNamespace(self, op: port.DropNamespace) -> None:  # noqa: N802
+        if op.path not in self.namespaces:
+            raise Refused("no_such_namespace")
+        inside = [path for path in self.namespaces if path[:-1] == op.path]
+        inside += [path for path, _ in [*self.relations, *self.functions] if path == op.path]
+        if inside:
+            raise Refused("namespace_not_empty")
+        del self.namespaces[op.path]
+
+    def do_CreateEntry(self, op: port.CreateEntry) -> None:  # noqa: N802
+        self._add(op.entry)
+
+    def do_SwapPointer(self, op: port.SwapPointer) -> None:  # noqa: N802
+        entry = self._find(op.kind, op.namespace, op.name)
+        if entry.uuid != op.uuid or entry.metadata_location != op.expected_location:
+            raise Refused("commit_conflict")
+        self._names(op.kind)[op.namespace, op.name] = msgspec.structs.replace(
+            entry,
+            metadata_location=op.new_location,
+            previous_location=entry.metadata_location,
+            version=entry.version + 1,
+            updated_ms=op.now_ms,
+        )
+
+    def do_RenameEntry(self, op: port.RenameEntry) -> None:  # noqa: N802
+        entry = self._find(op.kind, op.namespace, op.name)
+        del self._names(op.kind)[op.namespace, op.name]
+        self._add(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name))
+
+    def do_DropEntry(self, op: port.DropEntry) -> None:  # noqa: N802
+        entry = self._find(op.kind, op.namespace, op.name)
+        if op.expected_location not in (None, entry.metadata_location):
+            raise Refused("commit_conflict")
+        del self._names(op.kind)[op.namespace, op.name]
+        if op.keep:
+            self.dropped[op.keep.id] = msgspec.structs.replace(op.keep, entry=entry)
+
+    def do_RestoreEntry(self, op: port.RestoreEntry) -> None:  # noqa: N802
+        kept = self.dropped.pop(op.dropped_id, None)
+        if kept is None or kept.expires_ms <= self.now_ms:
+            raise Refused("not_found")
+        self._add(msgspec.structs.replace(kept.entry, namespace=op.namespace, name=op.name))
+
+    def do_ForgetDropped(self, op: port.ForgetDropped) -> None:  # noqa: N802
+        if self.dropped.pop(op.dropped_id, None) is None:
+            raise Refused("not_found")
+
+    def do_RecordInstant(self, op: port.RecordInstant) -> None:  # noqa: N802
+        if op.instant.id in self.instants:
+            raise Refused("already_exists")
+        self.instants[op.instant.id] = op.instant.state
+
+    def do_MoveInstant(self, op: port.MoveInstant) -> None:  # noqa: N802
+        if op.id not in self.instants:
+            raise Refused("not_found")
+        if self.instants[op.id] != op.expected:
+            raise Refused("commit_conflict")
+        del self.instants[op.id]
+        self.instants[op.id] = op.state

@@ -1,0 +1,41 @@
+"""Two stores open on one database, as two replicas would have it: what every part of the contract runs on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.store.driven import DrivenStore
+from metaserver.store.open import open_store
+from metaserver.store.port import (
+    CreateNamespace,
+)
+from tests.store.samples import (
+    NS,
+)
+
+
+class OpenedStores:
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def clock(self) -> SimulatedClock:
+        return SimulatedClock(seed=1)
+
+    @pytest.fixture
+    async def store(self, url: str, clock: SimulatedClock) -> AsyncIterator[DrivenStore]:
+        async with open_store(url, clock=clock) as store:
+            assert isinstance(store, DrivenStore)
+            await store.transact([CreateNamespace(NS, {})])
+            yield store
+            await store.check_invariants()
+
+    @pytest.fixture
+    async def other(self, url: str, clock: SimulatedClock, store: DrivenStore) -> AsyncIterator[DrivenStore]:
+        async with open_store(url, clock=clock) as other:
+            assert isinstance(other, DrivenStore)
+            yield other

@@ -1,0 +1,77 @@
+"""Values to write into a pointer store, each field with a default that a test may override."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from metaserver.errors import (
+    SeamarkError,
+)
+from metaserver.store.port import (
+    Entry,
+    EntryKind,
+    IdempotencyRecord,
+    Instant,
+    InstantState,
+    NamespacePath,
+    SwapPointer,
+)
+
+TABLE, VIEW, FUNCTION = EntryKind.TABLE, EntryKind.VIEW, EntryKind.FUNCTION
+NS: NamespacePath = ("ns",)
+
+
+def make_entry(name: str, kind: EntryKind = TABLE, namespace: NamespacePath = NS, **fields: Any) -> Entry:
+    given: dict[str, Any] = {
+        "uuid": f"uuid-of-{name}",
+        "metadata_location": f"file:///w/{name}/0.json",
+        "created_ms": 5,
+    } | fields
+    return Entry(kind=kind, namespace=namespace, name=name, **given)
+
+
+def make_swap(name: str, expected: str, new: str, **fields: Any) -> SwapPointer:
+    given: dict[str, Any] = {"kind": TABLE, "namespace": NS, "uuid": f"uuid-of-{name}", "now_ms": 7} | fields
+    return SwapPointer(name=name, expected_location=expected, new_location=new, **given)
+
+
+def make_instant(instant_id: str, **fields: Any) -> Instant:
+    given: dict[str, Any] = {
+        "action": "commit",
+        "state": InstantState.COMPLETED,
+        "kind": TABLE,
+        "namespace": NS,
+        "name": "t",
+        "uuid": "uuid-of-t",
+        "requested_ms": 1,
+        "completed_ms": 2,
+    } | fields
+    return Instant(id=instant_id, **given)
+
+
+def make_idempotency(key: str, expires_ms: int, **fields: Any) -> IdempotencyRecord:
+    given: dict[str, Any] = {
+        "scope": "ann POST /v1/x",
+        "request_hash": "h",
+        "status": 200,
+        "body": b"\x00\xffanswer",
+    } | fields
+    return IdempotencyRecord(key=key, expires_ms=expires_ms, **given)
+
+
+def ids(found: Iterable[Any]) -> list[str]:
+    return [one.id for one in found]
+
+
+async def outcome(attempt: Awaitable[Any]) -> str:
+    """ "won", or the kind of the error."""
+    try:
+        await attempt
+    except SeamarkError as error:
+        return error.kind
+    return "won"
+
+
+def at(instant: Instant, position: str) -> Instant:
+    return Instant(**{f: getattr(instant, f) for f in instant.__struct_fields__} | {"position": position})

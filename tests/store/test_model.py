@@ -1,0 +1,73 @@
+"""Random transactions against a model, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.services.postgres import Postgres
+from tests.store.machine import StoreMachine
+
+_TABLES = "namespaces, entries, dropped, instants, instants_archive"
+
+
+def _run(machine: type[StoreMachine], examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
+
+
+def _check_sqlite(tmp_path: Path, examples: int, steps: int) -> None:
+    class Machine(StoreMachine):
+        def fresh_url(self) -> str:
+            return f"sqlite:///{tempfile.mkdtemp(dir=tmp_path)}/seamark.db"
+
+    _run(Machine, examples, steps)
+
+
+def _check_postgres(url: str, examples: int, steps: int) -> None:
+    class Machine(StoreMachine):
+        def fresh_url(self) -> str:
+            async def empty() -> None:
+                connection = await asyncpg.connect(url)
+                if await connection.fetchval("SELECT to_regclass('schema_version')"):
+                    await connection.execute(f"TRUNCATE {_TABLES}")
+                await connection.close()
+
+            asyncio.run(empty())
+            return url
+
+    _run(Machine, examples, steps)
+
+
+def test_sqlite_holds_what_a_plain_dict_would(tmp_path: Path) -> None:
+    _check_sqlite(tmp_path, examples=40, steps=30)
+
+
+def test_postgres_holds_what_a_plain_dict_would(postgres_url: str) -> None:
+    _check_postgres(postgres_url, examples=8, steps=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sqlite_holds_what_a_plain_dict_would_at_length(tmp_path: Path) -> None:
+    _check_sqlite(tmp_path, examples=400, steps=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_postgres_holds_what_a_plain_dict_would_at_length(postgres: Postgres, postgres_url: str) -> None:
+    _check_postgres(postgres_url, examples=60, steps=60)
