@@ -82,3 +82,40 @@ def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
         update["snapshot"]["timestamp-ms"] = NOW + 1000 * (len(m.snapshots) + 1)
         m = commit(m, update, set_ref(snapshot_id), now_ms=NOW + 1000 * (len(m.snapshots) + 1))
     return m
+
+
+def statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json:
+    return {
+        "action": "set-statistics",
+        "snapshot-id": snapshot_id,
+        "statistics": {
+            "snapshot-id": snapshot_id,
+            "statistics-path": path,
+            "file-size-in-bytes": 10,
+            "file-footer-size-in-bytes": 3,
+            "blob-metadata": [],
+        },
+    }
+
+
+def partition_statistics(snapshot_id: int, path: str = "s3://lake/a.parquet") -> Json:
+    return {
+        "action": "set-partition-statistics",
+        "partition-statistics": {"snapshot-id": snapshot_id, "statistics-path": path, "file-size-in-bytes": 10},
+    }
+
+
+def creation(version: int | None = 3) -> list[Json]:
+    upgrade: list[Json] = [] if version is None else [{"action": "upgrade-format-version", "format-version": version}]
+    return [
+        {"action": "assign-uuid", "uuid": UUID},
+        *upgrade,
+        {"action": "add-schema", "schema": EVENTS, "last-column-id": 3},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": spec((2, "day", "d"), ids=(1000,))},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": order((1, "identity"))},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+        {"action": "set-location", "location": "s3://lake/events"},
+        {"action": "set-properties", "updates": {"a": "b"}},
+    ]

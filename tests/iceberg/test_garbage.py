@@ -16,8 +16,21 @@ from metaserver.iceberg.table_json import decode_table, encode_table
 from metaserver.iceberg.updates import TABLE_ACTIONS, apply_updates
 from metaserver.iceberg.view import decode_view, encode_view
 from metaserver.iceberg.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
-from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, field, order, set_ref, spec, table, with_snapshots
-from tests.iceberg.test_updates import creation, partition_statistics, statistics
+from tests.iceberg.samples import (
+    EVENTS,
+    NOW,
+    UUID,
+    add_snapshot,
+    creation,
+    field,
+    order,
+    partition_statistics,
+    set_ref,
+    spec,
+    statistics,
+    table,
+    with_snapshots,
+)
 from tests.iceberg.test_view import replace, version, view
 
 WORDS = st.sampled_from([

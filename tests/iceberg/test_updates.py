@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.errors import BadRequest, CommitConflict
+from metaserver.errors import BadRequest
 from metaserver.iceberg.table_json import decode_table, encode_table
 from metaserver.iceberg.updates import TABLE_ACTIONS, apply_updates
 from tests.iceberg.samples import (
@@ -16,11 +16,13 @@ from tests.iceberg.samples import (
     Json,
     add_snapshot,
     commit,
+    creation,
     field,
     order,
     schema,
     set_ref,
     spec,
+    statistics,
     table,
     with_snapshots,
 )
@@ -282,228 +284,7 @@ def test_an_impossible_sort_order_update_is_refused(update: Json, message: str) 
         commit(table(), update)
 
 
-# snapshots and references
-
-
-def test_a_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> None:
-    m = commit(table(), add_snapshot(5, 1), set_ref(5))
-    assert (m.current_snapshot_id, m.last_sequence_number) == (5, 1)
-    assert [(e.snapshot_id, e.timestamp_ms) for e in m.snapshot_log] == [(5, NOW + 1000)]
-    assert decode_table(encode_table(m), "f") == m
-
-
-def test_a_staged_snapshot_leaves_main_alone() -> None:
-    m = commit(with_snapshots(table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
-    assert (m.current_snapshot_id, len(m.snapshot_log), m.refs["audit"].snapshot_id) == (1, 1, 2)
-
-
-def test_a_rollback_is_logged_at_the_time_of_the_commit() -> None:
-    m = commit(with_snapshots(table(), 1, 2), set_ref(1))
-    assert [e.snapshot_id for e in m.snapshot_log] == [1, 2, 1]
-    assert m.snapshot_log[-1].timestamp_ms == LATER
-
-
-def test_snapshots_current_only_inside_a_commit_are_not_logged() -> None:
-    m = commit(with_snapshots(table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3))
-    assert [e.snapshot_id for e in m.snapshot_log] == [1, 3]
-    assert len(m.snapshots) == 3
-
-
-def test_a_stale_sequence_number_is_a_conflict_and_not_an_error_of_the_client() -> None:
-    m = with_snapshots(table(), 1, 2)
-    with pytest.raises(CommitConflict, match="sequence number 2 older than last sequence number 2"):
-        commit(m, add_snapshot(3, 2, 1))
-
-
-def test_a_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
-    # two concurrent replacements of one table both start anew
-    m = commit(with_snapshots(table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1))
-    assert m.last_sequence_number == 2
-    assert m.current_snapshot_id is None
-    assert "main" not in m.refs
-
-
-@pytest.mark.parametrize(
-    ("version", "snapshot", "message"),
-    [
-        (2, {"snapshot-id": 1}, "Snapshot already exists for id: 1"),
-        (2, {"manifest-list": None}, "missing required field `manifest-list`"),
-        (2, {"manifest-list": None, "manifests": ["a"]}, "missing required field `manifest-list`"),
-        (2, {"summary": {"added-records": "1"}}, "missing required key `operation`"),
-        (2, {"summary": {"operation": 1}}, r"add-snapshot update: .*\$.snapshot.summary"),
-        (2, {"sequence-number": -1}, "Invalid sequence number: -1"),
-        (1, {"sequence-number": 3}, "Sequence number must be 0 in v1"),
-        (3, {}, "first-row-id is null"),
-        (3, {"first-row-id": 7}, "Invalid added-rows"),
-        (3, {"first-row-id": -7, "added-rows": 1}, "Invalid first-row-id"),
-        (3, {"first-row-id": 7, "added-rows": -1}, "Invalid added-rows"),
-    ],
-)
-def test_an_impossible_snapshot_is_refused(version: int, snapshot: Json, message: str) -> None:
-    m = with_snapshots(table(version), 1)
-    update = add_snapshot(2, 2 if version > 1 else 0, 1)
-    update["snapshot"].update(snapshot)
-    with pytest.raises(BadRequest, match=message):
-        commit(m, update)
-
-
-def test_version_1_may_list_manifests_in_the_snapshot() -> None:
-    update = add_snapshot(2, 0, **{"manifest-list": None, "manifests": ["s3://a"]})
-    assert commit(table(1), update).snapshots[0].manifests == ("s3://a",)
-
-
-def test_row_ids_are_given_out_once() -> None:
-    m = commit(table(3), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}), set_ref(1))
-    assert m.next_row_id == 10
-    with pytest.raises(CommitConflict, match="first-row-id is behind table next-row-id: 9 < 10"):
-        commit(m, add_snapshot(2, 2, 1, **{"first-row-id": 9, "added-rows": 1}))
-    ahead = commit(m, add_snapshot(2, 2, 1, **{"first-row-id": 15, "added-rows": 5}))
-    assert ahead.next_row_id == 20
-
-
-def test_row_lineage_fields_are_dropped_before_version_3() -> None:
-    m = commit(table(2), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}))
-    assert (m.snapshots[0].first_row_id, m.next_row_id) == (None, 0)
-
-
-def test_enabling_row_lineage_is_a_no_op_on_version_3_only() -> None:
-    m = table(3)
-    assert commit(m, {"action": "enable-row-lineage"}) is m
-    with pytest.raises(BadRequest, match="not supported until v3"):
-        commit(table(2), {"action": "enable-row-lineage"})
-
-
-@pytest.mark.parametrize("ahead_ms", [61_000, 10**9])
-def test_a_snapshot_from_the_future_is_refused(ahead_ms: int) -> None:
-    update = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
-    with pytest.raises(BadRequest, match="Invalid update timestamp"):
-        commit(table(), update, set_ref(1), now_ms=NOW)
-    within_skew = add_snapshot(1, 1, **{"timestamp-ms": NOW + 59_000})
-    assert commit(table(), within_skew, set_ref(1), now_ms=NOW).current_snapshot_id == 1
-
-
-def test_a_snapshot_long_before_the_current_one_is_refused() -> None:
-    m = with_snapshots(table(), 1)
-    with pytest.raises(BadRequest, match="Invalid snapshot timestamp"):
-        commit(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
-
-
-@pytest.mark.parametrize(
-    ("update", "message"),
-    [
-        (set_ref(9), "Cannot set main to unknown snapshot: 9"),
-        (set_ref(1, "main", "tag"), "Cannot set main to a tag"),
-        (set_ref(1, "b", "twig"), "Invalid snapshot ref type: twig"),
-        (set_ref(1, "b", "tag", **{"min-snapshots-to-keep": 1}), "Tags do not support setting minSnapshotsToKeep"),
-        (set_ref(1, "b", "tag", **{"max-snapshot-age-ms": 1}), "Tags do not support setting maxSnapshotAgeMs"),
-        (set_ref(1, "b", **{"min-snapshots-to-keep": 0}), "Min snapshots to keep must be greater than 0"),
-        (set_ref(1, "b", **{"max-snapshot-age-ms": 0}), "Max snapshot age must be greater than 0 ms"),
-        (set_ref(1, "b", **{"max-ref-age-ms": -1}), "Max reference age must be greater than 0"),
-    ],
-)
-def test_an_impossible_reference_is_refused(update: Json, message: str) -> None:
-    with pytest.raises(BadRequest, match=message):
-        commit(with_snapshots(table(), 1), update)
-
-
-def test_removed_snapshots_take_their_refs_statistics_and_older_history_along() -> None:
-    m = with_snapshots(table(), 1, 2, 3)
-    m = commit(m, set_ref(2, "v1", "tag"), statistics(2), statistics(3), partition_statistics(2))
-    left = commit(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
-    assert [s.snapshot_id for s in left.snapshots] == [1, 3]
-    assert left.refs.keys() == {"main"}
-    assert [f.snapshot_id for f in left.statistics] == [3]
-    assert left.partition_statistics == ()
-    # snapshot 1 stays valid, but when it stopped being current can no longer be told
-    assert [e.snapshot_id for e in left.snapshot_log] == [3]
-
-
-def test_removing_the_current_snapshot_leaves_none() -> None:
-    m = commit(with_snapshots(table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
-    assert (m.current_snapshot_id, m.refs, m.snapshots, m.snapshot_log) == (None, {}, (), ())
-    assert decode_table(encode_table(m), "f") == m
-
-
-def test_a_removed_ref_leaves_its_snapshot() -> None:
-    m = commit(with_snapshots(table(), 1), set_ref(1, "b"))
-    assert commit(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
-    gone = commit(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
-    assert (gone.current_snapshot_id, len(gone.snapshots)) == (None, 1)
-
-
-# statistics and keys
-
-
-def statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json:
-    return {
-        "action": "set-statistics",
-        "snapshot-id": snapshot_id,
-        "statistics": {
-            "snapshot-id": snapshot_id,
-            "statistics-path": path,
-            "file-size-in-bytes": 10,
-            "file-footer-size-in-bytes": 3,
-            "blob-metadata": [],
-        },
-    }
-
-
-def partition_statistics(snapshot_id: int, path: str = "s3://lake/a.parquet") -> Json:
-    return {
-        "action": "set-partition-statistics",
-        "partition-statistics": {"snapshot-id": snapshot_id, "statistics-path": path, "file-size-in-bytes": 10},
-    }
-
-
-def test_a_snapshot_has_one_statistics_file_of_each_kind() -> None:
-    m = commit(
-        with_snapshots(table(), 1),
-        statistics(1),
-        statistics(1, "b"),
-        partition_statistics(1),
-        partition_statistics(1, "c"),
-    )
-    assert [f.statistics_path for f in m.statistics] == ["b"]
-    assert [f.statistics_path for f in m.partition_statistics] == ["c"]
-    empty = commit(
-        m,
-        {"action": "remove-statistics", "snapshot-id": 1},
-        {"action": "remove-partition-statistics", "snapshot-id": 1},
-    )
-    assert (empty.statistics, empty.partition_statistics) == ((), ())
-
-
-def test_encryption_keys_come_and_go_in_version_3() -> None:
-    key = {"key-id": "k1", "encrypted-key-metadata": "AAEC", "encrypted-by-id": "kek", "properties": {"a": "b"}}
-    m = commit(table(3), {"action": "add-encryption-key", "encryption-key": key})
-    assert [k.key_id for k in m.encryption_keys] == ["k1"]
-    assert commit(m, {"action": "add-encryption-key", "encryption-key": key}) is m
-    assert decode_table(encode_table(m), "f") == m
-    assert commit(m, {"action": "remove-encryption-key", "key-id": "k1"}).encryption_keys == ()
-    assert commit(m, {"action": "remove-encryption-key", "key-id": "k2"}) is m
-    with pytest.raises(BadRequest, match="not base64"):
-        commit(m, {"action": "add-encryption-key", "encryption-key": {**key, "encrypted-key-metadata": "?"}})
-    with pytest.raises(BadRequest, match="not supported until v3"):
-        commit(table(2), {"action": "add-encryption-key", "encryption-key": key})
-
-
 # creation from nothing
-
-
-def creation(version: int | None = 3) -> list[Json]:
-    upgrade: list[Json] = [] if version is None else [{"action": "upgrade-format-version", "format-version": version}]
-    return [
-        {"action": "assign-uuid", "uuid": UUID},
-        *upgrade,
-        {"action": "add-schema", "schema": EVENTS, "last-column-id": 3},
-        {"action": "set-current-schema", "schema-id": -1},
-        {"action": "add-spec", "spec": spec((2, "day", "d"), ids=(1000,))},
-        {"action": "set-default-spec", "spec-id": -1},
-        {"action": "add-sort-order", "sort-order": order((1, "identity"))},
-        {"action": "set-default-sort-order", "sort-order-id": -1},
-        {"action": "set-location", "location": "s3://lake/events"},
-        {"action": "set-properties", "updates": {"a": "b"}},
-    ]
 
 
 @pytest.mark.parametrize("version", [None, 1, 2, 3])
@@ -546,18 +327,6 @@ def test_an_incomplete_creation_is_refused(without: str, message: str) -> None:
 def test_a_snapshot_before_its_schema_is_refused() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
         apply_updates(None, [add_snapshot(1, 1), *creation()], now_ms=NOW)
-
-
-# scale
-
-
-def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
-    ids = range(1, 10_001)
-    added = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
-    m = commit(table(), *added, set_ref(10_000))
-    left = commit(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
-    assert [s.snapshot_id for s in left.snapshots] == [10_000]
-    assert left.current_snapshot_id == 10_000
 
 
 # what is not an update
