@@ -59,7 +59,16 @@ class LocalObjects:
 
     async def create(self, location: str, data: bytes) -> None:
         temporary = TEMPORARY_PREFIX + self._clock.random_bytes(12).hex()
-        await self._run(location, lambda path, root: self._create(path, root, location, data, temporary))
+
+        def create(path: str, root: str) -> None:
+            try:
+                self._create(path, root, location, data, temporary)
+            except NotADirectoryError as error:
+                raise StorageError(f"{location!r} lies below something that is a file, not a folder") from error
+            except FileNotFoundError as error:
+                raise RetryLater(f"The folder of {location!r} was deleted meanwhile; try again") from error
+
+        await self._run(location, create)
 
     async def exists(self, location: str) -> bool:
         # Not in a thread: a stat of a cached inode takes 2 µs, the hop 60, and every load of a table asks.
@@ -118,9 +127,9 @@ class LocalObjects:
     def _create(self, path: str, root: str, location: str, data: bytes, temporary_name: str) -> None:
         folder = os.path.dirname(path)
         self._folders.make(folder, root)
-        temporary = os.path.join(folder, temporary_name)
+        temporary, descriptor = _open_new(os.path.join(folder, temporary_name))
         try:
-            _write_synced(temporary, data)
+            _write_synced(descriptor, data)
             try:
                 os.link(temporary, path, follow_symlinks=False)
             except FileExistsError:
@@ -198,18 +207,30 @@ def _explain(error: OSError, location: str) -> Exception:
 
 
 def _read(path: str, location: str, limit_bytes: int | None) -> bytes:
+    # O_NONBLOCK: a named pipe would otherwise hold the thread until somebody writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ObjectMissing(f"What is stored at {location!r} is not a plain file")
         if limit_bytes is not None and status.st_size > limit_bytes:
             raise TooLarge(f"{location!r} has {status.st_size} bytes; at most {limit_bytes} are read")
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
-def _write_synced(path: str, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def _open_new(path: str) -> tuple[str, int]:
+    """The path taken, and a descriptor. The name can only be taken by what a crash left when randomness is replayed."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        path += "-"
+
+
+def _write_synced(descriptor: int, data: bytes) -> None:
+    """Closes the descriptor, whatever happens."""
     try:
         rest = memoryview(data)
         while rest:

@@ -134,6 +134,11 @@ def safe_segment(name: str) -> str:
     return f"{readable or 'x'}-{digest}"
 
 
+def _below(parent: str, tail: str) -> str:
+    # Only file:/// itself ends with a slash.
+    return parent + tail if parent.endswith("/") else f"{parent}/{tail}"
+
+
 class Warehouse:
     """The warehouse and the other locations below which tables may lie. ConfigError for a URI that is none."""
 
@@ -181,7 +186,7 @@ class Warehouse:
 
     def namespace_location(self, path: tuple[str, ...]) -> str:
         """The default location of a namespace; different namespaces get different ones."""
-        return "/".join((self.uri.rstrip("/"), *(safe_segment(level) for level in path)))
+        return _below(self.uri, "/".join(safe_segment(level) for level in path))
 
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
         """A fresh location: the UUID keeps a table apart from a dropped one of the same name that may be undropped.
@@ -189,4 +194,4 @@ class Warehouse:
         BadRequest when the namespace's location (a property that clients set) is outside the warehouse.
         """
         parent = self.check(namespace_location, "The location of the namespace", root_ok=True)
-        return f"{parent.rstrip('/')}/{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}"
+        return _below(parent, f"{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")

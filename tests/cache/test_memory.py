@@ -1,0 +1,97 @@
+"""The memory tier against a plain model: what it holds, what it evicts, what it says it weighs."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
+
+
+def test_the_least_recently_used_leaves_first() -> None:
+    cache: MemoryCache[str, int] = MemoryCache(3 * (100 + ENTRY_OVERHEAD_BYTES))
+    for number, key in enumerate("abc"):
+        assert cache.put(key, number, 100)
+    assert cache.get("a") == 0
+    cache.put("d", 3, 100)
+    assert [key for key in "abcd" if key in cache] == ["a", "c", "d"]
+    assert cache.get("b") is None
+
+
+def test_a_value_larger_than_the_budget_is_refused_and_displaces_only_its_predecessor() -> None:
+    cache: MemoryCache[str, str] = MemoryCache(1000)
+    cache.put("a", "kept", 100)
+    cache.put("b", "old", 100)
+    assert not cache.put("b", "huge", 1001)
+    assert cache.get("a") == "kept"
+    assert cache.get("b") is None, "an outdated value is worse than none"
+    assert cache.stats().refused == 1
+    cache.check_invariants()
+
+
+def test_replacing_a_value_is_charged_once() -> None:
+    cache: MemoryCache[str, str] = MemoryCache(10_000)
+    cache.put("a", "x", 500)
+    cache.put("a", "y", 700)
+    assert cache.stats().used_bytes == 700 + ENTRY_OVERHEAD_BYTES
+    assert cache.get("a") == "y"
+    cache.clear()
+    assert (cache.stats().used_bytes, len(cache)) == (0, 0)
+
+
+def test_empty_values_are_not_free() -> None:
+    cache: MemoryCache[int, None] = MemoryCache(10 * ENTRY_OVERHEAD_BYTES)
+    for number in range(1000):
+        cache.put(number, None, 0)
+    assert len(cache) == 10
+    assert cache.stats().evictions == 990
+
+
+def test_a_budget_of_nothing_keeps_nothing() -> None:
+    cache: MemoryCache[str, int] = MemoryCache(0)
+    assert not cache.put("a", 1, 0)
+    assert cache.get("a") is None
+
+
+def test_negative_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        MemoryCache(-1)
+    cache: MemoryCache[str, int] = MemoryCache(1000)
+    with pytest.raises(ValueError, match="negative"):
+        cache.put("a", 1, -1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_sequence_agrees_with_a_model(seed: int) -> None:
+    source = random.Random(seed)
+    budget = source.choice([0, 300, 5_000, 50_000])
+    cache: MemoryCache[int, int] = MemoryCache(budget)
+    model: OrderedDict[int, tuple[int, int]] = OrderedDict()
+    hits = misses = 0
+    for step in range(600):
+        key, size = source.randrange(40), source.randrange(2_000)
+        match source.randrange(5):
+            case 0 | 1:
+                expected = model.get(key)
+                hits, misses = hits + (expected is not None), misses + (expected is None)
+                assert cache.get(key) == (expected[0] if expected else None), f"seed {seed}, step {step}"
+                if expected:
+                    model.move_to_end(key)
+            case 2 | 3:
+                model.pop(key, None)
+                charged = size + ENTRY_OVERHEAD_BYTES
+                if charged <= budget:
+                    while sum(entry[1] for entry in model.values()) + charged > budget:
+                        model.popitem(last=False)
+                    model[key] = (step, charged)
+                assert cache.put(key, step, size) is (charged <= budget)
+            case _:
+                model.pop(key, None)
+                cache.discard(key)
+        cache.check_invariants()
+        assert {number for number in range(40) if number in cache} == set(model), f"seed {seed}, step {step}"
+    stats = cache.stats()
+    assert (stats.hits, stats.misses, stats.entries) == (hits, misses, len(model))
+    assert stats.used_bytes == sum(entry[1] for entry in model.values())

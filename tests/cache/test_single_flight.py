@@ -1,0 +1,148 @@
+"""One fetch per key at a time; a waiter that gives up takes nobody with it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+
+import pytest
+
+from cache.single_flight import SingleFlight
+
+
+class Source:
+    """Counts fetches and lets the test say when they end."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+
+    async def fetch(self) -> str:
+        self.started += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return f"fetch {self.started}"
+
+
+async def test_many_callers_share_one_fetch() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    source = Source()
+    callers = [asyncio.create_task(flights.run("k", source.fetch)) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert len(flights) == 1
+    source.gate.set()
+    assert set(await asyncio.gather(*callers)) == {"fetch 1"}
+    assert source.started == 1
+    assert len(flights) == 0
+    flights.check_invariants()
+
+
+async def test_keys_do_not_wait_for_each_other_and_nothing_is_remembered() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    slow, quick = Source(), Source()
+    quick.gate.set()
+    waiting = asyncio.create_task(flights.run("slow", slow.fetch))
+    assert await flights.run("quick", quick.fetch) == "fetch 1"
+    assert await flights.run("quick", quick.fetch) == "fetch 2"
+    slow.gate.set()
+    await waiting
+
+
+async def test_an_error_reaches_every_waiter_and_the_next_call_fetches_again() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    attempts = 0
+
+    async def fail() -> str:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.sleep(0)
+        raise LookupError(f"attempt {attempts}")
+
+    results = await asyncio.gather(*(flights.run("k", fail) for _ in range(10)), return_exceptions=True)
+    assert [str(result) for result in results] == ["attempt 1"] * 10
+    with pytest.raises(LookupError, match="attempt 2"):
+        await flights.run("k", fail)
+
+
+async def test_a_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    source = Source()
+    first, second = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    source.gate.set()
+    assert await second == "fetch 1"
+    assert source.cancelled == 0
+
+
+async def test_when_the_last_waiter_leaves_the_fetch_is_cancelled_and_a_newcomer_gets_a_fresh_one() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    source = Source()
+    only = asyncio.create_task(flights.run("k", source.fetch))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    only.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await only
+    source.gate.set()
+    assert await flights.run("k", source.fetch) == "fetch 2"
+    assert source.cancelled == 1
+    flights.check_invariants()
+
+
+async def test_a_failure_that_nobody_waits_for_is_not_reported_as_lost() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    gate = asyncio.Event()
+
+    async def fail() -> str:
+        await gate.wait()
+        raise LookupError
+
+    only = asyncio.create_task(flights.run("k", fail))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gate.set()
+    only.cancel()
+    await asyncio.gather(only, return_exceptions=True)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_under_random_cancellations_every_survivor_gets_the_fetch_of_its_key(seed: int) -> None:
+    source = random.Random(seed)
+    flights: SingleFlight[int, int] = SingleFlight()
+    running: set[int] = set()
+
+    async def fetch(key: int) -> int:
+        assert key not in running, f"two fetches for {key} at once, seed {seed}"
+        running.add(key)
+        try:
+            await asyncio.sleep(source.random() / 200)
+        finally:
+            running.discard(key)
+        return key
+
+    tasks: list[tuple[int, asyncio.Task[int]]] = []
+    for _ in range(300):
+        key = source.randrange(5)
+        tasks.append((key, asyncio.create_task(flights.run(key, lambda key=key: fetch(key)))))
+        if source.random() < 0.4:
+            source.choice(tasks)[1].cancel()
+        if source.random() < 0.2:
+            await asyncio.sleep(source.random() / 400)
+        flights.check_invariants()
+    results = await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
+    for (key, _), result in zip(tasks, results, strict=True):
+        assert result == key or isinstance(result, asyncio.CancelledError), f"seed {seed}: {result!r}"
+    assert len(flights) == 0

@@ -1,0 +1,106 @@
+"""What every ObjectStore promises, whatever is behind it: inherited by the tests of each implementation.
+
+A subclass gives the fixtures `store` and `base`, the location of an empty folder in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metaserver.clock import SystemClock
+from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, TooLarge
+from metaserver.objects.port import ObjectStore
+
+
+class ObjectStoreContract:
+    async def test_what_was_created_is_read_back(self, store: ObjectStore, base: str) -> None:
+        data = SystemClock().random_bytes(100_000)
+        await store.create(f"{base}/a/b/c.bin", data)
+        assert await store.read(f"{base}/a/b/c.bin") == data
+        assert await store.exists(f"{base}/a/b/c.bin")
+
+    async def test_an_empty_object_is_an_object(self, store: ObjectStore, base: str) -> None:
+        await store.create(f"{base}/empty", b"")
+        assert await store.read(f"{base}/empty") == b""
+        assert await store.exists(f"{base}/empty")
+
+    async def test_names_are_taken_character_by_character(self, store: ObjectStore, base: str) -> None:
+        names = ["a b", "a%20b", "a+b", "ü-ß-漢", "p=x%2Fy", "~tilde", "(brackets)", "a&b=c;d", "'quote'"]
+        for name in names:
+            await store.create(f"{base}/{name}", name.encode())
+        for name in names:
+            assert await store.read(f"{base}/{name}") == name.encode()
+        listed = {info.location async for info in store.list(base)}
+        assert listed == {f"{base}/{name}" for name in names}
+
+    async def test_an_absent_object_is_missing(self, store: ObjectStore, base: str) -> None:
+        with pytest.raises(ObjectMissing, match="nothing-here"):
+            await store.read(f"{base}/nothing-here")
+        assert not await store.exists(f"{base}/nothing-here")
+
+    async def test_a_folder_is_no_object(self, store: ObjectStore, base: str) -> None:
+        await store.create(f"{base}/folder/object", b"x")
+        with pytest.raises(ObjectMissing):
+            await store.read(f"{base}/folder")
+        assert not await store.exists(f"{base}/folder")
+
+    async def test_create_never_overwrites(self, store: ObjectStore, base: str) -> None:
+        await store.create(f"{base}/once", b"first")
+        for second in (b"second", b"first"):
+            with pytest.raises(ObjectExists, match="once"):
+                await store.create(f"{base}/once", second)
+        assert await store.read(f"{base}/once") == b"first"
+
+    async def test_of_many_creators_one_wins_and_its_bytes_are_there(self, store: ObjectStore, base: str) -> None:
+        bodies = [f"{number}".encode() * 5000 for number in range(20)]
+        results = await asyncio.gather(
+            *(store.create(f"{base}/race/here", body) for body in bodies), return_exceptions=True
+        )
+        winners = [body for body, result in zip(bodies, results, strict=True) if result is None]
+        assert len(winners) == 1, results
+        assert all(isinstance(result, ObjectExists) for result in results if result is not None), results
+        assert await store.read(f"{base}/race/here") == winners[0]
+
+    async def test_a_read_past_the_limit_is_refused_and_one_at_the_limit_is_not(
+        self, store: ObjectStore, base: str
+    ) -> None:
+        await store.create(f"{base}/big", b"x" * 1001)
+        assert len(await store.read(f"{base}/big", limit_bytes=1001)) == 1001
+        with pytest.raises(TooLarge, match="1001 bytes; at most 1000"):
+            await store.read(f"{base}/big", limit_bytes=1000)
+
+    async def test_delete_removes_and_may_be_repeated(self, store: ObjectStore, base: str) -> None:
+        await store.create(f"{base}/x", b"x")
+        await store.delete(f"{base}/x")
+        assert not await store.exists(f"{base}/x")
+        await store.delete(f"{base}/x")
+        await store.delete(f"{base}/never/was")
+        await store.create(f"{base}/x", b"y")
+        assert await store.read(f"{base}/x") == b"y"
+
+    async def test_list_gives_all_below_and_nothing_beside(self, store: ObjectStore, base: str) -> None:
+        inside = {f"{base}/t1/data/{number:02d}/f" for number in range(12)} | {f"{base}/t1/top"}
+        for location in inside:
+            await store.create(location, b"123")
+        await store.create(f"{base}/t10/other", b"")
+        before_ms = SystemClock().now_ms()
+        found = [info async for info in store.list(f"{base}/t1")]
+        assert {info.location for info in found} == inside
+        assert {info.size_bytes for info in found} == {3}
+        assert all(abs(info.modified_ms - before_ms) < 600_000 for info in found)
+
+    async def test_a_missing_folder_lists_as_empty(self, store: ObjectStore, base: str) -> None:
+        assert [info async for info in store.list(f"{base}/nowhere")] == []
+
+    async def test_ping_answers(self, store: ObjectStore) -> None:
+        await store.ping()
+
+    @pytest.mark.parametrize(
+        "tail", ["/../up", "/a/../../up", "//empty", "/./dot", "/%2e%2e/up", "/a?b", "/a#b", "/a\\b"]
+    )
+    async def test_a_location_with_two_readings_is_refused(self, store: ObjectStore, base: str, tail: str) -> None:
+        for call in (store.read(base + tail), store.create(base + tail, b""), store.delete(base + tail)):
+            with pytest.raises(BadRequest):
+                await call

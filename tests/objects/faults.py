@@ -1,0 +1,107 @@
+"""An ObjectStore that fails on purpose, by seed or by script; the same seed and calls give the same `trace`.
+
+The faults are those a catalog has to live with: a request that never arrived, one that did its work and lost the
+reply, a full disk, a slow one. None of them is a lie: what a fault claims about the object behind it is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from enum import Enum
+
+from metaserver.errors import RetryLater, StorageError
+from metaserver.objects.port import ObjectInfo, ObjectStore
+
+
+class Fault(Enum):
+    """What happens to one call."""
+
+    BEFORE = "fails before it did anything"
+    BROKEN = "is refused for good before it did anything"
+    LOST_REPLY = "does its work, then fails"
+    FULL = "finds the disk full"
+    SLOW = "takes its time, then works"
+
+
+class FaultyObjects:
+    """`rates` are probabilities per call, drawn from `seed`; `script` overrides them for the next calls."""
+
+    def __init__(
+        self, inner: ObjectStore, *, seed: int = 0, rates: Mapping[Fault, float] | None = None, slow_s: float = 0.01
+    ) -> None:
+        self.inner = inner
+        self.rates = dict(rates or {})
+        self.trace: list[str] = []
+        self._random = random.Random(seed)
+        self._slow_s = slow_s
+        self._scripts: dict[str, deque[Fault | None]] = {}
+
+    def script(self, operation: str, *faults: Fault | None) -> None:
+        """What the next calls of read, exists, create, delete, list or ping meet, in order; None is no fault."""
+        self._scripts.setdefault(operation, deque()).extend(faults)
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        fault = await self._before("read", location)
+        data = await self.inner.read(location, limit_bytes=limit_bytes)
+        self._after(fault, location)
+        return data
+
+    async def exists(self, location: str) -> bool:
+        fault = await self._before("exists", location)
+        found = await self.inner.exists(location)
+        self._after(fault, location)
+        return found
+
+    async def create(self, location: str, data: bytes) -> None:
+        fault = await self._before("create", location)
+        await self.inner.create(location, data)
+        self._after(fault, location)
+
+    async def delete(self, location: str) -> None:
+        fault = await self._before("delete", location)
+        await self.inner.delete(location)
+        self._after(fault, location)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        fault = await self._before("list", prefix)
+        async for info in self.inner.list(prefix):
+            yield info
+        self._after(fault, prefix)
+
+    async def ping(self) -> None:
+        fault = await self._before("ping", "")
+        await self.inner.ping()
+        self._after(fault, "")
+
+    def _draw(self, operation: str) -> Fault | None:
+        scripted = self._scripts.get(operation)
+        if scripted:
+            return scripted.popleft()
+        point = self._random.random()
+        for fault, rate in self.rates.items():
+            if fault is Fault.FULL and operation != "create":
+                continue
+            if point < rate:
+                return fault
+            point -= rate
+        return None
+
+    async def _before(self, operation: str, location: str) -> Fault | None:
+        fault = self._draw(operation)
+        self.trace.append(f"{operation} {fault.name if fault else 'ok'}")
+        if fault is Fault.BEFORE:
+            raise RetryLater(f"injected: storage was away for {location!r}")
+        if fault is Fault.BROKEN:
+            raise StorageError(f"injected: storage refused {location!r}")
+        if fault is Fault.FULL:
+            raise RetryLater(f"injected: the disk that holds {location!r} is full")
+        if fault is Fault.SLOW:
+            await asyncio.sleep(self._slow_s)
+        return fault
+
+    def _after(self, fault: Fault | None, location: str) -> None:
+        if fault is Fault.LOST_REPLY:
+            raise RetryLater(f"injected: the reply for {location!r} was lost")

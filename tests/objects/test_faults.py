@@ -1,0 +1,79 @@
+"""The failing store tells the truth about what it did: else tests built on it prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from metaserver.clock import SystemClock
+from metaserver.errors import RetryLater, SeamarkError, StorageError
+from metaserver.objects.port import ObjectStore
+from metaserver.objects.router import open_objects
+from metaserver.settings import Settings
+from tests.objects.contract import ObjectStoreContract
+from tests.objects.faults import Fault, FaultyObjects
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    async with open_objects(Settings(home=tmp_path), SystemClock()) as opened:
+        yield FaultyObjects(opened)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/warehouse/corner"
+
+
+class TestFaultlessFaultyContract(ObjectStoreContract):
+    """Without faults it is a store like any other."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "written"),
+    [
+        (Fault.BEFORE, RetryLater, False),
+        (Fault.BROKEN, StorageError, False),
+        (Fault.FULL, RetryLater, False),
+        (Fault.LOST_REPLY, RetryLater, True),
+    ],
+)
+async def test_a_fault_leaves_behind_what_it_says(
+    store: FaultyObjects, base: str, fault: Fault, error: type[SeamarkError], written: bool
+) -> None:
+    store.script("create", fault, None)
+    with pytest.raises(error, match="injected"):
+        await store.create(f"{base}/x", b"x")
+    assert await store.inner.exists(f"{base}/x") is written
+    await store.create(f"{base}/y", b"y")
+
+
+async def test_a_slow_call_works(store: FaultyObjects, base: str) -> None:
+    store.script("create", Fault.SLOW)
+    await store.create(f"{base}/x", b"x")
+    assert store.trace == ["create SLOW"]
+
+
+async def test_the_same_seed_fails_the_same_way(tmp_path: Path) -> None:
+    async def run(home: Path, seed: int) -> list[str]:
+        settings = Settings(home=home)
+        async with open_objects(settings, SystemClock()) as inner:
+            faulty = FaultyObjects(inner, seed=seed, rates={Fault.BEFORE: 0.3, Fault.LOST_REPLY: 0.3, Fault.FULL: 0.1})
+            for number in range(40):
+                for call in (
+                    faulty.create(f"{settings.warehouse_uri()}/{number}", b""),
+                    faulty.delete(f"{settings.warehouse_uri()}/{number}"),
+                ):
+                    try:
+                        await call
+                    except RetryLater:
+                        pass
+            return faulty.trace
+
+    first = await run(tmp_path / "a", 7)
+    assert first == await run(tmp_path / "b", 7)
+    assert first != await run(tmp_path / "c", 8)
+    assert {line.split()[1] for line in first} == {"ok", "BEFORE", "LOST_REPLY", "FULL"}
+    assert "delete FULL" not in first

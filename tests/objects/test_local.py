@@ -1,0 +1,264 @@
+"""Local files: the contract, what is on disk when, full disks, symbolic links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.clock import SimulatedClock, SystemClock
+from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError
+from metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
+from metaserver.objects.port import ObjectStore
+from metaserver.objects.router import open_objects
+from metaserver.settings import Settings
+from tests.objects.contract import ObjectStoreContract
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    async with open_objects(Settings(home=tmp_path), SystemClock()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/warehouse/corner"
+
+
+class TestLocalContract(ObjectStoreContract):
+    """Through the router, as the server uses it."""
+
+
+async def test_the_spelling_of_hadoop_names_the_same_file(store: ObjectStore, base: str) -> None:
+    await store.create(base.replace("file:///", "file:/") + "/x", b"x")
+    assert await store.read(base + "/x") == b"x"
+
+
+async def test_bytes_are_synced_before_the_name_and_the_name_before_the_return(
+    store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    real_fsync, real_link = os.fsync, os.link
+
+    def fsync(descriptor: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        steps.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}" if folder else "sync bytes")
+        real_fsync(descriptor)
+
+    def link(source: str, target: str, **options: Any) -> None:
+        steps.append("link")
+        real_link(source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    await store.create(f"{base}/t/metadata/1.json", b"{}")
+    folder = f"{tmp_path}/warehouse/corner/t/metadata"
+    assert steps[-3:] == ["sync bytes", "link", f"sync {folder}"]
+    made = {f"sync {tmp_path}/warehouse/corner{tail}" for tail in ("", "/t")} | {f"sync {tmp_path}/warehouse"}
+    assert made <= set(steps[:-3]), "a new folder's name is not on disk"
+    steps.clear()
+    await store.create(f"{base}/t/metadata/2.json", b"{}")
+    assert steps == ["sync bytes", "link", f"sync {folder}"], "known folders are synced again"
+
+
+async def test_a_folder_deleted_and_made_again_is_synced_again(
+    store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.create(f"{base}/t/1", b"")
+    (tmp_path / "warehouse/corner/t/1").unlink()
+    (tmp_path / "warehouse/corner/t").rename(tmp_path / "aside")
+    synced: list[int] = []
+    real_fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), real_fsync(fd))[1])
+    await store.create(f"{base}/t/2", b"")
+    assert (tmp_path / "warehouse/corner").stat().st_ino in synced
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "link"])
+async def test_a_create_that_fails_midway_leaves_nothing(
+    store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    await store.create(f"{base}/warm", b"")  # the folders exist: the failing sync is that of the bytes
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, broken)
+        with pytest.raises(StorageError, match="Input/output error"):
+            await store.create(f"{base}/x", b"x")
+    assert sorted(path.name for path in (tmp_path / "warehouse/corner").iterdir()) == ["warm"]
+    await store.create(f"{base}/x", b"x")
+
+
+async def test_a_process_killed_between_sync_and_link_leaves_no_object(tmp_path: Path) -> None:
+    program = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from metaserver.clock import SystemClock
+from metaserver.objects.router import open_objects
+from metaserver.settings import Settings
+os.link = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+async def main():
+    settings = Settings(home=Path(sys.argv[1]))
+    async with open_objects(settings, SystemClock()) as objects:
+        await objects.create(settings.warehouse_uri() + "/t/x", b"half")
+asyncio.run(main())
+"""
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=Path(__file__).parents[2], check=False)
+    assert killed.returncode == -9
+    settings = Settings(home=tmp_path)
+    async with open_objects(settings, SystemClock()) as objects:
+        location = settings.warehouse_uri() + "/t/x"
+        assert not await objects.exists(location)
+        assert [info async for info in objects.list(settings.warehouse_uri())] == []
+        await objects.create(location, b"whole")
+        assert await objects.read(location) == b"whole"
+    leftovers = [path.name for path in (tmp_path / "warehouse/t").iterdir() if path.name != "x"]
+    assert all(name.startswith(TEMPORARY_PREFIX) for name in leftovers)
+
+
+async def test_a_replayed_clock_does_not_take_its_own_leftover_for_the_object(tmp_path: Path) -> None:
+    leftover = tmp_path / (TEMPORARY_PREFIX + SimulatedClock(1).random_bytes(12).hex())
+    leftover.write_bytes(b"left by a crash of the same seed")
+    local = LocalObjects([str(tmp_path)], SimulatedClock(1), threads=1, timeout_s=5)
+    try:
+        await local.create(f"file://{tmp_path}/x", b"x")
+    finally:
+        await local.close()
+    assert (tmp_path / "x").read_bytes() == b"x"
+
+
+async def test_a_file_where_a_folder_should_be_is_named(store: ObjectStore, base: str) -> None:
+    await store.create(f"{base}/file", b"")
+    with pytest.raises(StorageError, match="is a file, not a folder") as caught:
+        await store.create(f"{base}/file/below/x", b"")
+    assert not isinstance(caught.value, ObjectMissing)
+
+
+async def test_a_name_too_long_for_the_file_system_is_the_clients_mistake(store: ObjectStore, base: str) -> None:
+    with pytest.raises(BadRequest, match="too long"):
+        await store.create(f"{base}/{'x' * 300}", b"")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+async def test_what_is_no_plain_file_does_not_read_nor_hang(
+    store: ObjectStore, base: str, tmp_path: Path, kind: str
+) -> None:
+    await store.create(f"{base}/warm", b"secret")
+    odd = tmp_path / "warehouse/corner/odd"
+    {"pipe": lambda: os.mkfifo(odd), "folder": odd.mkdir, "link": lambda: odd.symlink_to("warm")}[kind]()
+    with pytest.raises(ObjectMissing):
+        await store.read(f"{base}/odd")
+    assert not await store.exists(f"{base}/odd")
+    with pytest.raises(ObjectExists):
+        await store.create(f"{base}/odd", b"")
+
+
+async def test_a_symbolic_link_does_not_lead_out_of_the_warehouse(
+    store: ObjectStore, base: str, tmp_path: Path
+) -> None:
+    await store.ping()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    (tmp_path / "warehouse/way-out").symlink_to(outside)
+    way_out = f"file://{tmp_path}/warehouse/way-out"
+    for call in (
+        store.read(f"{way_out}/secret"),
+        store.create(f"{way_out}/new", b""),
+        store.delete(f"{way_out}/secret"),
+    ):
+        with pytest.raises(BadRequest, match="symbolic link"):
+            await call
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+    assert [info async for info in store.list(f"file://{tmp_path}/warehouse")] == []
+
+
+async def test_a_link_inside_the_warehouse_and_a_warehouse_that_is_a_link_both_work(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "alias").symlink_to("real")
+    settings = Settings(warehouse=f"file://{tmp_path}/alias")
+    async with open_objects(settings, SystemClock()) as objects:
+        await objects.create(f"file://{tmp_path}/alias/a/x", b"x")
+        (tmp_path / "real/b").symlink_to("a")
+        assert await objects.read(f"file://{tmp_path}/alias/b/x") == b"x"
+
+
+async def test_nothing_outside_the_warehouse_is_touched(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "near").write_bytes(b"secret")
+    for location in (
+        f"file://{tmp_path}/near",
+        "file:///etc/passwd",
+        f"file://{tmp_path}/warehouse-2/x",
+        "s3://other/x",
+    ):
+        for call in (store.read(location), store.create(location, b""), store.delete(location), store.exists(location)):
+            with pytest.raises(BadRequest, match="outside the warehouse"):
+                await call
+    assert (tmp_path / "near").read_bytes() == b"secret"
+
+
+async def test_a_disk_that_hangs_gives_an_answer_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    local = LocalObjects([str(tmp_path)], SystemClock(), threads=2, timeout_s=0.2)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", lambda _: released.wait(30))
+            with pytest.raises(RetryLater, match="did not answer"):
+                await local.create(f"file://{tmp_path}/x", b"x")
+            released.set()
+    finally:
+        await local.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with one megabyte."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    tried = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)], capture_output=True, check=False
+    )
+    if tried.returncode:
+        pytest.skip(f"mounting is not permitted here: {tried.stderr.decode().strip()}")
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+async def test_a_full_disk_commits_nothing_and_says_which(small_disk: Path) -> None:
+    settings = Settings(warehouse=f"file://{small_disk}/wh")
+    async with open_objects(settings, SystemClock()) as objects:
+        await objects.create(f"file://{small_disk}/wh/small", b"x" * 1000)
+        with pytest.raises(RetryLater, match=rf"disk that holds 'file://{small_disk}/wh/big' is full"):
+            await objects.create(f"file://{small_disk}/wh/big", b"x" * (2 << 20))
+        assert not await objects.exists(f"file://{small_disk}/wh/big")
+        assert sorted(path.name for path in (small_disk / "wh").iterdir()) == ["small"]
+        await objects.create(f"file://{small_disk}/wh/big", b"x" * 1000)
+        assert await objects.read(f"file://{small_disk}/wh/small") == b"x" * 1000
+
+
+async def test_fifty_cycles_leak_no_descriptor_and_no_thread(tmp_path: Path) -> None:
+    async def cycle(number: int) -> None:
+        async with open_objects(Settings(home=tmp_path), SystemClock()) as objects:
+            await objects.create(f"file://{tmp_path}/warehouse/{number}", b"x")
+            await objects.read(f"file://{tmp_path}/warehouse/{number}")
+            with contextlib.suppress(ObjectMissing):
+                await objects.read(f"file://{tmp_path}/warehouse/none")
+
+    await cycle(-1)
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for number in range(50):
+        await cycle(number)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) <= before

@@ -1,0 +1,179 @@
+"""Whatever is written as a location or a name, it stays inside, for every reader."""
+
+from __future__ import annotations
+
+import posixpath
+import uuid
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from metaserver.errors import BadRequest, ConfigError
+from metaserver.objects.locations import Warehouse, parse_location, safe_segment
+
+ROOTS = ["file:///srv/warehouse", "s3://lake/warehouse", "s3://lake", "file:///"]
+UUID = uuid.UUID("0190b5a2-0000-7000-8000-000000000000")
+
+any_name = st.text(min_size=1, max_size=300)
+nasty_name = st.text(alphabet="./\\%2eEfF5cC \x00\n~:?#&+é漢", min_size=1, max_size=20)
+
+
+def assert_inside(location: str, root: str) -> None:
+    """By four readings: as written, decoded again and again, as a POSIX path, with backslashes as slashes."""
+    scheme, _, rest = location.partition("://")
+    root_scheme, _, root_rest = root.partition("://")
+    assert scheme == root_scheme
+    reading = rest
+    for _ in range(5):
+        for path in (reading, reading.replace("\\", "/")):
+            assert posixpath.normpath(path) == path.rstrip("/"), f"{path!r} is not plain"
+            assert root_rest.rstrip("/") == "" or path.startswith(root_rest.rstrip("/") + "/")
+            assert ".." not in PurePosixPath(path).parts
+        reading = unquote(reading)
+    parts = urlsplit(location)
+    assert not parts.query
+    assert not parts.fragment
+    assert parts.netloc == urlsplit(root).netloc
+
+
+@given(st.lists(st.one_of(any_name, nasty_name), min_size=1, max_size=4), st.one_of(any_name, nasty_name))
+@example(["..", "..", ".."], "..")
+@example(["/etc"], "passwd")
+@example(["%2e%2e%2f"], "%252e%252e")
+@example(["."], "...")
+def test_no_name_leads_a_table_out_of_the_warehouse(levels: list[str], name: str) -> None:
+    for root in ROOTS:
+        warehouse = Warehouse(root)
+        namespace = warehouse.namespace_location(tuple(levels))
+        table = warehouse.table_location(namespace, name, UUID)
+        for location in (namespace, table):
+            assert warehouse.check(location) == location
+            assert_inside(location, root)
+        assert parse_location(namespace).holds(parse_location(table))
+
+
+@given(st.lists(st.lists(any_name, min_size=1, max_size=3).map(tuple), unique=True, max_size=6))
+def test_different_namespaces_have_different_locations(paths: list[tuple[str, ...]]) -> None:
+    warehouse = Warehouse("s3://lake/warehouse")
+    assert len({warehouse.namespace_location(path) for path in paths}) == len(paths)
+
+
+@given(st.text(alphabet="ab./\\%2eEfF: \x00é?#@", max_size=40))
+def test_what_check_lets_through_is_inside_by_every_reading(tail: str) -> None:
+    for root in ROOTS:
+        warehouse = Warehouse(root)
+        for text in (tail, root + tail, f"{root}/{tail}"):
+            try:
+                location = warehouse.check(text)
+            except BadRequest:
+                assert not warehouse.contains(text)
+                continue
+            assert_inside(location, root)
+            assert warehouse.check(location) == location, "normalising twice gives something else"
+
+
+def test_plain_names_stay_readable() -> None:
+    assert safe_segment("orders_2026.v1") == "orders_2026.v1"
+    assert safe_segment("Ünïcode orders").startswith("n_code_orders-")
+    table = Warehouse("s3://lake/wh").table_location("s3://lake/wh/sales", "orders", UUID)
+    assert table == "s3://lake/wh/sales/orders-0190b5a2000070008000000000000000"
+
+
+@pytest.mark.parametrize(
+    ("written", "normal"),
+    [
+        ("file:/srv/wh/t", "file:///srv/wh/t"),
+        ("file:///srv/wh/t/", "file:///srv/wh/t"),
+        ("FILE:///srv/wh/t", "file:///srv/wh/t"),
+        ("s3a://lake/t", "s3://lake/t"),
+        ("s3n://lake/t", "s3://lake/t"),
+        ("S3://lake/t/", "s3://lake/t"),
+        ("s3://lake/p=a%2Fb/dt=2026-01-01T00%3A00", "s3://lake/p=a%2Fb/dt=2026-01-01T00%3A00"),
+        ("s3://lake/..hidden/a..b/...", "s3://lake/..hidden/a..b/..."),
+        ("s3://lake/a b", "s3://lake/a b"),
+    ],
+)
+def test_spellings_of_one_location_become_one(written: str, normal: str) -> None:
+    assert Warehouse("file:///srv/wh", ["s3://lake"]).check(written) == normal
+
+
+BAD = [
+    ("", "no URI"),
+    ("/srv/wh/t", "no URI"),
+    ("t", "no URI"),
+    ("http://169.254.169.254/latest/meta-data", "scheme 'http'"),
+    ("https://lake.s3.amazonaws.com/t", "scheme 'https'"),
+    ("gs://lake/t", "scheme 'gs'"),
+    ("hdfs://nn/t", "scheme 'hdfs'"),
+    ("file://host/srv/wh/t", "host 'host'"),
+    ("file://localhost/srv/wh/t", "host 'localhost'"),
+    ("file:srv/wh/t", "not absolute"),
+    ("file:////srv/wh/t", "empty path segment"),
+    ("file:///srv/wh/../../etc/passwd", "'..' segment"),
+    ("file:///srv/wh/./t", "'.' or '..' segment"),
+    ("file:///srv/wh/%2e%2e/t", "'..' segment"),
+    ("file:///srv/wh/%252e%252e/t", "'..' segment"),
+    ("file:///srv/wh/a%2f..%2f..%2ft", "'..' segment"),
+    ("file:///srv/wh/a%5c..%5c..%5ct", "'..' segment"),
+    ("file:///srv/wh/%" + "25" * 20 + "2e", "percent-encoded"),
+    ("file:///srv/wh/t%00.json", "NUL"),
+    ("file:///srv/wh//t", "empty path segment"),
+    ("file:///srv/wh\\..\\t", "backslash"),
+    ("file:///srv/wh/t\n", "control character"),
+    ("file:///srv/wh/t\x00", "control character"),
+    ("file:///srv/wh/t\ud800", "control character"),
+    ("file:///srv/wh/t?x=1", "query"),
+    ("file:///srv/wh/t#frag", "fragment"),
+    ("s3://key:secret@lake/wh/t", "user information"),
+    ("s3:/lake/wh/t", "no bucket"),
+    ("s3:///wh/t", "bucket ''"),
+    ("s3://lake:9000/wh/t", "bucket 'lake:9000'"),
+    ("s3://la..ke/wh/t", "bucket 'la..ke'"),
+    ("s3://lake%2Fx/wh/t", "bucket 'lake%2Fx'"),
+    ("s3://other/wh/t", "outside the warehouse"),
+    ("s3://lake/wh", "outside the warehouse"),
+    ("s3://lake/wh2/t", "outside the warehouse"),
+    ("s3://lake/WH/t", "outside the warehouse"),
+    ("file:///srv/wh", "outside the warehouse"),
+    ("file:///", "outside the warehouse"),
+    ("s3://lake/wh/" + "x" * 5000, "characters"),
+]
+
+
+@pytest.mark.parametrize(("location", "reason"), BAD)
+def test_a_bad_location_is_refused_by_name(location: str, reason: str) -> None:
+    warehouse = Warehouse("file:///srv/wh", ["s3://lake/wh"])
+    with pytest.raises(BadRequest) as caught:
+        warehouse.check(location, "The table's location")
+    assert reason in caught.value.message
+    assert caught.value.message.startswith("The table's location")
+    assert not warehouse.contains(location)
+
+
+def test_credentials_in_a_location_are_not_repeated_in_the_message() -> None:
+    with pytest.raises(BadRequest) as caught:
+        Warehouse("s3://lake").check("s3://key:hunter2@lake/t")
+    assert "hunter2" not in caught.value.message
+
+
+def test_a_namespace_may_lie_at_the_root_and_a_table_may_not() -> None:
+    warehouse = Warehouse("s3://lake/wh")
+    assert warehouse.check("s3://lake/wh/", root_ok=True) == "s3://lake/wh"
+    assert not warehouse.contains("s3://lake/wh")
+    assert warehouse.table_location("s3://lake/wh", "t", UUID).startswith("s3://lake/wh/t-")
+
+
+def test_a_namespace_property_cannot_move_its_tables_out() -> None:
+    with pytest.raises(BadRequest, match="The location of the namespace"):
+        Warehouse("s3://lake/wh").table_location("s3://elsewhere/wh", "t", UUID)
+
+
+@pytest.mark.parametrize("uri", ["ftp://x/y", "/srv/wh", "s3://", "file:///a/../b"])
+def test_a_warehouse_that_is_no_location_is_the_operators_mistake(uri: str) -> None:
+    with pytest.raises(ConfigError, match="warehouse"):
+        Warehouse(uri)
+    with pytest.raises(ConfigError, match="allowed_locations"):
+        Warehouse("s3://lake", [uri])
