@@ -190,6 +190,8 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
     if not settings.s3_access_key_id:
         return S3Store(bucket, config=config, client_options=client, retry_config=retry)
 
+    config["skip_signature"] = False
+
     # Given as a provider, so that an AWS_SESSION_TOKEN in the environment is not mixed with keys from the settings.
     def keys() -> S3Credential:
         return {
@@ -224,9 +226,9 @@ def _explain(error: Exception, location: str) -> SeamarkError:
         return StorageError(f"The bucket of {location!r} does not exist; create it")
     if isinstance(error, _MISSING):
         return ObjectMissing(f"Nothing is stored at {location!r}")
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return StorageError(f"S3 refused access to {location!r}: check the server's keys and the bucket's policy")
     status = _status(error)
+    if status in (401, 403) or isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return StorageError(f"S3 refused access to {location!r}: check the server's keys and the bucket's policy")
     if isinstance(error, exceptions.GenericError) and (status is None or status in _RETRYABLE_STATUS):
         return RetryLater(f"S3 did not answer for {location!r}, try again later: {reason}")
     return StorageError(f"S3 refused {location!r}: {reason}")

@@ -1,0 +1,92 @@
+"""A proxy before a real S3 server that loses replies, refuses conditional writes or answers errors, on demand.
+
+It passes requests on byte for byte (the signature covers Host and the raw path), so what reaches the server is what
+the client under test sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+
+@dataclass
+class Misbehaviour:
+    """Each count is spent by the next PUTs. `seen` are the requests, as `METHOD status-of-the-server`."""
+
+    lose_replies: int = 0
+    drop_requests: int = 0
+    answer_500_after: int = 0
+    conditional_501: bool = False
+    hang: bool = False
+    before_put: Callable[[], None] | None = None
+    seen: list[str] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def misbehaving(upstream: str, port: int) -> AsyncIterator[Misbehaviour]:
+    """A proxy on 127.0.0.1:`port` before the server at `upstream`."""
+    mode = Misbehaviour()
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await _forward(mode, session, upstream, request)
+
+        runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            yield mode
+        finally:
+            await runner.cleanup()
+
+
+async def _forward(
+    mode: Misbehaviour, session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest
+) -> web.StreamResponse:
+    body = await request.read()
+    put = request.method == "PUT"
+    if put and mode.hang:
+        mode.seen.append("PUT hung")
+        await asyncio.sleep(60)
+    if put and mode.drop_requests:
+        mode.drop_requests -= 1
+        mode.seen.append("PUT dropped")
+        return _hang_up(request)
+    if put and mode.conditional_501 and "If-None-Match" in request.headers:
+        mode.seen.append("PUT 501")
+        return web.Response(status=501, text="<Error><Code>NotImplemented</Code></Error>")
+    if put and mode.before_put is not None:
+        mode.before_put()
+    skip = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
+    async with session.request(
+        request.method,
+        URL(upstream + request.raw_path, encoded=True),
+        headers=request.headers,
+        data=body if body or put else None,
+        skip_auto_headers=skip,
+    ) as answer:
+        content = await answer.read()
+        mode.seen.append(f"{request.method} {answer.status}")
+        if put and mode.lose_replies:
+            mode.lose_replies -= 1
+            return _hang_up(request)
+        if put and mode.answer_500_after:
+            mode.answer_500_after -= 1
+            return web.Response(status=500, text="<Error><Code>InternalError</Code></Error>")
+        kept = {k: v for k, v in answer.headers.items() if k.lower() not in ("content-length", "transfer-encoding")}
+        if request.method == "HEAD":
+            kept["Content-Length"] = answer.headers.get("Content-Length", "0")
+        return web.Response(status=answer.status, headers=kept, body=content if request.method != "HEAD" else None)
+
+
+def _hang_up(request: web.BaseRequest) -> web.StreamResponse:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()

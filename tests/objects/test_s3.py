@@ -1,0 +1,232 @@
+"""S3 against a real server process, path-style and virtual-host, and what a lost reply may not do."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.clock import SystemClock
+from metaserver.errors import BadRequest, ObjectExists, RetryLater, StorageError
+from metaserver.objects.port import ObjectStore
+from metaserver.objects.router import open_objects
+from metaserver.objects.s3 import WRITE_ID, bucket_endpoint
+from metaserver.settings import Settings
+from tests.objects.contract import ObjectStoreContract
+from tests.objects.s3_proxy import Misbehaviour, misbehaving
+from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.s3 import CONFIG, S3, read_env_file, versitygw_binary
+
+
+def settings_for(s3: S3, bucket: str, **changes: Any) -> Settings:
+    return dataclasses.replace(
+        Settings(
+            warehouse=f"s3://{bucket}/warehouse",
+            s3_endpoint=s3.endpoint,
+            s3_region=s3.region,
+            s3_access_key_id=s3.access_key,
+            s3_secret_access_key=s3.secret_key,
+            storage_timeout_s=5.0,
+            storage_retries=0,
+        ),
+        **changes,
+    )
+
+
+class TestPathStyleContract(ObjectStoreContract):
+    @pytest.fixture
+    async def store(self, s3: S3, s3_bucket: str) -> AsyncIterator[ObjectStore]:
+        async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as opened:
+            yield opened
+
+    @pytest.fixture
+    def base(self, s3_bucket: str) -> str:
+        return f"s3://{s3_bucket}/warehouse/corner"
+
+
+@pytest.fixture(scope="module")
+def virtual_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A server that takes the bucket from the host name, `bucket.localhost`."""
+    binary = versitygw_binary()
+    if binary is None:
+        pytest.skip("virtual hosts need versitygw: run `make services`")
+    folder = tmp_path_factory.mktemp("virtual-s3")
+    (folder / "objects").mkdir()
+    settings, port = read_env_file(CONFIG), free_port()
+    env = {**settings, "VGW_PORT": f"127.0.0.1:{port}", "VGW_VIRTUAL_DOMAIN": f"localhost:{port}"}
+    process = ManagedProcess([binary, "posix", str(folder / "objects")], log=folder / "log", env=env, cwd=folder)
+    with process:
+        process.start(lambda: http_ok(f"http://127.0.0.1:{port}{settings['VGW_HEALTH']}"), timeout_s=60)
+        keys = settings["ROOT_ACCESS_KEY"], settings["ROOT_SECRET_KEY"]
+        yield S3(f"http://127.0.0.1:{port}", *keys, settings["VGW_REGION"], folder / "objects", process)
+
+
+class TestVirtualHostContract(ObjectStoreContract):
+    """`bucket.localhost` resolves on few machines: the server stands in as HTTP proxy, and no name is looked up."""
+
+    @pytest.fixture
+    async def store(self, virtual_s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectStore]:
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, virtual_s3.endpoint)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(name, "")
+        endpoint = virtual_s3.endpoint.replace("127.0.0.1", "localhost")
+        settings = settings_for(virtual_s3, bucket, s3_endpoint=endpoint, s3_path_style=False)
+        assert bucket_endpoint(bucket, settings) == endpoint.replace("://", f"://{bucket}.")
+        async with open_objects(settings, SystemClock()) as opened:
+            yield opened
+
+    @pytest.fixture
+    def bucket(self, virtual_s3: S3) -> str:
+        return virtual_s3.create_bucket()
+
+    @pytest.fixture
+    def base(self, bucket: str) -> str:
+        return f"s3://{bucket}/warehouse/corner"
+
+
+@asynccontextmanager
+async def through_proxy(s3: S3, bucket: str, **changes: Any) -> AsyncIterator[tuple[ObjectStore, Misbehaviour, str]]:
+    port = free_port()
+    settings = settings_for(s3, bucket, s3_endpoint=f"http://127.0.0.1:{port}", **changes)
+    async with misbehaving(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
+        yield objects, mode, f"s3://{bucket}/warehouse"
+
+
+async def test_a_lost_reply_is_found_to_be_our_own_write(s3: S3, s3_bucket: str) -> None:
+    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+        mode.lose_replies = 1
+        await objects.create(f"{base}/x", b"mine")
+        assert mode.seen == ["PUT 200", "GET 200"]
+        assert await objects.read(f"{base}/x") == b"mine"
+
+
+async def test_a_retry_that_meets_its_own_first_attempt_is_no_conflict(s3: S3, s3_bucket: str) -> None:
+    async with through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
+        mode.answer_500_after = 1
+        await objects.create(f"{base}/x", b"mine")
+        assert mode.seen == ["PUT 200", "PUT 412", "GET 200"]
+
+
+async def test_a_lost_reply_over_anothers_object_is_a_conflict_even_with_equal_bytes(s3: S3, s3_bucket: str) -> None:
+    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+        await objects.create(f"{base}/x", b"same")
+        mode.lose_replies = 1
+        with pytest.raises(ObjectExists):
+            await objects.create(f"{base}/x", b"same")
+        assert await objects.read(f"{base}/x") == b"same"
+
+
+async def test_a_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_bucket: str) -> None:
+    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+        mode.drop_requests = 1
+        with pytest.raises(RetryLater, match="did not answer"):
+            await objects.create(f"{base}/x", b"x")
+        assert not await objects.exists(f"{base}/x")
+        await objects.create(f"{base}/x", b"x")
+
+
+async def test_a_store_that_hangs_gives_an_answer_in_time(s3: S3, s3_bucket: str) -> None:
+    async with through_proxy(s3, s3_bucket, storage_timeout_s=0.5) as (objects, mode, base):
+        mode.hang = True
+        started = SystemClock().monotonic()
+        with pytest.raises(RetryLater):
+            await objects.create(f"{base}/x", b"x")
+        assert SystemClock().monotonic() - started < 4
+
+
+async def test_a_store_without_conditional_writes_is_asked_first(s3: S3, s3_bucket: str) -> None:
+    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+        mode.conditional_501 = True
+        await objects.create(f"{base}/x", b"1")
+        await objects.create(f"{base}/y", b"2")
+        assert mode.seen == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]
+        with pytest.raises(ObjectExists):
+            await objects.create(f"{base}/x", b"other")
+        assert await objects.read(f"{base}/x") == b"1"
+
+
+async def test_a_store_that_drops_metadata_is_judged_by_bytes(s3: S3, s3_bucket: str) -> None:
+    client = s3.client()
+    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+
+        def somebody_elses(body: bytes, name: str) -> Any:
+            return lambda: client.put_object(Bucket=s3_bucket, Key=f"warehouse/{name}", Body=body)
+
+        mode.before_put = somebody_elses(b"mine", "x")
+        await objects.create(f"{base}/x", b"mine")
+        mode.before_put = somebody_elses(b"theirs", "y")
+        with pytest.raises(ObjectExists):
+            await objects.create(f"{base}/y", b"mine")
+    client.close()
+
+
+async def test_what_is_written_carries_its_id(s3: S3, s3_bucket: str) -> None:
+    async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
+        await objects.create(f"s3://{s3_bucket}/warehouse/x", b"x")
+    client = s3.client()
+    assert len(client.head_object(Bucket=s3_bucket, Key="warehouse/x")["Metadata"][WRITE_ID]) == 32
+    client.close()
+
+
+async def test_a_missing_bucket_and_wrong_keys_are_named(s3: S3, s3_bucket: str) -> None:
+    async with open_objects(settings_for(s3, "no-such-bucket"), SystemClock()) as objects:
+        location = "s3://no-such-bucket/warehouse/x"
+        for call in (objects.read(location), objects.create(location, b""), objects.ping()):
+            with pytest.raises(StorageError, match=r"bucket of .* does not exist"):
+                await call
+    async with open_objects(settings_for(s3, s3_bucket, s3_secret_access_key="wrong"), SystemClock()) as objects:
+        location = f"s3://{s3_bucket}/warehouse/x"
+        for call in (objects.read(location), objects.create(location, b""), objects.delete(location), objects.ping()):
+            with pytest.raises(StorageError, match="keys") as caught:
+                await call
+            assert "wrong" not in str(caught.value)
+
+
+async def test_a_server_that_is_away_is_worth_a_retry(s3: S3, s3_bucket: str) -> None:
+    settings = settings_for(s3, s3_bucket, s3_endpoint=f"http://127.0.0.1:{free_port()}")
+    async with open_objects(settings, SystemClock()) as objects:
+        location = f"s3://{s3_bucket}/warehouse/x"
+        for call in (
+            objects.read(location),
+            objects.exists(location),
+            objects.create(location, b""),
+            objects.delete(location),
+            objects.ping(),
+        ):
+            with pytest.raises(RetryLater) as caught:
+                await call
+            assert "\n" not in str(caught.value), "a dump of Rust structures is nothing for clients"
+
+
+async def test_variables_of_the_environment_do_not_mix_with_the_settings(
+    s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-another-account")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
+        await objects.create(f"s3://{s3_bucket}/warehouse/x", b"x")
+
+
+async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+    settings = settings_for(
+        s3, s3_bucket, warehouse=f"file://{tmp_path}/wh", allowed_locations=(f"s3a://{s3_bucket}/shared/",)
+    )
+    async with open_objects(settings, SystemClock()) as objects:
+        await objects.create(f"file://{tmp_path}/wh/x", b"file")
+        await objects.create(f"s3://{s3_bucket}/shared/x", b"bucket")
+        assert await objects.read(f"s3a://{s3_bucket}/shared/x") == b"bucket"
+        assert await objects.read(f"file:{tmp_path}/wh/x") == b"file"
+        await objects.ping()
+        for outside in (f"s3://{s3_bucket}/x", f"s3://{s3_bucket}/shared2/x", f"s3://{s3_bucket}/shared"):
+            with pytest.raises(BadRequest):
+                await objects.read(outside)
+    assert os.listdir(tmp_path / "wh") == ["x"]
