@@ -3,7 +3,7 @@
 Star Schema Benchmark data are made (once; kept in `.cache/ssb`), `seamark serve` starts on its embedded defaults, Spark
 writes the five tables through it and asks the queries, and DuckDB, on the source files, checks every answer: one wrong
 row fails the demo. Environment: `SCALE` (default 0.2, that is 1.2 million facts), `FILES` (of the fact table, default
-200), `KEEP=1` leaves the server up over `demo-home/` and prints how to connect.
+200), `KEEP=1` leaves the server up over `DEMO_HOME` (default `demo-home/`, emptied first) and prints how to connect.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.services.process import CACHE, REPO, ServiceFailed, free_port, http_o
 from tests.services.seamark import Seamark
 
 NAMESPACE = "ssb"
-KEPT_HOME = REPO / "demo-home"
 KEPT_PORT = 8181
+NOTE = "kept.json"
 
 
 class DemoFailed(Exception):
@@ -46,6 +46,7 @@ class Options:
     scale: float = 0.2
     fact_files: int = 200
     keep: bool = False
+    home: Path = REPO / "demo-home"
 
     @staticmethod
     def read(env: os._Environ[str] | dict[str, str]) -> Options:
@@ -55,7 +56,8 @@ class Options:
             raise DemoFailed(f"SCALE is a number and FILES a whole one ({error})") from None
         if not (0.001 <= scale <= 100 and 1 <= files <= 100_000):
             raise DemoFailed("SCALE must be within 0.001 and 100, FILES within 1 and 100000")
-        return Options(scale, files, (env.get("KEEP") or "0") not in ("0", "no", "false"))
+        keep = (env.get("KEEP") or "0") not in ("0", "no", "false")
+        return Options(scale, files, keep, Path(env.get("DEMO_HOME") or Options.home))
 
 
 def main() -> int:
@@ -90,18 +92,21 @@ def run(options: Options, console: Console) -> list[tuple[str, Answer]]:
 
 @contextlib.contextmanager
 def home(options: Options) -> Iterator[Path]:
-    """Where the server lives: `demo-home/`, emptied, when it is to be kept, else a folder that goes with the demo."""
+    """Where the server lives: `options.home`, emptied, when it is to be kept, else a folder that goes with the demo."""
     if not options.keep:
         with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
             yield Path(folder)
         return
-    note = KEPT_HOME / "kept.json"
+    note = options.home / NOTE
     kept = json.loads(note.read_text()) if note.exists() else None
     if kept and http_ok(f"{kept['url']}/readyz"):
         raise DemoFailed(f"the server of an earlier demo is up at {kept['url']}; end it with: kill {kept['pid']}")
-    shutil.rmtree(KEPT_HOME, ignore_errors=True)
-    KEPT_HOME.mkdir()
-    yield KEPT_HOME
+    if options.home.exists() and not note.exists() and any(options.home.iterdir()):
+        raise DemoFailed(f"{options.home} is not empty and not an earlier demo's: choose another DEMO_HOME")
+    shutil.rmtree(options.home, ignore_errors=True)
+    options.home.mkdir(parents=True)
+    note.write_text("null")  # ours to empty, even if this demo does not come to its end
+    yield options.home.absolute()
 
 
 def _port(options: Options) -> int:
@@ -193,7 +198,7 @@ def result_table(options: Options, in_table: int, answers: list[tuple[str, Answe
 
 
 def _keep(server: Seamark, folder: Path, console: Console) -> None:
-    (folder / "kept.json").write_text(json.dumps({"pid": server.pid, "url": server.base_url}))
+    (folder / NOTE).write_text(json.dumps({"pid": server.pid, "url": server.base_url}))
     server.leave_running()
     table = f"{NAMESPACE}.{FACT}"
     console.print(f"\nThe server stays up at [bold]{server.base_url}[/], its files in {folder}.")

@@ -1,0 +1,159 @@
+"""Request bodies and table metadata that the benches share: shapes of the Polaris benchmarks, long histories."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from bench.wire import Request, request
+
+COLUMNS = 10
+PROPERTIES = 10
+"""Columns of a table or view and initial properties of anything, as apache/polaris-tools has them by default."""
+
+
+def schema() -> dict[str, Any]:
+    fields = [{"id": n, "name": f"column{n}", "type": "int", "required": True} for n in range(1, COLUMNS + 1)]
+    return {"type": "struct", "schema-id": 0, "fields": fields, "identifier-field-ids": [1]}
+
+
+def properties() -> dict[str, str]:
+    return {f"InitialAttribute_{n}": str(n) for n in range(PROPERTIES)}
+
+
+def create_namespace(namespace: tuple[str, ...]) -> Request:
+    return request(
+        "POST", "/v1/namespaces", {"namespace": namespace, "properties": properties()}, label="create namespace"
+    )
+
+
+def create_table(at: str, name: str) -> Request:
+    body = {"name": name, "stage-create": False, "schema": schema(), "properties": properties()}
+    return request("POST", f"/v1/namespaces/{at}/tables", body, label="create table")
+
+
+def create_view(at: str, name: str) -> Request:
+    version = {
+        "version-id": 1,
+        "timestamp-ms": 1_700_000_000_000,
+        "schema-id": 0,
+        "summary": {"engine-name": "spark", "engine-version": "4.1.4"},
+        "default-namespace": ["default"],
+        "representations": [{"type": "sql", "sql": f"SELECT * FROM {name}_base", "dialect": "spark"}],
+    }
+    body = {"name": name, "view-version": version, "schema": schema(), "properties": properties()}
+    return request("POST", f"/v1/namespaces/{at}/views", body, label="create view")
+
+
+def table_path(at: str, name: str) -> str:
+    return f"/v1/namespaces/{at}/tables/{quote(name, safe='')}"
+
+
+def view_path(at: str, name: str) -> str:
+    return f"/v1/namespaces/{at}/views/{quote(name, safe='')}"
+
+
+def set_property(at: str, name: str, key: str, value: str) -> Request:
+    """A commit that changes one property and requires nothing: two of them never conflict by content."""
+    body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
+    return request("POST", table_path(at, name), body, label="set property", tolerated=(409,))
+
+
+def snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str, at_ms: int) -> dict[str, Any]:
+    """As an engine's append writes it; the manifest list is named, not there: catalogs do not read it."""
+    made: dict[str, Any] = {
+        "sequence-number": sequence,
+        "snapshot-id": snapshot_id,
+        "timestamp-ms": at_ms,
+        "summary": {
+            "operation": "append",
+            "spark.app.id": "local-1700000000000",
+            "added-data-files": "4",
+            "added-records": "100000",
+            "added-files-size": "4194304",
+            "changed-partition-count": "1",
+            "total-records": str(100_000 * sequence),
+            "total-files-size": str(4_194_304 * sequence),
+            "total-data-files": str(4 * sequence),
+            "total-delete-files": "0",
+            "total-position-deletes": "0",
+            "total-equality-deletes": "0",
+            "engine-name": "spark",
+            "engine-version": "4.1.4",
+        },
+        "manifest-list": f"{location}/metadata/snap-{snapshot_id}-1-{uuid.UUID(int=snapshot_id)}.avro",
+        "schema-id": 0,
+    }
+    return made if parent is None else {**made, "parent-snapshot-id": parent}
+
+
+def append(
+    at: str,
+    name: str,
+    uuid_: str,
+    location: str,
+    parent: int | None,
+    new: int,
+    sequence: int,
+    at_ms: int,
+) -> Request:
+    """The commit of an append: one snapshot, `main` moved to it, both guarded as engines do it. 409 is tolerated."""
+    body = {
+        "requirements": [
+            {"type": "assert-table-uuid", "uuid": uuid_},
+            {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": parent},
+        ],
+        "updates": [
+            {"action": "add-snapshot", "snapshot": snapshot(new, parent, sequence, location, at_ms)},
+            {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": new},
+        ],
+    }  # fmt: skip
+    return request("POST", table_path(at, name), body, label="append", tolerated=(409,))
+
+
+def long_history(folder: Path, snapshots: int) -> str:
+    """Writes the metadata file of a v2 table with that many snapshots below `folder`; returns its location (a URI)."""
+    location = f"file://{folder}"
+    start = 1_600_000_000_000
+    ids = [3_000_000_000_000_000_000 + n * 7919 for n in range(1, snapshots + 1)]
+    made = [snapshot(new, ids[n - 1] if n else None, n + 1, location, start + n * 60_000) for n, new in enumerate(ids)]
+    columns = schema()
+    metadata = {
+        "format-version": 2,
+        "table-uuid": str(uuid.uuid4()),
+        "location": location,
+        "last-sequence-number": snapshots,
+        "last-updated-ms": start + snapshots * 60_000,
+        "last-column-id": COLUMNS,
+        "current-schema-id": 0,
+        "schemas": [columns],
+        "default-spec-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": []}],
+        "last-partition-id": 999,
+        "default-sort-order-id": 0,
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "properties": properties(),
+        "current-snapshot-id": ids[-1],
+        "refs": {
+            "main": {"snapshot-id": ids[-1], "type": "branch"},
+            "audit": {"snapshot-id": ids[snapshots // 2], "type": "tag"},
+        },
+        "snapshots": made,
+        "snapshot-log": [{"timestamp-ms": s["timestamp-ms"], "snapshot-id": s["snapshot-id"]} for s in made],
+        "metadata-log": [
+            {
+                "timestamp-ms": start + n * 60_000,
+                "metadata-file": f"{location}/metadata/{n:05d}-{uuid.UUID(int=n)}.metadata.json",
+            }
+            for n in range(max(0, snapshots - 100), snapshots)
+        ],
+        "statistics": [],
+        "partition-statistics": [],
+    }
+    file = folder / "metadata" / f"{snapshots:05d}-{uuid.uuid4()}.metadata.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(metadata, separators=(",", ":")))
+    return f"file://{file}"

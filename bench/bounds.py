@@ -1,0 +1,94 @@
+"""What this machine allows at best, measured in the same run as what is compared with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+from bench.measure import Sample, repeat
+from bench.wire import Connection, request
+
+
+def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
+    """Median milliseconds to append `size` bytes to a file and make them durable (fdatasync)."""
+    took = []
+    path = folder / "sync-probe"
+    with path.open("ab", buffering=0) as file:
+        for _ in range(times):
+            started = time.perf_counter()
+            file.write(bytes(size))
+            os.fdatasync(file.fileno())
+            took.append((time.perf_counter() - started) * 1000)
+    path.unlink()
+    return statistics.median(took)
+
+
+def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
+    """Median milliseconds to make a new durable file: write, fsync, fsync of its folder."""
+    took = []
+    made = folder / "new-file-probe"
+    made.mkdir()
+    directory = os.open(made, os.O_RDONLY)
+    for number in range(times):
+        path = made / str(number)
+        started = time.perf_counter()
+        with path.open("wb", buffering=0) as file:
+            file.write(bytes(size))
+            os.fsync(file.fileno())
+        os.fsync(directory)
+        took.append((time.perf_counter() - started) * 1000)
+    os.close(directory)
+    for path in made.iterdir():
+        path.unlink()
+    made.rmdir()
+    return statistics.median(took)
+
+
+def copy_ms(body: bytes, times: int = 50) -> float:
+    """Median milliseconds to copy `body` once in memory."""
+    took = []
+    for _ in range(times):
+        started = time.perf_counter()
+        bytearray(body)
+        took.append((time.perf_counter() - started) * 1000)
+    return statistics.median(took)
+
+
+class _Echo(asyncio.Protocol):
+    """Answers whatever arrives with the same prepared bytes: no routing, no parsing, no work."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(self._answer)
+
+
+@asynccontextmanager
+async def _bare_server(body: bytes) -> AsyncIterator[int]:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    server = await asyncio.get_running_loop().create_server(lambda: _Echo(answer), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def transfer_ms(body: bytes, times: int = 50) -> float:
+    """Median milliseconds for `body` from a bare socket to our client, both in this process: the wire's share."""
+    sample = Sample()
+    async with _bare_server(body) as port:
+        connection = await Connection.open(port)
+        for wanted in repeat(request("GET", "/"), times):
+            started = time.perf_counter()
+            await connection.ask(wanted)
+            sample.latencies_ms.append((time.perf_counter() - started) * 1000)
+        connection.close()
+    return sample.quantile(0.5)

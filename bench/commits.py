@@ -1,0 +1,106 @@
+"""How many commits a second, on one table and on a hundred, by one client and by eight?
+
+A property commit requires nothing; an append adds a snapshot and moves `main`, guarded as engines do it, and a client
+that lost (409) looks up the head and tries again: only commits that went through count. Each round works on fresh
+tables, so that no server pays for the history of an earlier round.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench import bodies, bounds
+from bench.measure import Sample, Worker, drive, in_turns
+from bench.report import Report
+from bench.targets import Target, start
+from bench.wire import request
+
+SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
+CLIENTS = 8
+TABLES = 100
+NAMESPACE = "commits"
+_snapshot_ids: Iterator[int] = itertools.count(4_000_000_000_000_000_001)
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("commits", "How many commits a second, on one table and on a hundred, by one client and by eight?")
+    rounds, seconds = (1, 0.5) if quick else (4, 3.0)
+    numbers = itertools.count()
+    with start(SERVERS, folder) as targets:
+        for target in targets:
+            await target.call(bodies.create_namespace((NAMESPACE,)))
+
+        async def piece(target: Target, tables: int, clients: int, kind: str) -> Sample:
+            names = [f"t{next(numbers)}" for _ in range(tables)]
+            for name in names:
+                await target.call(bodies.create_table(NAMESPACE, name))
+            make = _append if kind == "append" else _touch
+            workers = [make(names[n::clients] if tables > 1 else names) for n in range(clients)]
+            return await drive(target, workers, seconds=seconds)
+
+        for tables, clients, kind in (
+            (1, 1, "property"),
+            (1, 1, "append"),
+            (1, CLIENTS, "property"),
+            (1, CLIENTS, "append"),
+            (TABLES, CLIENTS, "property"),
+            (TABLES, CLIENTS, "append"),
+        ):
+
+            async def one(target: Target, tables: int = tables, clients: int = clients, kind: str = kind) -> Sample:
+                return await piece(target, tables, clients, kind)
+
+            case = f"{kind}, {_count(tables, 'table')}, {_count(clients, 'client')}"
+            await in_turns(targets, 1, one)  # warms all
+            samples = await in_turns(targets, rounds, one)
+            report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
+            report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add_failures(case, samples)
+            report.add_generator(case, samples)
+        report.bounds = {
+            "one fdatasync of a grown file": f"{bounds.sync_ms(folder):.2f} ms",
+            "a new durable file (write, fsync, fsync of the folder)": f"{bounds.new_file_ms(folder):.2f} ms",
+        }
+    report.notes += [
+        "seamark and seamark-pg are durable when they answer: a metadata file and a transaction, both synced.",
+        "fixture keeps its SQLite in memory and syncs nothing; fixture-file syncs SQLite, not the metadata files.",
+        "The ratio compares durable Seamark with the fixture in memory.",
+    ]
+    return report
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number > 1 else "")
+
+
+def _touch(names: list[str]) -> Worker:
+    for number, name in enumerate(itertools.cycle(names)):
+        yield bodies.set_property(NAMESPACE, name, "bench.touched", str(number))
+
+
+def _append(names: list[str]) -> Worker:
+    """Appends to each table in turn, from the head it last saw."""
+    heads: dict[str, tuple[str, str, int | None, int, int]] = {}
+    for name in itertools.cycle(names):
+        if name not in heads:
+            lookup = request(
+                "GET", f"{bodies.table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
+            )
+            metadata = (yield lookup).json()["metadata"]
+            parent = metadata.get("current-snapshot-id")
+            heads[name] = (
+                metadata["table-uuid"],
+                metadata["location"],
+                None if parent in (None, -1) else parent,
+                metadata["last-sequence-number"],
+                metadata["last-updated-ms"],
+            )
+        uuid, location, parent, sequence, at_ms = heads[name]
+        new = next(_snapshot_ids)
+        answer = yield bodies.append(NAMESPACE, name, uuid, location, parent, new, sequence + 1, at_ms + 1)
+        if answer.status == 200:
+            heads[name] = (uuid, location, new, sequence + 1, at_ms + 1)
+        else:
+            del heads[name]

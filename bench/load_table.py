@@ -1,0 +1,78 @@
+"""How fast is loadTable when the table has 10,000 snapshots?
+
+The table is a crafted metadata file (about 8 MB) that each server registers. One connection asks: only the snapshots
+that references name (`snapshots=refs`, what engines ask for first), all of them, and all of them with the ETag in hand.
+Then what a commit to such a table costs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import bodies, bounds
+from bench.measure import Sample, Worker, drive, in_turns, repeat
+from bench.report import Report
+from bench.targets import Target, start
+from bench.wire import request
+
+SNAPSHOTS = 10_000
+NAMESPACE = "history"
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("load_table", f"How fast is loadTable when the table has {SNAPSHOTS:,} snapshots?")
+    rounds, times = (2, 5) if quick else (6, 50)
+    with start(("seamark", "fixture"), folder) as targets:
+        for target in targets:
+            await _register(target)
+        path = bodies.table_path(NAMESPACE, "long")
+        size = {t.name: len((await t.call(request("GET", path))).body) for t in targets}
+
+        async def refs(target: Target) -> Sample:
+            return await drive(target, [repeat(request("GET", f"{path}?snapshots=refs"), times)])
+
+        async def everything(target: Target) -> Sample:
+            return await drive(target, [repeat(request("GET", path), times // 2 + 1)])
+
+        async def unchanged(target: Target) -> Sample:
+            etag = (await target.call(request("GET", path))).field("ETag")
+            conditional = request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
+            return await drive(target, [repeat(conditional, times)])
+
+        async def commit(target: Target) -> Sample:
+            return await drive(target, [_commits(times // 5)])
+
+        for case, piece, goal in (
+            ("snapshots=refs", refs, 5.0),
+            ("snapshots=all", everything, 20.0),
+            ("snapshots=all, If-None-Match", unchanged, None),
+            ("commit of one property", commit, None),
+        ):
+            await in_turns(targets, 1, piece)  # warms both
+            samples = await in_turns(targets, rounds, piece)
+            report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), goal=goal)
+            report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add(case, "server CPU", "ms", samples, lambda s: s.server_cpu_us / 1000)
+            report.add_failures(case, samples)
+        body = (await targets[0].call(request("GET", path))).body
+        report.bounds = {
+            f"copying the {len(body) / 1e6:.1f} MB answer once": f"{bounds.copy_ms(body):.2f} ms",
+            "the same answer from a bare socket to this client": f"{await bounds.transfer_ms(body):.2f} ms",
+            "a new durable file of 8 MB": f"{bounds.new_file_ms(folder, 8 << 20, 10):.1f} ms",
+        }
+        report.notes.append(
+            f"Answer to snapshots=all in bytes: {size}. The fixture reads and parses the file for each answer."
+        )
+    return report
+
+
+async def _register(target: Target) -> None:
+    await target.call(bodies.create_namespace((NAMESPACE,)))
+    location = bodies.long_history(target.warehouse / "history" / "long", SNAPSHOTS)
+    body = {"name": "long", "metadata-location": location}
+    await target.call(request("POST", f"/v1/namespaces/{NAMESPACE}/register", body))
+
+
+def _commits(times: int) -> Worker:
+    for number in range(times):
+        yield bodies.set_property(NAMESPACE, "long", "bench.touched", str(number))

@@ -1,0 +1,108 @@
+"""How a number comes about: workers on connections, slices of work in turns, medians of rounds.
+
+A worker is a generator of requests that is sent each answer: it holds no socket, so the same worker drives any server.
+Servers are measured in turns (there and back again: A B, B A, …), so that a machine that drifts drifts for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+from bench.targets import Target, connections
+from bench.wire import Connection, Request, Response
+
+Worker = Generator[Request, Response, None]
+
+
+@dataclass
+class Sample:
+    """What one slice of load saw. Latencies are of counted answers only."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    failed: int = 0
+    elapsed_s: float = 0.0
+    server_cpu_s: float = 0.0
+    generator_cpu_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Counted answers a second."""
+        return len(self.latencies_ms) / self.elapsed_s
+
+    @property
+    def server_cpu_us(self) -> float:
+        """The server's CPU microseconds per answer of any status."""
+        return self.server_cpu_s / max(1, sum(self.statuses.values())) * 1e6
+
+    @property
+    def generator_cpu(self) -> float:
+        """Share of its core that the load generator used; near 1 it was the limit."""
+        return self.generator_cpu_s / self.elapsed_s
+
+    def quantile(self, q: float) -> float:
+        """Latency in ms that a share `q` of the answers did not exceed."""
+        ordered = sorted(self.latencies_ms)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
+    """Runs each worker on a connection of its own until it ends or `seconds` are over."""
+    sample = Sample()
+    async with connections(target, len(workers)) as opened:
+        cpu, own, started = target.cpu_s(), time.process_time(), time.perf_counter()
+        deadline = started + seconds
+        pairs = zip(opened, workers, strict=True)
+        await asyncio.gather(*(_work(connection, worker, deadline, sample) for connection, worker in pairs))
+        sample.elapsed_s = time.perf_counter() - started
+        sample.generator_cpu_s = time.process_time() - own
+        sample.server_cpu_s = target.cpu_s() - cpu
+    return sample
+
+
+async def _work(connection: Connection, worker: Worker, deadline: float, sample: Sample) -> None:
+    clock = time.perf_counter
+    try:
+        wanted = next(worker)
+        while (asked := clock()) < deadline:
+            answer = await connection.ask(wanted)
+            took = clock() - asked
+            sample.statuses[answer.status] += 1
+            if answer.status in wanted.counted:
+                sample.latencies_ms.append(took * 1000)
+            elif answer.status not in wanted.tolerated:
+                sample.failed += 1
+                if len(sample.failures) < 5:
+                    sample.failures.append(f"{wanted.label}: {answer.status} {answer.body[:200]!r}")
+            wanted = worker.send(answer)
+    except StopIteration:
+        pass
+
+
+def repeat(wanted: Request, times: int | None = None) -> Worker:
+    """The same request, `times` times or for ever."""
+    while times is None or times > 0:
+        yield wanted
+        times = times and times - 1
+
+
+Slice = Callable[[Target], Awaitable[Sample]]
+
+
+async def in_turns(targets: Sequence[Target], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
+    """`piece` on each target, `rounds` times, the order turned round each time."""
+    samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
+    for number in range(rounds):
+        for target in targets if number % 2 == 0 else reversed(targets):
+            samples[target.name].append(await piece(target))
+    return samples
+
+
+def median_of(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:
+    return statistics.median(value(sample) for sample in samples)

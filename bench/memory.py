@@ -1,0 +1,57 @@
+"""How much memory does a server hold with 10,000 tables?
+
+Resident memory of the whole server at three moments: started, 10,000 tables created (10 columns, 10 properties), and
+each of them loaded once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import bodies
+from bench.measure import drive
+from bench.report import Report, Row
+from bench.targets import Target, start
+from bench.wire import Request, request
+
+NAMESPACE = "many"
+CLIENTS = 8
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    count = 200 if quick else 10_000
+    report = Report("memory", f"How much memory does a server hold with {count:,} tables?")
+    moments = ("started", f"{count:,} tables created", "each loaded once")
+    found: dict[str, list[float]] = {}
+    seconds: dict[str, float] = {}
+    with start(("seamark", "fixture"), folder) as targets:
+        for target in targets:
+            found[target.name], seconds[target.name] = await _fill(target, count)
+    for number, moment in enumerate(moments):
+        report.rows.append(Row(moment, "resident", "MB", {name: values[number] for name, values in found.items()}))
+    report.notes.append(
+        "Seconds to create them, by eight clients: "
+        + ", ".join(f"{name} {took:.0f}" for name, took in seconds.items())
+        + ". The fixture runs with -Xmx1g, and a JVM returns little of what it once took; Seamark's caches have a"
+        " budget (setting metadata_cache_bytes)."
+    )
+    return report
+
+
+async def _fill(target: Target, count: int) -> tuple[list[float], float]:
+    """(resident MB at each moment, seconds that creating took)."""
+    await target.call(bodies.create_namespace((NAMESPACE,)))
+    rss = [target.rss_mb()]
+    names = [f"t{n}" for n in range(count)]
+    made = await _by_eight(target, [bodies.create_table(NAMESPACE, name) for name in names])
+    rss.append(target.rss_mb())
+    await _by_eight(target, [request("GET", bodies.table_path(NAMESPACE, name)) for name in names])
+    rss.append(target.rss_mb())
+    return rss, made
+
+
+async def _by_eight(target: Target, wanted: list[Request]) -> float:
+    sample = await drive(target, [(one for one in wanted[n::CLIENTS]) for n in range(CLIENTS)])
+    if sample.failed:
+        raise RuntimeError(f"{target.name} failed {sample.failed} of {len(wanted)} requests: {sample.failures[0]}")
+    return sample.elapsed_s

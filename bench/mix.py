@@ -1,0 +1,151 @@
+"""Requests a second on the read and write mixes of the Polaris benchmarks.
+
+The dataset and the mix are those of apache/polaris-tools: a tree of namespaces (width 2, depth 4), 5 tables and 3 views
+in each leaf, 10 columns and 10 properties each; reads are nine kinds at equal odds (list, check, fetch of namespaces,
+tables, views), writes three (set a property of one of them). There, users arrive at a fixed rate; here, a fixed number
+of connections asks as fast as it is answered, which finds the limit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import bodies
+from bench.measure import Sample, Worker, drive, in_turns
+from bench.report import Report
+from bench.targets import Target, start
+from bench.wire import Request, request
+
+WIDTH, DEPTH, TABLES, VIEWS = 2, 4, 5, 3
+SERVERS = ("seamark", "seamark-pg", "fixture")
+CLIENTS = 8
+READ_SHARES = (1.0, 0.9, 0.5, 0.0)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Names of the dataset. Node n's children are n·width+1 … n·width+width, as in the original."""
+
+    namespaces: list[tuple[str, ...]]
+    tables: list[tuple[tuple[str, ...], str]]
+    views: list[tuple[tuple[str, ...], str]]
+
+
+def tree(root: str, width: int = WIDTH, depth: int = DEPTH, tables: int = TABLES, views: int = VIEWS) -> Tree:
+    levels: list[list[tuple[str, ...]]] = [[(root,)]]
+    number = 1
+    for _ in range(depth - 1):
+        level = []
+        for parent in levels[-1]:
+            for _ in range(width):
+                level.append((*parent, f"NS_{number}"))
+                number += 1
+        levels.append(level)
+    leaves = levels[-1]
+    return Tree(
+        [name for level in levels for name in level],
+        [(leaf, f"T_{n * tables + t}") for n, leaf in enumerate(leaves) for t in range(tables)],
+        [(leaf, f"V_{n * tables + v}") for n, leaf in enumerate(leaves) for v in range(views)],
+    )
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("mix", "How many requests a second on the read and write mixes of the Polaris benchmarks?")
+    rounds, seconds = (1, 0.5) if quick else (4, 4.0)
+    dataset = tree("NS_0")
+    seeds = random.Random(42)
+    with start(SERVERS, folder) as targets:
+        for target in targets:
+            await _create(target, tree("warming_up"))
+        created = {target.name: [await _create(target, dataset)] for target in targets}
+        report.add("create the tree", "requests", "/s", created, lambda s: s.rate, lower_is_better=False)
+        report.add_failures("create the tree", created)
+        for share in READ_SHARES:
+
+            async def piece(target: Target, share: float = share) -> Sample:
+                workers = [_mixed(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
+                return await drive(target, workers, seconds=seconds)
+
+            case = f"{share:.0%} reads, {CLIENTS} clients"
+            await in_turns(targets, 1, piece)  # warms all
+            samples = await in_turns(targets, rounds, piece)
+            report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
+            report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
+            report.add_failures(case, samples)
+            report.add_generator(case, samples)
+    report.notes.append(
+        "Only requests that succeed count. The fixture is one JDBC client over SQLite in memory, unsynced."
+    )
+    return report
+
+
+async def _create(target: Target, dataset: Tree) -> Sample:
+    """CreateTreeDataset: namespaces one after another (parents first), then tables and views by eight clients."""
+    for namespace in dataset.namespaces:
+        await target.call(bodies.create_namespace(namespace))
+    makers: list[Request] = [bodies.create_table(target.at(leaf), name) for leaf, name in dataset.tables]
+    makers += [bodies.create_view(target.at(leaf), name) for leaf, name in dataset.views]
+    return await drive(target, [_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
+
+
+def _each(wanted: list[Request]) -> Worker:
+    yield from (one for one in wanted)  # a generator: a list could not be sent the answers
+
+
+def _mixed(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
+    reads, writes = _reads(target, dataset, chance), _writes(target, dataset, chance)
+    while True:
+        yield chance.choice(reads if chance.random() < read_share else writes)()
+
+
+def _reads(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+    def namespace() -> str:
+        return target.at(chance.choice(dataset.namespaces))
+
+    def table() -> str:
+        leaf, name = chance.choice(dataset.tables)
+        return bodies.table_path(target.at(leaf), name)
+
+    def view() -> str:
+        leaf, name = chance.choice(dataset.views)
+        return bodies.view_path(target.at(leaf), name)
+
+    return [
+        lambda: request("GET", f"/v1/namespaces?parent={namespace()}", label="list namespaces"),
+        lambda: request("HEAD", f"/v1/namespaces/{namespace()}", label="check namespace"),
+        lambda: request("GET", f"/v1/namespaces/{namespace()}", label="fetch namespace"),
+        lambda: request("GET", table().rsplit("/", 1)[0], label="list tables"),
+        lambda: request("HEAD", table(), label="check table"),
+        lambda: request("GET", table(), label="fetch table"),
+        lambda: request("GET", view().rsplit("/", 1)[0], label="list views"),
+        lambda: request("HEAD", view(), label="check view"),
+        lambda: request("GET", view(), label="fetch view"),
+    ]
+
+
+def _writes(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+    def change() -> dict[str, str]:
+        # A bounded set of names: the original's ever new names would make later rounds dearer than earlier ones.
+        return {f"NewAttribute_{chance.randrange(10)}": f"NewValue_{chance.randrange(10**6)}"}
+
+    def commit(path: str, label: str) -> Request:
+        body = {"requirements": [], "updates": [{"action": "set-properties", "updates": change()}]}
+        return request("POST", path, body, label=label, tolerated=(409,))
+
+    def namespace() -> Request:
+        path = f"/v1/namespaces/{target.at(chance.choice(dataset.namespaces))}/properties"
+        return request("POST", path, {"removals": [], "updates": change()}, label="update namespace", tolerated=(409,))
+
+    def table() -> Request:
+        leaf, name = chance.choice(dataset.tables)
+        return commit(bodies.table_path(target.at(leaf), name), "update table")
+
+    def view() -> Request:
+        leaf, name = chance.choice(dataset.views)
+        return commit(bodies.view_path(target.at(leaf), name), "update view")
+
+    return [namespace, table, view]

@@ -1,0 +1,71 @@
+"""README's figures come from `bench/results/`, never from a keyboard: a marked section is filled, and a test compares.
+
+`python -m bench.readme` fills it. The section lies between the two marker lines; what stands around them is untouched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.report import RESULTS, Report, cells
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BEGIN = "<!-- bench: begin (filled by python -m bench.readme; do not edit) -->"
+END = "<!-- bench: end -->"
+
+CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "load_table": (("snapshots=refs", "p50"), ("snapshots=all", "p50"), ("commit of one property", "p50")),
+    "small_request": (
+        ("loadTable, 1 client", "server CPU"),
+        ("loadTable, 1 client", "p50"),
+        ("HEAD table, 1 client", "p50"),
+    ),
+    "commits": (
+        ("property, 1 table, 1 client", "commits"),
+        ("append, 1 table, 8 clients", "commits"),
+        ("append, 100 tables, 8 clients", "commits"),
+    ),
+    "mix": (("100% reads, 8 clients", "requests"), ("50% reads, 8 clients", "requests")),
+    "memory": (("10,000 tables created", "resident"), ("each loaded once", "resident")),
+}
+"""Which rows of which bench the README shows: (case, measure)."""
+
+
+def section(folder: Path = RESULTS) -> str:
+    """The text between the markers. A bench that was not run yet is left out."""
+    shown = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
+    if not shown:
+        return "No measurements yet: run `make bench`.\n"
+    servers = list(dict.fromkeys(name for report in shown.values() for name in report.servers()))
+    head = ["case", "measure", "ratio", *servers, "goal"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "--:|" * (len(head) - 2)]
+    for name, report in shown.items():
+        rows = {(row.case, row.measure): row for row in report.rows}
+        for claim in CLAIMS[name]:
+            case, *rest = cells(rows[claim], servers)
+            lines.append("| " + " | ".join([f"[{name}](bench/results/{name}.md): {case}", *rest]) + " |")
+    facts = next(iter(shown.values())).machine
+    lines += [
+        "",
+        "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured in turns in one run, each"
+        f" server on one core, the load on another ({facts['cpu']}, {facts['cores']} cores, {facts['when']}).",
+        "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def filled(text: str, content: str) -> str:
+    """`text` with `content` between its markers. ValueError when the markers are missing or turned round."""
+    begin, end = text.find(BEGIN), text.find(END)
+    if begin < 0 or end < begin:
+        raise ValueError(f"{README.name} lacks the lines {BEGIN!r} and {END!r}, in this order")
+    return text[: begin + len(BEGIN)] + "\n" + content + text[end:]
+
+
+def update() -> None:
+    README.write_text(filled(README.read_text(), section()))
+
+
+if __name__ == "__main__":
+    update()

@@ -1,0 +1,153 @@
+"""What a bench found, as JSON for machines and a Markdown table for people, in `bench/results/`.
+
+A row is one question asked of several servers: ratios come first, because times belong to one machine and one day.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.measure import Sample, median_of
+
+RESULTS = Path(__file__).parent / "results"
+OURS = "seamark"
+
+
+@dataclass
+class Row:
+    """`values` by server name, in `unit`; `peer` names the server that the ratio is taken against."""
+
+    case: str
+    measure: str
+    unit: str
+    values: dict[str, float]
+    lower_is_better: bool = True
+    peer: str = "fixture"
+    goal: float | None = None
+
+    def ratio(self) -> float | None:
+        """How many times better ours is than the peer: above 1 is better, whatever the direction."""
+        ours, theirs = self.values.get(OURS), self.values.get(self.peer)
+        if not ours or not theirs:
+            return None
+        return theirs / ours if self.lower_is_better else ours / theirs
+
+    def goal_met(self) -> bool | None:
+        if self.goal is None:
+            return None
+        return self.values[OURS] <= self.goal if self.lower_is_better else self.values[OURS] >= self.goal
+
+
+@dataclass
+class Report:
+    """One bench. `bounds` are what the machine allows at best, measured in the same run; `notes` say how to read it."""
+
+    bench: str
+    question: str
+    rows: list[Row] = field(default_factory=list)
+    bounds: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def add(
+        self,
+        case: str,
+        measure: str,
+        unit: str,
+        samples: dict[str, list[Sample]],
+        value: Callable[[Sample], float],
+        **options: Any,
+    ) -> None:
+        """A row of medians over the rounds; failures of any server become a note."""
+        self.rows.append(Row(case, measure, unit, {n: median_of(s, value) for n, s in samples.items()}, **options))
+
+    def add_failures(self, case: str, samples: dict[str, list[Sample]]) -> None:
+        """Answers that were neither counted nor tolerated: said aloud, for they are not in the figures."""
+        for name, rounds in samples.items():
+            failed, total = sum(s.failed for s in rounds), sum(sum(s.statuses.values()) for s in rounds)
+            if failed:
+                example = next(f for s in rounds for f in s.failures)
+                self.notes.append(f"{case}: {name} failed {failed} of {total} requests, such as {example}")
+
+    def add_generator(self, case: str, samples: dict[str, list[Sample]]) -> None:
+        """A note where the load generator was the limit, so that the server may be faster than shown."""
+        for name, rounds in samples.items():
+            share = median_of(rounds, lambda s: s.generator_cpu)
+            if share > 0.9:
+                self.notes.append(
+                    f"{case}: the generator used {share:.0%} of its core against {name}; it may be the limit"
+                )
+
+    def save(self, folder: Path = RESULTS) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.machine = self.machine or machine()
+        (folder / f"{self.bench}.json").write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        (folder / f"{self.bench}.md").write_text(self.markdown())
+
+    @staticmethod
+    def load(bench: str, folder: Path = RESULTS) -> Report:
+        raw = json.loads((folder / f"{bench}.json").read_text())
+        return Report(**{**raw, "rows": [Row(**row) for row in raw["rows"]]})
+
+    def servers(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.values))
+
+    def markdown(self) -> str:
+        servers = self.servers()
+        head = ["case", "measure", "ratio", *servers, "goal"]
+        lines = [f"# {self.bench}", "", self.question, "", "| " + " | ".join(head) + " |"]
+        lines.append("|---|---|" + "--:|" * (len(head) - 2))
+        lines += ["| " + " | ".join(cells(row, servers)) + " |" for row in self.rows]
+        lines += ["", "Ratio: how many times better Seamark is than the peer (Iceberg's Java REST fixture)."]
+        lines += [f"- Bound: {name}: {value}" for name, value in self.bounds.items()]
+        lines += [f"- {note}" for note in self.notes]
+        facts = self.machine
+        about = f"{facts.get('cpu')}, {facts.get('cores')} cores, {facts.get('memory_gb')} GB; {facts.get('when')}"
+        lines += ["", f"Machine: {about}; Python {facts.get('python')}; commit {facts.get('commit')}.", ""]
+        return "\n".join(lines)
+
+
+def cells(row: Row, servers: Sequence[str]) -> list[str]:
+    """A row as text: case, measure, ratio, one value a server, goal."""
+    ratio, met = row.ratio(), row.goal_met()
+    goal = "" if row.goal is None else f"{figure(row.goal)} {row.unit}: {'met' if met else 'missed'}"
+    values = [f"{figure(row.values[name])} {row.unit}" if name in row.values else "–" for name in servers]
+    return [row.case, row.measure, f"{figure(ratio)}×" if ratio else "–", *values, goal]
+
+
+def figure(value: float) -> str:
+    """Three significant digits, thousands parted."""
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
+
+
+def machine() -> dict[str, Any]:
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": done.stdout.strip() or "unknown",
+    }

@@ -1,0 +1,55 @@
+"""What does a small request cost: CPU microseconds in the server, and milliseconds at the client?
+
+The floor is a server that does nothing (asyncio, prepared bytes), asked by the same client in one process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import bodies, bounds
+from bench.measure import Sample, drive, in_turns, repeat
+from bench.report import Report
+from bench.targets import Target, start
+from bench.wire import request
+
+NAMESPACE = "small"
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("small_request", "What does a small request cost?")
+    rounds, seconds = (1, 0.5) if quick else (6, 2.0)
+    with start(("seamark", "seamark-pg", "fixture"), folder) as targets:
+        for target in targets:
+            await target.call(bodies.create_namespace((NAMESPACE,)))
+            await target.call(bodies.create_table(NAMESPACE, "one"))
+        path = bodies.table_path(NAMESPACE, "one")
+        etags = {t.name: (await t.call(request("GET", path))).field("ETag") for t in targets}
+
+        for case, clients in (("loadTable", 1), ("loadTable, ETag in hand", 1), ("HEAD table", 1), ("loadTable", 8)):
+
+            async def piece(target: Target, case: str = case, clients: int = clients) -> Sample:
+                if case == "HEAD table":
+                    wanted = request("HEAD", path)
+                elif case == "loadTable":
+                    wanted = request("GET", path)
+                else:
+                    headers = {"If-None-Match": etags[target.name]}
+                    wanted = request("GET", path, headers=headers, counted=(200, 304))
+                return await drive(target, [repeat(wanted) for _ in range(clients)], seconds=seconds)
+
+            title = f"{case}, {clients} {'client' if clients == 1 else 'clients'}"
+            await in_turns(targets, 2, piece)  # warms all; a JVM wants some thousand calls
+            samples = await in_turns(targets, rounds, piece)
+            report.add(title, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
+            report.add(title, "p50", "ms", samples, lambda s: s.quantile(0.5))
+            report.add(title, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add(title, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
+            report.add_failures(title, samples)
+            report.add_generator(title, samples)
+        body = (await targets[0].call(request("GET", path))).body
+        floor = await bounds.transfer_ms(body, 2000)
+        report.bounds = {
+            f"{len(body):,} bytes from a bare asyncio server to this client, one process": f"{floor:.3f} ms"
+        }
+    return report

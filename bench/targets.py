@@ -1,0 +1,174 @@
+"""The servers under measurement, each a process on one core; the load comes from another.
+
+- `seamark`: `seamark serve` on its embedded defaults (SQLite in WAL mode, every commit and metadata file synced).
+- `seamark-pg`: the same over a PostgreSQL server, which shares the core and syncs too.
+- `fixture`: Iceberg's own Java REST server as the kit starts it: JdbcCatalog over SQLite **in memory**. Nothing it
+  acknowledges would survive its end, and it never syncs a metadata file.
+- `fixture-file`: the same with SQLite in a file, the nearest it comes to being durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import psutil
+
+from bench.wire import Connection, LoadError, Request, Response
+from tests.services.java import java_fixture
+from tests.services.postgres import postgres_server
+from tests.services.seamark import Seamark
+
+SERVER_CORE, LOAD_CORE = 0, (os.cpu_count() or 1) - 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running server. `warehouse` is a folder it may read tables from, `separator` parts namespace levels in URLs.
+
+    The standard's separator is %1F; the fixture's HTTP server refuses it, and its config names another.
+    """
+
+    name: str
+    base_url: str
+    pids: tuple[int, ...]
+    warehouse: Path
+    separator: str = "%1F"
+
+    def at(self, namespace: tuple[str, ...]) -> str:
+        """A namespace as it stands in this server's URLs."""
+        return self.separator.join(quote(level, safe="") for level in namespace)
+
+    @property
+    def port(self) -> int:
+        port = urlsplit(self.base_url).port
+        assert port is not None
+        return port
+
+    def processes(self) -> list[psutil.Process]:
+        """The server's processes and their children."""
+        found = []
+        for pid in self.pids:
+            parent = psutil.Process(pid)
+            found += [parent, *parent.children(recursive=True)]
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU seconds, user and system, that the server has used so far."""
+        times = [process.cpu_times() for process in self.processes()]
+        return sum(t.user + t.system for t in times)
+
+    def rss_mb(self) -> float:
+        return sum(process.memory_info().rss for process in self.processes()) / 2**20
+
+    async def connect(self, count: int = 1) -> list[Connection]:
+        return [await Connection.open(self.port) for _ in range(count)]
+
+    async def call(self, wanted: Request) -> Response:
+        """One request on a connection of its own; LoadError, with the server's words, unless it is counted."""
+        connection = await Connection.open(self.port)
+        try:
+            answer = await connection.ask(wanted)
+        finally:
+            connection.close()
+        if answer.status not in wanted.counted:
+            line = wanted.raw.split(b"\r\n", 1)[0].decode()
+            raise LoadError(
+                f"{self.name}: {line} answered {answer.status}: {answer.body[:500].decode(errors='replace')}"
+            )
+        return answer
+
+
+@contextlib.contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Processes started inside stay on `core`."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+@contextlib.contextmanager
+def seamark(folder: Path, env: dict[str, str] | None = None) -> Iterator[Target]:
+    home = folder / "seamark"
+    with contextlib.ExitStack() as running:
+        with on_core(SERVER_CORE):
+            server = running.enter_context(Seamark(home, env={"SEAMARK_LOG_LEVEL": "warning", **(env or {})}))
+        yield Target("seamark", server.base_url, (server.pid,), home / "warehouse")
+
+
+@contextlib.contextmanager
+def seamark_pg(folder: Path) -> Iterator[Target]:
+    home = folder / "seamark-pg"
+    with contextlib.ExitStack() as running:
+        with on_core(SERVER_CORE):
+            postgres = running.enter_context(postgres_server())
+            url = postgres.create_database()
+            env = {"SEAMARK_LOG_LEVEL": "warning"}
+            server = running.enter_context(Seamark(home, database=url, env=env))
+        yield Target("seamark-pg", server.base_url, (server.pid, postgres.process.pid), home / "warehouse")
+
+
+@contextlib.contextmanager
+def _fixture(name: str, folder: Path, jdbc: str) -> Iterator[Target]:
+    warehouse = folder / name
+    warehouse.mkdir(parents=True)
+    # One JDBC client: a second would open another database in memory, or find the file locked.
+    with contextlib.ExitStack() as running:
+        before = {child.pid for child in psutil.Process().children()}
+        with on_core(SERVER_CORE), _environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
+            base_url = running.enter_context(java_fixture(warehouse, log=folder / f"{name}.log"))
+        (pid,) = {child.pid for child in psutil.Process().children()} - before
+        yield Target(name, base_url, (pid,), warehouse, separator="%2E")
+
+
+def fixture(folder: Path) -> contextlib.AbstractContextManager[Target]:
+    return _fixture("fixture", folder, "jdbc:sqlite::memory:")
+
+
+def fixture_file(folder: Path) -> contextlib.AbstractContextManager[Target]:
+    return _fixture("fixture-file", folder, f"jdbc:sqlite:{folder / 'fixture.db'}")
+
+
+STARTERS = {"seamark": seamark, "seamark-pg": seamark_pg, "fixture": fixture, "fixture-file": fixture_file}
+
+
+@contextlib.contextmanager
+def start(names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
+    """The named servers, running side by side, and this process on the other core."""
+    with contextlib.ExitStack() as running:
+        targets = [running.enter_context(STARTERS[name](folder)) for name in names]
+        running.enter_context(on_core(LOAD_CORE))
+        yield targets
+
+
+@contextlib.asynccontextmanager
+async def connections(target: Target, count: int) -> AsyncIterator[list[Connection]]:
+    opened = await target.connect(count)
+    try:
+        yield opened
+    finally:
+        for connection in opened:
+            connection.close()
+        await asyncio.sleep(0)

@@ -1,0 +1,165 @@
+"""A load generator's HTTP/1.1 client: keep-alive, requests made beforehand, answers cut but not interpreted.
+
+An ordinary client costs more CPU a request than the servers measured here, and would measure itself. This one speaks
+just what both servers do: Content-Length and chunked bodies. What load it can make is in every report
+(`generator_cpu`: near 1 means that the generator, not the server, was the limit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+
+class LoadError(Exception):
+    """The server broke the protocol or closed a connection; the measurement is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as bytes. An answer whose status is in `counted` is a success, one in `tolerated` is neither."""
+
+    raw: bytes
+    head: bool = False
+    counted: frozenset[int] = frozenset({200, 204})
+    tolerated: frozenset[int] = frozenset()
+    label: str = ""
+
+
+@dataclass(slots=True)
+class Response:
+    status: int
+    header: bytes
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def field(self, name: str) -> str:
+        """A header's value, empty when it is missing."""
+        for line in self.header.split(b"\r\n"):
+            key, _, value = line.partition(b":")
+            if key.strip().lower() == name.lower().encode():
+                return value.strip().decode()
+        return ""
+
+
+def request(
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    counted: tuple[int, ...] = (200, 204),
+    tolerated: tuple[int, ...] = (),
+    label: str = "",
+) -> Request:
+    """`body` is anything JSON can say, or bytes as they are."""
+    payload = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Accept: application/json"]
+    if payload:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(payload)}"]
+    elif method == "POST":
+        lines.append("Content-Length: 0")
+    lines += [f"{key}: {value}" for key, value in (headers or {}).items()]
+    raw = ("\r\n".join(lines) + "\r\n\r\n").encode() + payload
+    return Request(raw, method == "HEAD", frozenset(counted), frozenset(tolerated), label or method)
+
+
+@dataclass
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    _buffer: bytearray = field(default_factory=bytearray)
+    _transport: asyncio.Transport | None = None
+    _waiting: asyncio.Future[Response] | None = None
+    _head: bool = False
+    _status: int = 0
+    _header: bytes = b""
+    _body_start: int = -1
+    _length: int = -1
+    _chunk_at: int = 0
+
+    @staticmethod
+    async def open(port: int) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+        return connection
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def ask(self, wanted: Request) -> Response:
+        assert self._transport is not None
+        assert self._waiting is None, "one request at a time"
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._head = wanted.head
+        self._transport.write(wanted.raw)
+        return await self._waiting
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by class
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(LoadError(f"the server closed the connection before it answered ({exc})"))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self._body_start < 0 and not self._read_header():
+            return
+        body = self._body()
+        if body is not None:
+            answer = Response(self._status, self._header, body)
+            self._buffer.clear()
+            self._body_start = -1
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+
+    def _read_header(self) -> bool:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        self._header = bytes(self._buffer[:end])
+        self._status = int(self._header[9:12])
+        self._body_start = self._chunk_at = end + 4
+        lowered = self._header.lower()
+        at = lowered.find(b"\r\ncontent-length:")
+        if self._head or self._status in (204, 304):
+            self._length = 0
+        elif at >= 0:
+            self._length = int(lowered[at + 17 : (lowered + b"\r\n").find(b"\r\n", at + 17)])
+        elif b"\r\ntransfer-encoding: chunked" in lowered:
+            self._length = -1
+        else:
+            raise LoadError(f"an answer of unknown length: {self._header!r}")
+        return True
+
+    def _body(self) -> bytes | None:
+        if self._length >= 0:
+            end = self._body_start + self._length
+            return bytes(self._buffer[self._body_start : end]) if len(self._buffer) >= end else None
+        while (line_end := self._buffer.find(b"\r\n", self._chunk_at)) >= 0:
+            size = int(bytes(self._buffer[self._chunk_at : line_end]).split(b";")[0], 16)
+            after = line_end + 2 + size + 2
+            if len(self._buffer) < after:
+                return None
+            if size == 0:
+                return self._join_chunks()
+            self._chunk_at = after
+        return None
+
+    def _join_chunks(self) -> bytes:
+        parts, at = [], self._body_start
+        while True:
+            line_end = self._buffer.find(b"\r\n", at)
+            size = int(bytes(self._buffer[at:line_end]).split(b";")[0], 16)
+            if size == 0:
+                return b"".join(parts)
+            parts.append(bytes(self._buffer[line_end + 2 : line_end + 2 + size]))
+            at = line_end + 2 + size + 2

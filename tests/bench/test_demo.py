@@ -1,0 +1,91 @@
+"""`make demo` comes to its table on a small scale, keeps the server up when asked, and says what is wrong with its input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench import connect
+from bench.demo import DemoFailed, Options, home
+from connector.spark.session import catalog_conf
+from tests.services.process import REPO, http_ok
+
+
+def demo(**env: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, as `make demo` starts it: the tests' JVM is not its."""
+    argv = [sys.executable, "-m", "bench.demo"]
+    environment = {**os.environ, "SCALE": "0.01", "FILES": "12", "COLUMNS": "120", **env}
+    return subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.parametrize(
+    "env", [{"SCALE": "big"}, {"SCALE": "0"}, {"SCALE": "-1"}, {"FILES": "0"}, {"FILES": "1.5"}, {"SCALE": "nan"}]
+)
+def test_a_senseless_setting_is_refused_with_its_name(env: dict[str, str]) -> None:
+    with pytest.raises(DemoFailed, match=next(iter(env))):
+        Options.read(env)
+
+
+def test_settings_left_empty_take_their_defaults() -> None:
+    """`make demo` passes SCALE and KEEP through, empty when they are not given."""
+    assert Options.read({"SCALE": "", "KEEP": "", "FILES": ""}) == Options()
+    assert Options.read({"KEEP": "1"}).keep
+    assert not Options.read({"KEEP": "0"}).keep
+
+
+def test_a_folder_that_is_not_the_demos_is_never_emptied(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(DemoFailed, match="DEMO_HOME"), home(Options(keep=True, home=tmp_path)):
+        pass
+    assert (tmp_path / "precious").exists()
+
+
+def test_the_spark_command_carries_the_settings_that_the_tests_use() -> None:
+    text = connect.spark("http://127.0.0.1:1", [Path("/jars/iceberg.jar")], "ssb.lineorder")
+    for key, value in catalog_conf(connect.CATALOG, "http://127.0.0.1:1").items():
+        assert f"--conf {key}={value}" in text
+    assert "--jars /jars/iceberg.jar" in text
+
+
+@pytest.mark.spark
+def test_the_demo_ends_in_one_table_of_thirteen_right_answers() -> None:
+    done = demo()
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"│ (Q\d\.\d) +│ +([\d.]+) │ +(\d+) │ +(\d+) │ +(\d+) │", done.stdout)
+    assert len(rows) == 13
+    assert {row[2] for row in rows} == {"12"}
+    assert all(0 < int(row[3]) <= 12 for row in rows)
+    assert "All 13 answers equal DuckDB's" in done.stdout
+
+
+@pytest.mark.spark
+def test_a_kept_server_answers_the_snippets_that_were_printed(tmp_path: Path) -> None:
+    kept_home = tmp_path / "kept"
+    done = demo(KEEP="1", DEMO_HOME=str(kept_home))
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = json.loads((kept_home / "kept.json").read_text())
+    try:
+        assert f"kill {kept['pid']}" in done.stdout
+        for engine in ("Spark", "PyIceberg", "Trino", "DuckDB"):
+            assert engine in done.stdout
+        again = demo(KEEP="1", DEMO_HOME=str(kept_home))
+        assert again.returncode == 1
+        assert f"kill {kept['pid']}" in again.stdout
+        snippet = connect.pyiceberg(kept["url"], "ssb.lineorder")
+        ran = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.count("'lo_orderkey':") == 5
+    finally:
+        os.kill(kept["pid"], signal.SIGTERM)
+        deadline = time.monotonic() + 40
+        while http_ok(f"{kept['url']}/healthz") and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert not http_ok(f"{kept['url']}/healthz")

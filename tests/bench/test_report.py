@@ -1,0 +1,96 @@
+"""Reports say what was measured: ratios in one direction, goals, failures; the README shows them and no others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench import readme
+from bench.bodies import long_history
+from bench.measure import Sample
+from bench.mix import tree
+from bench.report import RESULTS, Report, Row, figure
+from bench.run import BENCHES
+
+MACHINE = {"cpu": "c", "cores": 2, "memory_gb": 1, "when": "now", "python": "3", "commit": "abc"}
+
+
+def test_a_ratio_above_one_is_better_in_either_direction() -> None:
+    assert Row("x", "p50", "ms", {"seamark": 2.0, "fixture": 10.0}).ratio() == 5.0
+    assert Row("x", "rate", "/s", {"seamark": 10.0, "fixture": 2.0}, lower_is_better=False).ratio() == 5.0
+    assert Row("x", "rate", "/s", {"seamark": 10.0}).ratio() is None
+
+
+def test_a_goal_is_met_or_missed_in_words() -> None:
+    report = Report("b", "Why?", machine=MACHINE)
+    report.rows = [
+        Row("fast", "p50", "ms", {"seamark": 4.0, "fixture": 8.0}, goal=5.0),
+        Row("slow", "p50", "ms", {"seamark": 6.0, "fixture": 8.0}, goal=5.0),
+    ]
+    text = report.markdown()
+    assert "| fast | p50 | 2.00× | 4.00 ms | 8.00 ms | 5.00 ms: met |" in text
+    assert "| slow | p50 | 1.33× | 6.00 ms | 8.00 ms | 5.00 ms: missed |" in text
+
+
+def test_failed_requests_are_said_aloud() -> None:
+    report = Report("b", "Why?")
+    good = Sample([1.0], Counter({200: 1}), elapsed_s=1.0)
+    bad = Sample([1.0], Counter({200: 1, 500: 2}), ["GET: 500 b'oh'"], 2, 1.0)
+    report.add_failures("load", {"seamark": [good], "fixture": [good, bad]})
+    assert report.notes == ["load: fixture failed 2 of 4 requests, such as GET: 500 b'oh'"]
+
+
+def test_a_report_survives_being_saved(tmp_path: Path) -> None:
+    report = Report("b", "Why?", [Row("x", "p50", "ms", {"seamark": 1.0}, goal=2.0)], {"floor": "0"}, ["n"], MACHINE)
+    report.save(tmp_path)
+    assert Report.load("b", tmp_path) == report
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (1.2345, "1.23"), (99.96, "100.0"), (12345.6, "12,300")]
+)
+def test_figures_have_three_digits(value: float, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_only_the_marked_section_of_the_readme_is_filled() -> None:
+    text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+    assert readme.filled(text, "new\n") == f"before\n{readme.BEGIN}\nnew\n{readme.END}\nafter\n"
+    with pytest.raises(ValueError, match="lacks the lines"):
+        readme.filled(f"{readme.END}\n{readme.BEGIN}", "new\n")
+
+
+def test_the_readme_shows_what_the_results_say() -> None:
+    text = readme.README.read_text()
+    assert readme.filled(text, readme.section()) == text, "run `python -m bench.readme`"
+
+
+def test_every_claim_of_the_readme_names_a_row_that_its_bench_makes() -> None:
+    assert set(readme.CLAIMS) == set(BENCHES)
+    for name in BENCHES:
+        if (RESULTS / f"{name}.json").exists():
+            made = {(row.case, row.measure) for row in Report.load(name).rows}
+            assert set(readme.CLAIMS[name]) <= made
+
+
+def test_the_tree_has_the_counts_that_the_polaris_benchmarks_give() -> None:
+    """N-ary tree of width N and depth D: (N^D - 1)/(N - 1) namespaces, N^(D-1) leaves."""
+    made = tree("NS_0", width=3, depth=4, tables=5, views=2)
+    assert len(set(made.namespaces)) == (3**4 - 1) // 2
+    assert len(set(made.tables)) == 3**3 * 5
+    assert len(set(made.views)) == 3**3 * 2
+    assert {len(leaf) for leaf, _ in made.tables} == {4}
+
+
+def test_a_long_history_is_metadata_that_pyiceberg_accepts(tmp_path: Path) -> None:
+    from pyiceberg.table.metadata import TableMetadataUtil
+
+    location = long_history(tmp_path / "t", 50)
+    text = Path(location.removeprefix("file://")).read_text()
+    metadata = TableMetadataUtil.parse_raw(text)
+    assert len(metadata.snapshots) == len(metadata.snapshot_log) == 50
+    assert metadata.last_sequence_number == 50
+    assert len(json.loads(text)["metadata-log"]) == 50

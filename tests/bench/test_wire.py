@@ -1,0 +1,143 @@
+"""The load generator's client cuts answers where they end, and a slice counts what it says it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.measure import Worker, drive, in_turns, repeat
+from bench.targets import Target
+from bench.wire import Connection, LoadError, Request, Response, request
+
+
+@asynccontextmanager
+async def answering(*pieces: bytes) -> AsyncIterator[int]:
+    """A server that answers each request with `pieces`, one write each, a moment apart."""
+
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handlers.add(task)
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        server.close()
+        await asyncio.gather(*handlers)
+
+
+async def ask(port: int, wanted: Request) -> Response:
+    connection = await Connection.open(port)
+    try:
+        first = await connection.ask(wanted)
+        assert (await connection.ask(wanted)).body == first.body  # the connection is left clean
+        return first
+    finally:
+        connection.close()
+
+
+BIG = os.urandom(3_000_000)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "body"),
+    [
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"], b"hello"),
+        ([b"HTTP/1.1 200 OK\r\nContent-", b"Length: 5\r\n\r", b"\nhe", b"llo"], b"hello"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + BIG], BIG),
+        ([CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"], b"hello"),
+        ([CHUNKED, b"2;x=y\r\nhe\r", b"\n3\r\nll", b"o\r\n0\r\n\r\n"], b"hello"),
+        ([CHUNKED, b"2dc6c0\r\n" + BIG + b"\r\n", b"0\r\n\r\n"], BIG),
+        ([b"HTTP/1.1 204 No Content\r\nServer: x\r\n\r\n"], b""),
+    ],
+)
+async def test_an_answer_is_cut_where_it_ends(pieces: list[bytes], body: bytes) -> None:
+    async with answering(*pieces) as port:
+        answer = await ask(port, request("GET", "/"))
+    assert answer.body == body
+
+
+async def test_head_and_304_have_no_body_whatever_their_length_says() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n") as port:
+        assert (await ask(port, request("HEAD", "/"))).body == b""
+    async with answering(b'HTTP/1.1 304 Not Modified\r\nContent-Length: 900\r\nETag: "x"\r\n\r\n') as port:
+        answer = await ask(port, request("GET", "/"))
+        assert answer.body == b""
+        assert answer.field("etag") == '"x"'
+
+
+async def test_a_connection_closed_before_the_answer_voids_the_measurement() -> None:
+    async with answering() as port:
+        connection = await Connection.open(port)
+        asked = asyncio.ensure_future(connection.ask(request("GET", "/")))
+        await asyncio.sleep(0.01)
+        connection.close()
+        with pytest.raises(LoadError, match="closed"):
+            await asked
+
+
+def target(port: int, name: str = "it") -> Target:
+    return Target(name, f"http://127.0.0.1:{port}", (os.getpid(),), Path())
+
+
+async def test_only_counted_answers_make_the_rate_and_failures_are_named() -> None:
+    async with answering(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
+        tolerant = repeat(request("GET", "/", tolerated=(409,)), 3)
+        strict = repeat(request("GET", "/", label="load"), 2)
+        lenient = repeat(request("GET", "/", counted=(409,)), 4)
+        sample = await drive(target(port), [tolerant, strict, lenient])
+    assert sample.statuses == {409: 9}
+    assert len(sample.latencies_ms) == 4
+    assert sample.rate == pytest.approx(4 / sample.elapsed_s)
+    assert sample.failed == 2
+    assert sample.failures[0].startswith("load: 409")
+
+
+async def test_a_worker_is_sent_the_answers_and_stops_at_the_deadline() -> None:
+    seen: list[bytes] = []
+
+    def worker() -> Worker:
+        while True:
+            seen.append((yield request("GET", "/")).body)
+
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
+        sample = await drive(target(port), [worker()], seconds=0.05)
+    assert set(seen) == {b"ok"}
+    assert len(sample.latencies_ms) == len(seen)
+    assert 0.05 <= sample.elapsed_s < 1
+
+
+async def test_servers_are_measured_in_turns_there_and_back() -> None:
+    order: list[str] = []
+
+    async with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as port:
+        targets = [target(port, "a"), target(port, "b")]
+
+        async def piece(one: Target) -> object:
+            order.append(one.name)
+            return await drive(one, [repeat(request("GET", "/"), 1)])
+
+        run: Callable[..., object] = piece
+        samples = await in_turns(targets, 3, run)  # type: ignore[arg-type]
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert [len(samples[name]) for name in "ab"] == [3, 3]
