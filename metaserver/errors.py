@@ -9,7 +9,8 @@
     │   │   ├── NoSuchNamespace
     │   │   ├── NoSuchTable
     │   │   ├── NoSuchView
-    │   │   └── NoSuchFunction
+    │   │   ├── NoSuchFunction
+    │   │   └── NoSuchWarehouse
     │   ├── NotAcceptable           406  an answer in the asked form does not exist
     │   ├── AlreadyExists           409
     │   ├── NamespaceNotEmpty       409
@@ -91,6 +92,11 @@ class NoSuchView(NotFound):
 class NoSuchFunction(NotFound):
     kind = "no_such_function"
     type = "NoSuchFunctionException"
+
+
+class NoSuchWarehouse(NotFound):
+    kind = "no_such_warehouse"
+    type = "NoSuchWarehouseException"
 
 
 class NotAcceptable(RequestError):

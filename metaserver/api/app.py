@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
-from metaserver.api import dropped, health, keys, metrics, openapi, timeline
+from metaserver.api import dropped, health, keys, metrics, openapi, rest, timeline
 from metaserver.api.metrics import Metrics
 from metaserver.api.middleware import build_middleware
 from metaserver.catalog.catalog import Catalog
@@ -54,5 +54,5 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts, so that the document can be built without."""
-    for routes in (health, metrics, timeline, dropped, openapi):
+    for routes in (health, metrics, rest, timeline, dropped, openapi):
         routes.add_routes(app)

@@ -1,0 +1,51 @@
+"""Registers Iceberg routes under their templates of the REST specification, and tells which of them are served.
+
+`/v1/{prefix}/…` of the specification is served without a prefix, and also under the configured one. Nothing else
+matches `{prefix}`: a server has one catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from aiohttp import web
+
+from metaserver.api.describe import Handler
+from metaserver.api.keys import SETTINGS
+
+_PREFIXED = "/v1/{prefix}/"
+_UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
+
+
+def add_operations(app: web.Application, template: str, handlers: Mapping[str, Handler]) -> None:
+    """`handlers` by HTTP method, under `template` as the specification spells it."""
+    paths = [template.replace(_PREFIXED, "/v1/")]
+    prefixed = _prefixed(app)
+    if prefixed and template.startswith(_PREFIXED):
+        paths.append(template.replace(_PREFIXED, prefixed))
+    for path in paths:
+        resource = app.router.add_resource(path)
+        for method, handler in handlers.items():
+            resource.add_route(method, handler)
+
+
+def served_endpoints(app: web.Application) -> list[str]:
+    """Every Iceberg operation that `app` routes, as `METHOD template` of the specification, sorted."""
+    skipped = _prefixed(app)
+    served = set()
+    for route in app.router.routes():
+        if route.resource is None:
+            continue
+        path = route.resource.canonical
+        if not path.startswith("/v1/") or (skipped and path.startswith(skipped)):
+            continue
+        template = path if path in _UNPREFIXED else path.replace("/v1/", _PREFIXED, 1)
+        served.add(f"{route.method} {template}")
+    return sorted(served)
+
+
+def _prefixed(app: web.Application) -> str | None:
+    """`/v1/<prefix>/`. None without a prefix, and for an application without settings, which only documents itself."""
+    settings = app.get(SETTINGS)
+    return f"/v1/{quote(settings.prefix, safe='')}/" if settings is not None and settings.prefix else None

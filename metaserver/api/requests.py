@@ -1,0 +1,131 @@
+"""What a request to an Iceberg route says: names in its path, query, body, and who asks.
+
+Names are taken from the path as it was sent, not from aiohttp's decoded one, which cannot tell `%25FF` from `%FF`. In a
+path segment `+` is a space, as in a form: Java's client (Spark, Trino, Flink) encodes names that way, and PyIceberg
+writes a plus as `%2B`. What does not decode is a BadRequest that names the parameter.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeVar
+from urllib.parse import quote, unquote_to_bytes
+
+from aiohttp import web
+
+from metaserver.api.describe import description_of
+from metaserver.api.keys import AUTHORIZER, PRINCIPAL, REQUEST_ID
+from metaserver.catalog.values import Caller, IdempotencyKey
+from metaserver.errors import BadRequest
+from metaserver.store.port import NamespacePath
+from metaserver.wire import NAMESPACE_SEPARATOR, check_name, decode_as, parse_namespace
+
+T = TypeVar("T")
+
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+_INT_DIGITS_MAX = 18
+_BOOLEANS = {"true": True, "false": False}
+
+
+def path_name(request: web.Request, variable: str) -> str:
+    """The table, view or function named by `{variable}`. BadRequest for a name that cannot exist."""
+    return check_name(_decoded(_segment(request, variable), variable), f"{variable} name")
+
+
+def path_namespace(request: web.Request) -> NamespacePath:
+    """The namespace of the path, levels separated by 0x1F (`%1F`)."""
+    return parse_namespace(_decoded(_segment(request, "namespace"), "namespace"))
+
+
+def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
+    """`v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
+    levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
+    base = f"v1/{quote(prefix, safe='')}" if prefix else "v1"
+    return f"{base}/namespaces/{levels}/tables/{quote(name, safe='')}"
+
+
+async def read_json(request: web.Request, shape: type[T]) -> T:
+    """The body as `shape`, a msgspec type, whatever its content type says. BadRequest names the field that is wrong."""
+    body = await request.read()
+    if not body:
+        raise BadRequest("The request body is empty; send a JSON object")
+    return decode_as(body, shape, "The request body")
+
+
+def page_query(request: web.Request) -> tuple[str | None, int | None]:
+    """`(pageToken, pageSize)`, None where not given."""
+    size = request.query.get("pageSize")
+    return request.query.get("pageToken"), None if size is None else _page_size(size)
+
+
+def boolean_query(request: web.Request, name: str) -> bool:
+    """False where not given. PyIceberg writes True, Java true."""
+    text = request.query.get(name, "false")
+    value = _BOOLEANS.get(text.lower())
+    if value is None:
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")
+    return value
+
+
+def allow(request: web.Request, *namespaces: NamespacePath) -> None:
+    """Forbidden unless who asks may do this operation in each of `namespaces`; the empty path is the whole catalog."""
+    authorizer = request.app.get(AUTHORIZER)
+    if authorizer is None:
+        return
+    operation = description_of(request.match_info.route.handler).operation
+    for namespace in namespaces:
+        authorizer.require(request[PRINCIPAL], operation, namespace)
+
+
+def may_write(request: web.Request, namespace: NamespacePath) -> bool:
+    """Whether who asks may change tables in `namespace`."""
+    authorizer = request.app.get(AUTHORIZER)
+    return authorizer is None or authorizer.allows(request[PRINCIPAL], "updateTable", namespace)
+
+
+def may_see(request: web.Request, namespace: NamespacePath) -> bool:
+    """Whether a listing may show this namespace."""
+    authorizer = request.app.get(AUTHORIZER)
+    return authorizer is None or authorizer.visible(request[PRINCIPAL], namespace)
+
+
+def who(request: web.Request) -> str:
+    """Name of the principal."""
+    principal = request.get(PRINCIPAL)
+    return "anonymous" if principal is None else principal.name
+
+
+def caller(request: web.Request, key: IdempotencyKey | None = None) -> Caller:
+    """Who asks, as the catalog records it."""
+    return Caller(who=who(request), request_id=request[REQUEST_ID], idempotency=key)
+
+
+def _page_size(text: str) -> int:
+    # Below int(): it takes '1_000' and Unicode digits, and is quadratic in their number.
+    if not (text.isascii() and text.isdigit() and len(text) <= _INT_DIGITS_MAX and int(text) > 0):
+        raise BadRequest(f"pageSize is {text[:40]!r}; it must be a whole number of at least 1")
+    return int(text)
+
+
+def _segment(request: web.Request, variable: str) -> str:
+    resource = request.match_info.route.resource
+    assert resource is not None
+    return request.rel_url.raw_path.split("/")[_position(resource.canonical, variable)]
+
+
+@lru_cache(maxsize=256)  # one entry for each variable of each route
+def _position(template: str, variable: str) -> int:
+    return template.split("/").index(f"{{{variable}}}")
+
+
+def _decoded(segment: str, what: str) -> str:
+    raw = segment.encode()
+    at = raw.find(b"%")
+    while at >= 0:
+        if len(raw) < at + 3 or raw[at + 1] not in _HEX or raw[at + 2] not in _HEX:
+            raise BadRequest(f"The {what} in the path is not percent-encoded: write % as %25")
+        at = raw.find(b"%", at + 3)
+    try:
+        return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"The {what} in the path is not UTF-8 once percent-decoded") from None

@@ -1,0 +1,12 @@
+"""All routes of the Iceberg REST standard that this server has, but for `/v1/oauth/tokens`, which is about logins."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from metaserver.api import config, functions, namespaces, rename, sign, tables, transactions, views
+
+
+def add_routes(app: web.Application) -> None:
+    for routes in (config, namespaces, tables, views, functions, rename, transactions, sign):
+        routes.add_routes(app)

@@ -1,0 +1,40 @@
+"""Iceberg REST: remote signing. A client gets one S3 request signed at a time, inside one table, by its own rights."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from metaserver.api.endpoints import add_operations
+from metaserver.api.keys import CATALOG, CLOCK, SETTINGS
+from metaserver.api.render import json_answer
+from metaserver.api.requests import allow, may_write, path_name, path_namespace, read_json
+from metaserver.objects.signing import cache_control, sign
+
+
+async def sign_request(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "table")
+    allow(request, namespace)
+    wanted = await read_json(request, dict[str, Any])
+    loaded = await request.app[CATALOG].tables.load(namespace, name)
+    settings = request.app[SETTINGS]
+    signing = partial(
+        sign,
+        wanted,
+        table_location=loaded.metadata.location,
+        writable=may_write(request, namespace),
+        settings=settings,
+        now_ms=request.app[CLOCK].now_ms(),
+    )
+    # Keys of AWS's chain may have to be fetched first, which blocks.
+    signed = signing() if settings.s3_access_key_id else await asyncio.to_thread(signing)
+    response = json_answer(signed)
+    response.headers["Cache-Control"] = cache_control(wanted)
+    return response
+
+
+def add_routes(app: web.Application) -> None:
+    add_operations(app, "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", {"POST": sign_request})

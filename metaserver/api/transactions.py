@@ -1,0 +1,56 @@
+"""Iceberg REST: one commit of many tables, all or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api.endpoints import add_operations
+from metaserver.api.idempotency import once
+from metaserver.api.keys import CATALOG
+from metaserver.api.requests import allow, read_json
+from metaserver.catalog.values import Caller, TableChange
+from metaserver.wire import check_namespace
+
+
+class _Identifier(msgspec.Struct):
+    namespace: tuple[str, ...]
+    name: str
+
+
+class _Change(msgspec.Struct):
+    identifier: _Identifier
+    requirements: list[dict[str, Any]]
+    updates: list[dict[str, Any]]
+
+
+class _CommitTransaction(msgspec.Struct, rename="kebab"):
+    table_changes: list[_Change]
+
+
+async def commit_transaction(request: web.Request) -> web.Response:
+    body = await read_json(request, _CommitTransaction)
+    changes = [
+        TableChange(
+            namespace=check_namespace(change.identifier.namespace),
+            name=change.identifier.name,
+            requirements=change.requirements,
+            updates=change.updates,
+        )
+        for change in body.table_changes
+    ]
+    allow(request, *dict.fromkeys(change.namespace for change in changes))
+
+    async def work(caller: Caller) -> None:
+        await request.app[CATALOG].transactions.commit(caller, changes)
+
+    async def answer(_: None) -> web.Response:
+        return web.Response(status=204)
+
+    return await once(request, work, answer)
+
+
+def add_routes(app: web.Application) -> None:
+    add_operations(app, "/v1/{prefix}/transactions/commit", {"POST": commit_transaction})
