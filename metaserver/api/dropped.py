@@ -8,9 +8,9 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.keys import CATALOG, REQUEST_ID, SETTINGS
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response, page_size, path_table
-from metaserver.catalog.values import Caller
+from metaserver.api.keys import CATALOG, SETTINGS
+from metaserver.api.requests import allow, caller, path_name, path_namespace
+from metaserver.api.timeline import NAMESPACE, TABLE, json_response, page_size
 from metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
 from metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
 
@@ -90,6 +90,7 @@ class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
 async def list_dropped(request: web.Request) -> web.Response:
     namespace = request.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
+    allow(request, path or ())
     page = await request.app[CATALOG].dropped.list(path, *_paging(request))
     return json_response({"dropped": [_dropped(row) for row in page.items], "next-page-token": page.next_token})
 
@@ -112,7 +113,9 @@ async def undrop(request: web.Request) -> web.Response:
     namespace = check_namespace(tuple(wanted.namespace)) if wanted.namespace is not None else None
     name = check_name(wanted.name, "name") if wanted.name is not None else None
     dropped = request.app[CATALOG].dropped
-    entry = await dropped.restore(_caller(request), request.match_info["id"], namespace, name)
+    row = await dropped.get(path_name(request, "id"))
+    allow(request, row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
+    entry = await dropped.restore(caller(request), row.id, namespace, name)
     return json_response(_entry(entry))
 
 
@@ -124,7 +127,10 @@ async def undrop(request: web.Request) -> web.Response:
     answers=(Answer(204, "Purged"), _NOT_FOUND),
 )
 async def purge_dropped(request: web.Request) -> web.Response:
-    await request.app[CATALOG].dropped.purge(_caller(request), request.match_info["id"])
+    dropped = request.app[CATALOG].dropped
+    row = await dropped.get(path_name(request, "id"))
+    allow(request, row.entry.namespace)
+    await dropped.purge(caller(request), row.id)
     return web.Response(status=204)
 
 
@@ -139,7 +145,8 @@ async def purge_dropped(request: web.Request) -> web.Response:
     ),
 )
 async def list_table_metrics(request: web.Request) -> web.Response:
-    namespace, name = path_table(request)
+    namespace, name = path_namespace(request), path_name(request, "table")
+    allow(request, namespace)
     page = await request.app[CATALOG].metrics.list(namespace, name, *_paging(request))
     return json_response({"reports": [_report(row) for row in page.items], "next-page-token": page.next_token})
 
@@ -148,10 +155,6 @@ def _paging(request: web.Request) -> tuple[str | None, int]:
     """(token, size); always bounded, unlike the standard's listings, which answer everything where nobody pages."""
     most = request.app[SETTINGS].page_limit
     return request.query.get("pageToken"), page_size(request.query.get("pageSize", str(most)), "pageSize", most)
-
-
-def _caller(request: web.Request) -> Caller:
-    return Caller(who="anonymous", request_id=request[REQUEST_ID])
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
 from metaserver.api.keys import DRAIN, REQUEST_ID, SETTINGS, STORE, TIMELINE
+from metaserver.api.requests import allow, path_name, path_namespace
 from metaserver.errors import BadRequest, NoSuchTable, SeamarkError
 from metaserver.store.port import EntryKind, InstantFilter, InstantState, NamespacePath, PointerStore
 from metaserver.timeline.timeline import Timeline, Watcher
 from metaserver.timeline.webhooks import instant_json
-from metaserver.wire import check_name, encode_json, parse_namespace, show
+from metaserver.wire import check_name, encode_json, show
 
 _log = structlog.get_logger("seamark.timeline")
 _STATES = frozenset(state.value for state in InstantState)
@@ -101,6 +102,7 @@ _ANSWERS = (
     waits=True,
 )
 async def list_timeline(request: web.Request) -> web.StreamResponse:
+    allow(request, ())
     return await _answer(request, InstantFilter())
 
 
@@ -113,13 +115,9 @@ async def list_timeline(request: web.Request) -> web.StreamResponse:
     waits=True,
 )
 async def list_table_timeline(request: web.Request) -> web.StreamResponse:
-    namespace, name = path_table(request)
+    namespace, name = path_namespace(request), path_name(request, "table")
+    allow(request, namespace)
     return await _answer(request, await _about(request.app[STORE], namespace, name))
-
-
-def path_table(request: web.Request) -> tuple[NamespacePath, str]:
-    """Namespace and table of the path. BadRequest for names that cannot exist."""
-    return parse_namespace(request.match_info["namespace"]), check_name(request.match_info["table"], "table name")
 
 
 async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:

@@ -1,0 +1,68 @@
+"""A server inside the test's own process: real parts over SQLite and local files, a real port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from metaserver.api.app import Parts
+from metaserver.clock import Clock, SystemClock
+from metaserver.server import bind, open_parts, serving, url_of
+from metaserver.settings import Settings
+from metaserver.store.port import CreateNamespace, EntryKind, Instant, InstantState, RecordInstant
+
+
+@dataclass
+class Running:
+    url: str
+    parts: Parts
+    http: aiohttp.ClientSession
+
+    async def get(self, path: str, **options: Any) -> tuple[int, Any]:
+        """(status, JSON) of GET `path`."""
+        async with self.http.get(self.url + path, **options) as answer:
+            return answer.status, await answer.json()
+
+    async def record(self, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
+        """A finished instant about `db.name`, as a commit on this replica leaves it."""
+        instant = an_instant(self.parts.clock, name, action, **fields)
+        await self.parts.store.transact([RecordInstant(instant=instant)])
+        self.parts.timeline.notify()
+        return instant
+
+
+def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
+    now_ms = clock.now_ms()
+    given: dict[str, Any] = {
+        "id": str(clock.uuid7()),
+        "action": action,
+        "state": InstantState.COMPLETED,
+        "kind": EntryKind.TABLE,
+        "namespace": ("db",),
+        "name": name,
+        "uuid": f"uuid-of-{name}",
+        "requested_ms": now_ms,
+        "completed_ms": now_ms,
+        **fields,
+    }
+    return Instant(**given)
+
+
+def some_settings(home: Path, **given: Any) -> Settings:
+    return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, **given})
+
+
+@asynccontextmanager
+async def running(home: Path, **given: Any) -> AsyncIterator[Running]:
+    """A server with these settings; its namespace `db` exists already."""
+    settings = some_settings(home, **given)
+    sock = bind(settings, shared=False)
+    async with open_parts(settings, SystemClock()) as parts, serving(parts, sock), aiohttp.ClientSession() as http:
+        if await parts.store.namespace(("db",)) is None:
+            await parts.store.transact([CreateNamespace(path=("db",), properties={})])
+        yield Running(url_of(settings, sock), parts, http)

@@ -1,0 +1,175 @@
+"""Settings: which source wins, what is refused and how, what is never shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.cli import reference
+from metaserver.errors import ConfigError
+from metaserver.settings import FIELDS, Settings, environment_name, flag_name, load, redact_url
+
+NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
+
+
+def toml_of(values: dict[str, Any]) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+
+
+some_values = st.dictionaries(st.sampled_from(NUMBERS), st.integers(1, 1000))
+
+
+@given(flags=some_values, environment=some_values, file=some_values)
+def test_the_first_of_flag_variable_file_and_default_wins(
+    tmp_path_factory: pytest.TempPathFactory, flags: dict[str, int], environment: dict[str, int], file: dict[str, int]
+) -> None:
+    config = tmp_path_factory.mktemp("config") / "seamark.toml"
+    config.write_text(toml_of(file))
+    variables = {environment_name(name): str(value) for name, value in environment.items()}
+    settings = load({name: str(value) for name, value in flags.items()}, variables, config)
+    for name, field in FIELDS.items():
+        expected = flags.get(name, environment.get(name, file.get(name, field.default)))
+        assert getattr(settings, name) == expected, name
+
+
+def test_the_configuration_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('host = "127.0.0.2"\nwebhook_urls = ["http://a/x", "https://b"]\ns3_path_style = false\n')
+    settings = load({}, {"SEAMARK_CONFIG": str(config)})
+    assert settings.host == "127.0.0.2"
+    assert settings.webhook_urls == ("http://a/x", "https://b")
+    assert settings.s3_path_style is False
+
+
+def test_a_list_in_a_variable_is_split_at_commas() -> None:
+    settings = load({}, {"SEAMARK_ALLOWED_LOCATIONS": "file:///a, s3://b/c"})
+    assert settings.allowed_locations == ("file:///a", "s3://b/c")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("port", "abc", "a whole number"),
+        ("port", "70000", "from 0 to 65535"),
+        ("port", "-1", "from 0 to 65535"),
+        ("workers", "0", "from 1 to 256"),
+        ("auth", "basic", "one of none, token, oidc"),
+        ("warehouse", "http://x", "file:// or s3://"),
+        ("database", "mysql://x", "sqlite:// or postgresql://"),
+        ("storage_timeout_s", "nan", "a finite number"),
+        ("storage_timeout_s", "soon", "a number"),
+        ("s3_path_style", "maybe", "true or false"),
+        ("log_level", "loud", "one of debug"),
+        ("webhook_urls", "ftp://x", "http:// or https://"),
+        ("body_limit_bytes", "1", "at least 1024"),
+        ("host", "a\x00b", "text"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name_and_source(name: str, value: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load({}, {environment_name(name): value})
+    assert name in refused.value.message
+    assert environment_name(name) in refused.value.message
+    assert wanted in refused.value.message
+    with pytest.raises(ConfigError, match=flag_name(name)):
+        load({name: value}, {})
+
+
+@given(name=st.sampled_from(sorted(FIELDS)), value=st.text() | st.integers() | st.floats() | st.booleans() | st.none())
+def test_any_value_is_either_taken_or_refused_as_a_configuration_error(name: str, value: Any) -> None:
+    try:
+        settings = load({name: value}, {})
+    except ConfigError as error:
+        assert name in error.message  # noqa: PT017
+    else:
+        assert isinstance(settings, Settings)
+
+
+def test_a_secret_is_not_repeated_in_a_refusal() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load({}, {"SEAMARK_DATABASE": "mysql://u:hunter2@h/d"})
+    assert "hunter2" not in refused.value.message
+
+
+def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("prot = 1\n")
+    with pytest.raises(ConfigError, match=r"c\.toml has an unknown key 'prot'; did you mean 'port'"):
+        load({}, {}, config)
+
+
+@pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"[port]\nx = 1\n"])
+def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    config = tmp_path / "c.toml"
+    config.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"c\.toml"):
+        load({}, {}, config)
+    with pytest.raises(ConfigError, match="missing"):
+        load({}, {}, tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"auth": "oidc"}, "oidc_issuer"),
+        ({"s3_access_key_id": "a"}, "both or neither"),
+        ({"s3_client_access": "static"}, "s3_secret_access_key"),
+        ({"prefix": "a/b"}, "one path segment"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(given, {})
+
+
+def test_the_variable_that_kubernetes_sets_for_a_service_is_explained() -> None:
+    with pytest.raises(ConfigError, match="enableServiceLinks"):
+        load({}, {"SEAMARK_PORT": "tcp://10.0.0.1:8181"})
+
+
+def test_what_is_shown_holds_no_secret() -> None:
+    settings = Settings(
+        database="postgresql://u:hunter2@h/d?password=hunter2",
+        s3_access_key_id="hunter2",
+        s3_secret_access_key="hunter2",
+        webhook_secret="hunter2",
+        webhook_urls=("https://h/hunter2",),
+        otel_endpoint="https://u:hunter2@h",
+    )
+    shown = json.dumps(settings.redacted())
+    assert "hunter2" not in shown
+    assert "postgresql://u:***@h/d" in shown
+    assert set(settings.redacted()) == set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:////home/x.db", "sqlite:////home/x.db"),
+        ("sqlite:///home/x.db", "sqlite:///home/x.db"),
+        ("postgresql://u:p@h:1/d?sslmode=x", "postgresql://u:***@h:1/d"),
+        ("postgresql://u@h/d", "postgresql://u@h/d"),
+        ("http://[broken", "***"),
+    ],
+)
+def test_a_shown_url_keeps_all_but_password_and_query(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+
+
+def test_every_setting_has_a_description_and_a_heading_on_the_reference_page() -> None:
+    page = (reference.REFERENCE / "settings.md").read_text()
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(FIELDS)
+    for field in dataclasses.fields(Settings):
+        assert field.metadata["description"].endswith("."), field.name
+
+
+def test_the_reference_page_is_the_generated_one() -> None:
+    committed = (reference.REFERENCE / "settings.md").read_text()
+    assert committed == reference.settings_page(), "run python -m metaserver.cli.reference"

@@ -1,0 +1,175 @@
+"""The timeline over HTTP: pages, filters, long-poll and event stream, across two replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from metaserver.store.port import CreateEntry, Entry, EntryKind, RenameEntry
+from tests.server.rig import Running, running
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(tmp_path) as one:
+        yield one
+
+
+def ids(page: dict[str, Any]) -> list[str]:
+    return [instant["id"] for instant in page["instants"]]
+
+
+async def test_pages_follow_each_other_in_both_directions(server: Running) -> None:
+    written = [(await server.record(name)).id for name in "abcde"]
+    seen: list[str] = []
+    path = "/api/v1/timeline?limit=2"
+    for _ in range(3):
+        _, page = await server.get(path)
+        seen += ids(page)
+        path = f"/api/v1/timeline?limit=2&since={page['next-since']}"
+    assert seen == written
+    status, page = await server.get(path)
+    assert (status, page["instants"]) == (200, [])
+    assert path.endswith(page["next-since"])
+    _, newest = await server.get("/api/v1/timeline?limit=2&order=desc")
+    assert ids(newest) == written[:-3:-1]
+    _, older = await server.get(f"/api/v1/timeline?order=desc&since={newest['next-since']}")
+    assert ids(older) == written[-3::-1]
+    _, end = await server.get(f"/api/v1/timeline?order=desc&since={older['next-since']}")
+    assert end == {"instants": [], "next-since": None}
+
+
+async def test_filters_hold_together(server: Running) -> None:
+    wanted = await server.record("a", "drop")
+    await server.record("a", "commit")
+    await server.record("b", "drop")
+    _, page = await server.get("/api/v1/tables/db/a/timeline?action=drop&state=completed")
+    assert ids(page) == [wanted.id]
+    _, page = await server.get("/api/v1/timeline?state=requested")
+    assert ids(page) == []
+
+
+async def test_a_tables_history_survives_its_rename(server: Running) -> None:
+    store = server.parts.store
+    entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name="old", uuid="u1", metadata_location="file:///x")
+    await store.transact([CreateEntry(entry=entry)])
+    created = await server.record("old", "create", uuid="u1")
+    await store.transact(
+        [RenameEntry(kind=EntryKind.TABLE, namespace=("db",), name="old", to_namespace=("db",), to_name="new")]
+    )
+    renamed = await server.record("new", "rename", uuid="u1")
+    _, page = await server.get("/api/v1/tables/db/new/timeline")
+    assert ids(page) == [created.id, renamed.id]
+    _, page = await server.get("/api/v1/tables/db/old/timeline")
+    assert ids(page) == [created.id]
+    status, body = await server.get("/api/v1/tables/db/never/timeline")
+    assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0", "limit=-1", "limit=x", "limit=1e3", "limit=٣", "limit=99999999999", "state=done", "order=up", "wait=-1",
+        "wait=nan", "wait=inf", "wait=soon", "wait=1&order=desc", "since=", "since=%00", "since=a'b", "action=",
+        "action=%00", f"since={'a' * 65}",
+    ],
+)  # fmt: skip
+async def test_a_bad_parameter_is_refused_by_name(server: Running, query: str) -> None:
+    status, body = await server.get(f"/api/v1/timeline?{query}")
+    assert status == 400
+    assert query.split("=")[0].split("&")[0] in body["error"]["message"].lower() or "order" in query
+
+
+async def test_a_long_poll_hears_another_replicas_commit(server: Running, tmp_path: Path) -> None:
+    async with running(tmp_path) as other:
+        first = await server.record("a")
+        _, page = await other.get("/api/v1/timeline")
+        poll = asyncio.create_task(other.get(f"/api/v1/timeline?since={page['next-since']}&wait=20"))
+        await asyncio.sleep(0.2)
+        assert not poll.done()
+        second = await server.record("b")
+        async with asyncio.timeout(5):
+            status, page = await poll
+        assert (status, ids(page)) == (200, [second.id])
+        assert first.id != second.id
+
+
+async def test_a_long_poll_ends_by_itself_and_tells_where_to_go_on(server: Running) -> None:
+    await server.record("a")
+    _, page = await server.get("/api/v1/timeline")
+    since = page["next-since"]
+    status, page = await server.get(f"/api/v1/timeline?since={since}&wait=0.2")
+    assert (status, page) == (200, {"instants": [], "next-since": since})
+
+
+async def events_of(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
+    """(event id, data) of the next `count` events."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    event_id = ""
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            line = (await answer.content.readline()).decode().rstrip("\n")
+            if line.startswith("id: "):
+                event_id = line[4:]
+            elif line.startswith("data: "):
+                found.append((event_id, json.loads(line[6:])))
+    return found
+
+
+async def test_an_event_stream_goes_on_after_the_last_event_a_client_saw(server: Running, tmp_path: Path) -> None:
+    headers = {"Accept": "text/event-stream"}
+    written = [(await server.record(name)).id for name in "ab"]
+    async with running(tmp_path) as other:
+        async with other.http.get(f"{other.url}/api/v1/timeline", headers=headers) as stream:
+            assert stream.status == 200
+            assert stream.headers["Content-Type"].startswith("text/event-stream")
+            assert "X-Request-Id" in stream.headers
+            seen = await events_of(stream, 2)
+            written.append((await server.record("c")).id)  # by the other replica
+            seen += await events_of(stream, 1)
+            written.append((await other.record("d")).id)
+            seen += await events_of(stream, 1)
+        assert [data["id"] for _, data in seen] == written
+        assert all(event_id == data["position"] for event_id, data in seen)
+        headers["Last-Event-ID"] = seen[1][0]
+        async with other.http.get(f"{other.url}/api/v1/tables/db/c/timeline", headers=headers) as stream:
+            ((_, data),) = await events_of(stream, 1)
+            assert data["name"] == "c"
+
+
+async def test_latest_streams_only_what_comes_after_now(server: Running) -> None:
+    await server.record("a")
+    headers = {"Accept": "text/event-stream"}
+    async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
+        await asyncio.sleep(0.2)
+        later = await server.record("b")
+        ((_, data),) = await events_of(stream, 1)
+    assert data["id"] == later.id
+
+
+async def test_streams_beyond_the_bound_get_503_and_when_to_come_again(tmp_path: Path) -> None:
+    headers = {"Accept": "text/event-stream"}
+    async with running(tmp_path, watchers_limit=1) as server:
+        async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers):
+            async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as refused:
+                assert refused.status == 503
+                assert int(refused.headers["Retry-After"]) >= 1
+                assert (await refused.json())["error"]["type"] == "ServiceUnavailableException"
+            status, _ = await server.get("/api/v1/dropped")  # streams do not count as requests being answered
+            assert status == 200
+
+
+@pytest.mark.parametrize("name", ["a.b", "ü", "a b", "100%", "a+b", "a/b"])
+async def test_names_of_all_kinds_stand_in_the_path(server: Running, name: str) -> None:
+    instant = await server.record(name, namespace=("db", name))
+    namespace = quote(f"db\x1f{name}", safe="")
+    path = aiohttp.client.URL(f"{server.url}/api/v1/tables/{namespace}/{quote(name, safe='')}/timeline", encoded=True)
+    async with server.http.get(path) as answer:
+        assert ids(await answer.json()) == [instant.id]

@@ -1,0 +1,58 @@
+"""The life of an instant."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import BadRequest
+from metaserver.store.port import InstantFilter, InstantState
+from metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, moved
+from tests.server.rig import an_instant
+
+R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED, InstantState.ROLLED_BACK  # noqa: E741
+LEGAL = {(R, I), (R, B), (I, C), (I, B)}
+
+
+@pytest.mark.parametrize(("current", "wanted"), sorted(itertools.product(InstantState, repeat=2)))
+def test_only_the_four_transitions_exist(current: InstantState, wanted: InstantState) -> None:
+    if (current, wanted) in LEGAL:
+        check_move(current, wanted)
+    else:
+        with pytest.raises(BadRequest, match=f"is {current.value} cannot become {wanted.value}"):
+            check_move(current, wanted)
+
+
+@given(st.lists(st.sampled_from(list(InstantState)), max_size=6))
+def test_no_path_leaves_a_finished_state(wanted: list[InstantState]) -> None:
+    clock = SimulatedClock(1)
+    instant = an_instant(clock, state=R, completed_ms=None)
+    for state in wanted:
+        clock.advance(1)
+        try:
+            after = moved(instant, state, clock.now_ms())
+        except BadRequest:
+            assert (instant.state, state) not in LEGAL
+            continue
+        assert not is_finished(instant.state)
+        assert after.requested_ms == instant.requested_ms
+        instant = after
+        check_invariants(instant)
+
+
+def test_a_filter_matches_on_every_condition() -> None:
+    instant = an_instant(SimulatedClock(1), "t", "commit")
+    assert matches(InstantFilter(), instant)
+    assert matches(InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant)
+    for other in (
+        InstantFilter(namespace=("d",)),
+        InstantFilter(name="u"),
+        InstantFilter(action="drop"),
+        InstantFilter(state=B),
+        InstantFilter(uuid="x"),
+    ):
+        assert not matches(other, instant)

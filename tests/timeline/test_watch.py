@@ -1,0 +1,172 @@
+"""Waiting for the timeline: at once for this replica's commits, soon for others', bounded, and never missing any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from metaserver.clock import SystemClock
+from metaserver.errors import RetryLater
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import CreateNamespace, InstantFilter, PointerStore, RecordInstant
+from metaserver.timeline.timeline import Timeline, open_timeline
+from tests.server.rig import an_instant, some_settings
+
+CLOCK = SystemClock()
+
+
+class Replica:
+    def __init__(self, store: PointerStore, timeline: Timeline) -> None:
+        self.store, self.timeline = store, timeline
+
+    async def record(self, name: str = "t", *, notify: bool = True) -> str:
+        instant = an_instant(CLOCK, name)
+        await self.store.transact([RecordInstant(instant=instant)])
+        if notify:
+            self.timeline.notify()
+        return instant.id
+
+
+async def replica(stack: AsyncExitStack, settings: Settings) -> Replica:
+    store = await stack.enter_async_context(open_store(settings.database_url(), clock=CLOCK))
+    timeline = await stack.enter_async_context(open_timeline(settings, store, CLOCK))
+    return Replica(store, timeline)
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
+    """Two replicas over one database; the poll is slow, so that only a notification can be fast."""
+    async with AsyncExitStack() as stack:
+        first = await replica(stack, some_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
+        second = await replica(stack, some_settings(tmp_path, watch_poll_s=0.1))
+        await first.store.transact([CreateNamespace(path=("db",), properties={})])
+        yield first, second
+        first.timeline.check_invariants()
+        second.timeline.check_invariants()
+
+
+async def test_a_watch_that_finds_something_answers_without_waiting(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
+    instant_id = await first.record()
+    async with asyncio.timeout(1):
+        found = await first.timeline.watch(InstantFilter(), 10, 30)
+    assert [instant.id for instant in found] == [instant_id]
+
+
+async def test_a_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(
+    two: tuple[Replica, Replica],
+) -> None:
+    first, _ = two
+    watch = asyncio.create_task(first.timeline.watch(InstantFilter(), 10, 30))
+    await asyncio.sleep(0.1)
+    before = CLOCK.monotonic()
+    instant_id = await first.record()
+    found = await watch
+    assert [instant.id for instant in found] == [instant_id]
+    assert CLOCK.monotonic() - before < 0.3
+
+
+async def test_a_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tuple[Replica, Replica]) -> None:
+    first, second = two
+    watch = asyncio.create_task(second.timeline.watch(InstantFilter(), 10, 30))
+    await asyncio.sleep(0.1)
+    instant_id = await first.record()
+    async with asyncio.timeout(5):
+        assert [instant.id for instant in await watch] == [instant_id]
+
+
+async def test_a_watcher_is_not_woken_by_what_it_did_not_ask_for(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
+    async with first.timeline.watching(InstantFilter(name="wanted")) as watcher:
+        assert await first.timeline.next(watcher, 10) == []
+        await first.record("other")
+        await asyncio.sleep(0.2)
+        assert not watcher.woken.is_set()
+        await first.record("wanted")
+        found = await asyncio.wait_for(first.timeline.next(watcher, 10), 1)
+        assert [instant.name for instant in found] == ["wanted"]
+
+
+async def test_a_watch_without_news_ends_empty_after_its_time(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
+    before = CLOCK.monotonic()
+    assert await first.timeline.watch(InstantFilter(), 10, 0.3) == []
+    assert 0.25 < CLOCK.monotonic() - before < 2
+
+
+async def test_what_nobody_announced_is_found_when_the_watch_ends(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
+    watch = asyncio.create_task(first.timeline.watch(InstantFilter(), 10, 0.3))
+    await asyncio.sleep(0.1)
+    instant_id = await first.record(notify=False)
+    assert [instant.id for instant in await watch] == [instant_id]
+
+
+async def test_watchers_beyond_the_bound_are_told_to_come_later(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
+    watches = [asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 30)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    assert first.timeline.watchers == 3
+    with pytest.raises(RetryLater, match="3 clients watch"):
+        await first.timeline.watch(InstantFilter(), 1, 30)
+    await first.record()
+    assert [len(found) for found in await asyncio.gather(*watches)] == [1, 1, 1]
+    assert first.timeline.watchers == 0
+
+
+async def test_a_drain_answers_every_watcher_at_once_and_lets_none_wait_again(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
+    watch = asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 30))
+    await asyncio.sleep(0.1)
+    first.timeline.drain()
+    async with asyncio.timeout(1):
+        assert await watch == []
+        assert await first.timeline.watch(InstantFilter(), 1, 30) == []
+
+
+async def test_nothing_polls_while_nobody_watches(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
+    await first.timeline.watch(InstantFilter(), 1, 0.05)
+    await asyncio.sleep(0)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "timeline-poller"]
+
+
+async def test_a_reader_that_continues_misses_nothing_while_two_replicas_write(two: tuple[Replica, Replica]) -> None:
+    first, second = two
+    count = 60
+
+    async def write(one: Replica) -> list[str]:
+        return [await one.record() for _ in range(count)]
+
+    async def read(one: Replica) -> list[str]:
+        seen: list[str] = []
+        since = None
+        while len(seen) < 2 * count:
+            found = await one.timeline.watch(InstantFilter(since=since), 7, 10)
+            seen += [instant.id for instant in found]
+            since = found[-1].position if found else since
+        return seen
+
+    async with asyncio.timeout(30):
+        written_a, written_b, *seen = await asyncio.gather(write(first), write(second), read(first), read(second))
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) == 2 * count
+    assert [one for one in seen[0] if one in set(written_a)] == written_a
+    assert [one for one in seen[0] if one in set(written_b)] == written_b
+
+
+async def test_what_was_archived_can_still_be_read(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        one = await replica(stack, some_settings(tmp_path, timeline_keep=2))
+        await one.store.transact([CreateNamespace(path=("db",), properties={})])
+        ids = [await one.record() for _ in range(5)]
+        assert await one.timeline.archive() == 3
+        assert await one.timeline.archive() == 0
+        assert [instant.id for instant in await one.timeline.read(InstantFilter(), 10)] == ids
+        live = await one.timeline.read(InstantFilter(archived=False), 10)
+        assert [instant.id for instant in live] == ids[-2:]

@@ -1,0 +1,173 @@
+"""Webhooks against a real receiver: every instant at least once, in order, signed, over failures and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from metaserver.clock import SystemClock
+from metaserver.timeline import webhooks
+from tests.server.rig import Running, running
+
+SECRET = "receiver and server know it"
+
+
+@dataclass
+class Receiver:
+    """Remembers what came; answers with `answers` first, then 204."""
+
+    url: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    pause_s: float = 0.0
+
+    async def receive(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        await asyncio.sleep(self.pause_s)
+        status = self.answers.pop(0) if self.answers else 204
+        if status < 300:
+            self.bodies.append(body)
+            self.headers.append(dict(request.headers))
+            self.events.append(json.loads(body))
+        headers = {"Location": self.url + "/elsewhere"} if 300 <= status < 400 else {}
+        return web.Response(status=status, headers=headers)
+
+    async def until(self, count: int) -> list[str]:
+        """Names of the tables of the first `count` events."""
+        async with asyncio.timeout(20):
+            while len(self.events) < count:
+                await asyncio.sleep(0.02)
+        return [event["data"]["name"] for event in self.events]
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", receiver.receive)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield receiver
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "LEASE_S", 1.2)
+
+
+async def record(server: Running, names: str) -> None:
+    for name in names:
+        await server.record(name)
+
+
+async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver: Receiver) -> None:
+    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+        await record(server, "abc")
+        assert await receiver.until(3) == ["a", "b", "c"]
+        await record(server, "de")
+        assert await receiver.until(5) == ["a", "b", "c", "d", "e"]
+        await asyncio.sleep(0.3)
+        assert len(receiver.events) == 5
+
+
+async def test_an_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiver) -> None:
+    async with running(tmp_path, webhook_urls=(receiver.url,), webhook_secret=SECRET) as server:
+        instant = await server.record("t")
+        await receiver.until(1)
+    event, headers, body = receiver.events[0], receiver.headers[0], receiver.bodies[0]
+    assert headers["Content-Type"].startswith("application/cloudevents+json")
+    assert event["specversion"] == "1.0"
+    assert event["type"] == "io.seamark.table.commit.completed"
+    assert event["subject"] == "db/t"
+    assert event["id"] == event["data"]["position"]
+    assert event["source"].startswith("file:///")
+    assert event["time"].endswith("Z")
+    assert event["data"]["id"] == instant.id
+    assert "fingerprint" not in event["data"]
+    at_s, digest = (part.split("=", 1)[1] for part in headers["Seamark-Signature"].split(","))
+    expected = hmac.new(SECRET.encode(), at_s.encode() + b"." + body, hashlib.sha256).hexdigest()
+    assert hmac.compare_digest(digest, expected)
+    assert abs(int(at_s) - SystemClock().now_ms() // 1000) < 30
+
+
+async def test_a_refused_event_is_sent_again_before_any_later_one(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.answers = [500, 302, 429]
+    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+        await record(server, "ab")
+        assert await receiver.until(2) == ["a", "b"]
+        async with server.http.get(f"{server.url}/metrics") as answer:
+            assert "seamark_webhook_failures_total 3.0" in await answer.text()
+
+
+async def test_a_restarted_server_goes_on_where_the_last_one_stopped(tmp_path: Path, receiver: Receiver) -> None:
+    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+        await record(server, "ab")
+        await receiver.until(2)
+    async with running(tmp_path) as server:  # nobody delivers now
+        await record(server, "cd")
+    async with running(tmp_path, webhook_urls=(receiver.url,)):
+        assert await receiver.until(4) == ["a", "b", "c", "d"]
+        await asyncio.sleep(0.3)
+    ids = [event["id"] for event in receiver.events]
+    assert ids == sorted(set(ids))
+
+
+async def test_a_server_stopped_in_the_middle_repeats_at_most_the_event_under_way(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    receiver.pause_s = 0.1
+    async with running(tmp_path) as server:
+        await record(server, "abcdef")
+    async with running(tmp_path, webhook_urls=(receiver.url,)):
+        await receiver.until(3)
+    async with running(tmp_path, webhook_urls=(receiver.url,)):
+        async with asyncio.timeout(20):
+            while not receiver.events or receiver.events[-1]["data"]["name"] != "f":
+                await asyncio.sleep(0.05)
+    names = [event["data"]["name"] for event in receiver.events]
+    assert list(dict.fromkeys(names)) == list("abcdef")
+    assert len(names) <= 7
+
+
+async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_other(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    async with running(tmp_path, webhook_urls=(receiver.url,)) as survivor:
+        async with running(tmp_path, webhook_urls=(receiver.url,)) as other:
+            await record(other, "ab")
+            await record(survivor, "cd")
+            assert await receiver.until(4) == ["a", "b", "c", "d"]
+        await record(survivor, "ef")
+        assert await receiver.until(6) == list("abcdef")
+        await asyncio.sleep(0.5)
+        assert len(receiver.events) == 6
+
+
+async def test_a_receiver_that_is_away_keeps_no_other_from_its_events(tmp_path: Path, receiver: Receiver) -> None:
+    async with running(tmp_path, webhook_urls=("http://127.0.0.1:9/away", receiver.url)) as server:
+        await record(server, "ab")
+        assert await receiver.until(2) == ["a", "b"]
