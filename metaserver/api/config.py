@@ -26,20 +26,24 @@ async def get_config(request: web.Request) -> web.Response:
 
 
 def _check_warehouse(request: web.Request) -> None:
-    """NoSuchWarehouse unless the client asks for this one, by its URI or prefix, or for none in particular.
+    """NoSuchWarehouse when the client asks for a URI, or by name for a prefix, that is not this server's.
 
-    Answering for any name would hide a wrong address: tables would appear in a catalog that nobody meant.
+    A server without a prefix has one warehouse without a name, and answers to any: Iceberg's compliance kit and many
+    configurations in the field make one up. A URI says where the client expects its files, and is never waved through.
     """
     asked = request.query.get("warehouse", "")
-    ours = request.app[CATALOG].warehouse.uri
-    if not asked or asked == request.app[SETTINGS].prefix:
+    ours, prefix = request.app[CATALOG].warehouse.uri, request.app[SETTINGS].prefix
+    if not asked or asked == prefix:
+        return
+    if ":" not in asked and not prefix:
         return
     try:
         found = str(parse_location(asked))
     except BadRequest:
         found = asked
     if found != ours:
-        raise NoSuchWarehouse(f"No warehouse {asked[:200]!r} here; this server has {ours!r}, or leave the name out")
+        named = f"{prefix!r} ({ours})" if prefix else ours
+        raise NoSuchWarehouse(f"No warehouse {asked[:200]!r} here: ask for {named}, or for none")
 
 
 def add_routes(app: web.Application) -> None:

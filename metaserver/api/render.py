@@ -1,8 +1,8 @@
 """Answers that carry table or view metadata: joined from bytes that were encoded once, named by ETags, compressed once.
 
 The metadata of a table with 10,000 snapshots is 8 MB of JSON. It is not encoded for each answer: the document of its
-immutable location is cached, and the little around it is joined on. The ETag names everything that the answer is made of
-(location, snapshot mode, what the client is told about storage), so that equal tags mean equal answers; it is weak
+immutable location is cached, and the little around it is joined on. The ETag names everything that the answer is made
+of (location, snapshot mode, what the client is told about storage), so that equal tags mean equal answers; it is weak
 because the same answer may be gzipped. It is known before any metadata is read: a 304 costs one lookup of the pointer.
 """
 
