@@ -3,6 +3,7 @@
     SeamarkError
     ├── RequestError            the client's to mend: never retried unchanged, never a 5xx
     │   ├── BadRequest              400  malformed or impossible
+    │   │   └── InvalidArgument              as Java clients expect to rethrow it: IllegalArgumentException
     │   ├── Unauthenticated         401  no identity, or one that is not believed
     │   ├── Forbidden               403  known, but not allowed
     │   ├── NotFound                404
@@ -54,6 +55,11 @@ class RequestError(SeamarkError):
 
 class BadRequest(RequestError):
     kind = "bad_request"
+
+
+class InvalidArgument(BadRequest):
+    kind = "invalid_argument"
+    type = "IllegalArgumentException"
 
 
 class Unauthenticated(RequestError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from metaserver.errors import BadRequest
+from metaserver.errors import BadRequest, InvalidArgument
 from metaserver.iceberg import properties as props
 from metaserver.iceberg import schema as schemas
 from metaserver.iceberg.reading import Int32, read
@@ -208,7 +208,7 @@ def _check_representations(representations: tuple[Representation, ...]) -> None:
             raise BadRequest("Invalid SQL view representation: `sql` and `dialect` are required")
         dialect = item.dialect.lower()
         if dialect in seen:
-            raise BadRequest(f"Invalid view version: Cannot add multiple queries for dialect {dialect}")
+            raise InvalidArgument(f"Invalid view version: Cannot add multiple queries for dialect {dialect}")
         seen.add(dialect)
 
 
