@@ -64,10 +64,10 @@ def read_report(path: Path) -> Report:
     return Report(count, frozenset(skipped), failed)
 
 
-def run_kit(uri: str, folder: Path, *, what: str = "all") -> Report:
+def run_kit(uri: str, folder: Path, *, warehouse: str = "", what: str = "all") -> Report:
     """Runs the kit (20 to 60 s) against `uri`; output and report stay in `folder`.
 
-    `what` is all, catalog, view or a JUnit selector.
+    `what` is all, catalog, view or a JUnit selector. Without a `warehouse` the kit asks for one named `rck_warehouse`.
     """
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
@@ -82,7 +82,9 @@ def run_kit(uri: str, folder: Path, *, what: str = "all") -> Report:
     left_behind = [path for path in KIT_FOLDERS if not path.exists()]
     try:
         with (folder / "rck.log").open("wb") as out:
-            subprocess.run(["bash", str(RCK / "run.sh"), uri, "", what], env=env, stdout=out, stderr=out, timeout=900)
+            subprocess.run(
+                ["bash", str(RCK / "run.sh"), uri, warehouse, what], env=env, stdout=out, stderr=out, timeout=900
+            )
     finally:
         for path in left_behind:
             shutil.rmtree(path, ignore_errors=True)
