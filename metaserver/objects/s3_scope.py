@@ -83,7 +83,7 @@ def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
 
 
 def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
-    host, path = parts.netloc.lower(), parts.path
+    host, path = without_default_port(parts), parts.path
     if settings.s3_endpoint:
         endpoint = urlsplit(settings.s3_endpoint.rstrip("/"))
         base, virtual_allowed = without_default_port(endpoint), not settings.s3_path_style
@@ -101,10 +101,11 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
         virtual_allowed = True
     if path.startswith("//") or (path and not path.startswith("/")):
         raise BadRequest("uri has a path that does not start with a single '/'")
-    host = without_default_port(parts)
     if host == base:
         bucket, _, key = path.removeprefix("/").partition("/")
-        return _decode(bucket), key
+        if "%" in bucket:
+            raise BadRequest("uri has percent escapes in its bucket, which no bucket's name needs")
+        return bucket, key
     # Only where the operator says that the store knows virtual hosts: one that does not would take the key's first
     # segment for the bucket, and the request would reach another one than was checked here.
     if virtual_allowed and host.endswith("." + base):

@@ -1,0 +1,435 @@
+"""Remote signing: what is signed works on a real S3 server, and nothing outside the table is signed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from yarl import URL
+
+from metaserver.clock import SystemClock
+from metaserver.errors import BadRequest, Forbidden, StorageError
+from metaserver.objects import credentials
+from metaserver.objects.signing import cache_control, sign
+from metaserver.settings import Settings
+from tests.services.s3 import S3
+
+NOW_MS = 1_795_000_000_000
+TABLE = "s3://lake/wh/t1-abc"
+LOCAL = Settings(
+    s3_endpoint="http://store:9000",
+    s3_access_key_id="AKID",
+    s3_secret_access_key="SECRET",
+    s3_client_access="signing",
+)
+VIRTUAL = Settings(
+    s3_endpoint="http://store:9000",
+    s3_access_key_id="AKID",
+    s3_secret_access_key="SECRET",
+    s3_client_access="signing",
+    s3_path_style=False,
+)
+AWS = Settings(s3_access_key_id="AKID", s3_secret_access_key="SECRET", s3_client_access="signing")
+
+
+def ask(method: str, uri: str, headers: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    wrapped = {name: [value] for name, value in (headers or {}).items()}
+    return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped, **more}
+
+
+def signed(request: dict[str, Any], *, settings: Settings = LOCAL, writable: bool = True) -> dict[str, Any]:
+    return sign(request, table_location=TABLE, writable=writable, settings=settings, now_ms=NOW_MS)
+
+
+def delete_body(*keys: str) -> str:
+    objects = "".join(f"<Object><Key>{key}</Key></Object>" for key in keys)
+    return f'<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{objects}<Quiet>true</Quiet></Delete>'
+
+
+def content_md5(body: str) -> dict[str, str]:
+    """S3 wants a checksum of the body that deletes objects."""
+    return {"Content-MD5": base64.b64encode(hashlib.md5(body.encode()).digest()).decode()}
+
+
+class Client:
+    """Signs through `sign`, as Iceberg's Java client does it, and sends to the real server."""
+
+    def __init__(self, s3: S3, bucket: str, session: aiohttp.ClientSession) -> None:
+        self.base = f"{s3.endpoint}/{bucket}"
+        self.session = session
+        self.settings = Settings(
+            s3_endpoint=s3.endpoint,
+            s3_region=s3.region,
+            s3_access_key_id=s3.access_key,
+            s3_secret_access_key=s3.secret_key,
+            s3_client_access="signing",
+        )
+        self.table = f"s3://{bucket}/wh/t1-abc"
+
+    def sign(self, method: str, uri: str, headers: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
+        request = ask(method, uri, headers, **more)
+        now_ms = SystemClock().now_ms()
+        return sign(request, table_location=self.table, writable=True, settings=self.settings, now_ms=now_ms)
+
+    async def send(
+        self, method: str, answer: dict[str, Any], body: bytes = b"", extra: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        headers = {name: ", ".join(values) for name, values in answer["headers"].items()}
+        async with self.session.request(
+            method, URL(answer["uri"], encoded=True), headers={**headers, **(extra or {})}, data=body or None
+        ) as response:
+            return response.status, await response.read()
+
+    async def call(
+        self, method: str, tail: str, body: bytes = b"", headers: Mapping[str, str] | None = None, **more: Any
+    ) -> tuple[int, bytes]:
+        return await self.send(method, self.sign(method, self.base + tail, headers, **more), body)
+
+
+@pytest.fixture
+async def client(s3: S3, s3_bucket: str) -> Any:
+    async with aiohttp.ClientSession(skip_auto_headers=("Content-Type",)) as session:
+        yield Client(s3, s3_bucket, session)
+
+
+async def test_a_client_without_keys_writes_reads_lists_and_deletes(client: Client) -> None:
+    key = "/wh/t1-abc/data/" + quote("dt=2026-01-01/p=a%2Fb/ü x.parquet", safe="/")
+    headers = {"Content-Type": "application/x-parquet", "amz-sdk-invocation-id": "1", "User-Agent": "java"}
+    assert (await client.call("PUT", key, b"rows", headers))[0] == 200
+    assert await client.call("GET", key) == (200, b"rows")
+    assert (await client.call("HEAD", key))[0] == 200
+    status, listing = await client.call(
+        "GET", "?list-type=2&prefix=wh%2Ft1-abc%2F&encoding-type=url&max-keys=10&delimiter="
+    )
+    assert status == 200
+    assert b"dt=2026-01-01" in listing
+    assert (await client.call("DELETE", key))[0] == 204
+    assert (await client.call("GET", key))[0] == 404
+
+
+async def test_one_signature_of_a_read_serves_every_range_for_a_while(client: Client) -> None:
+    await client.call("PUT", "/wh/t1-abc/x", b"0123456789")
+    answer = client.sign("GET", client.base + "/wh/t1-abc/x", {"Range": "bytes=0-1"})
+    for first in (0, 4, 8):
+        status, part = await client.send("GET", answer, extra={"Range": f"bytes={first}-{first + 1}"})
+        assert (status, part) == (206, b"0123456789"[first : first + 2])
+
+
+async def test_multipart_uploads_are_signed_step_by_step(client: Client) -> None:
+    status, created = await client.call("POST", "/wh/t1-abc/big?uploads")
+    assert status == 200
+    upload_id = created.decode().partition("<UploadId>")[2].partition("</UploadId>")[0]
+    part = b"x" * (5 << 20)
+    answer = client.sign("PUT", f"{client.base}/wh/t1-abc/big?partNumber=1&uploadId={upload_id}")
+    async with client.session.put(
+        URL(answer["uri"], encoded=True), headers={k: v[0] for k, v in answer["headers"].items()}, data=io.BytesIO(part)
+    ) as response:
+        assert response.status == 200
+        etag = response.headers["ETag"]
+    done = (
+        f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part></CompleteMultipartUpload>"
+    )
+    assert (await client.call("POST", f"/wh/t1-abc/big?uploadId={upload_id}", done.encode()))[0] == 200
+    assert await client.call("GET", "/wh/t1-abc/big") == (200, part)
+
+
+async def test_several_objects_are_deleted_by_the_body_that_was_signed_and_by_no_other(client: Client) -> None:
+    for name in "abc":
+        await client.call("PUT", f"/wh/t1-abc/{name}", b"x")
+    body = delete_body("wh/t1-abc/a", "wh/t1-abc/b")
+    answer = client.sign("POST", client.base + "?delete", body=body)
+    swapped = delete_body("wh/t1-abc/c", "wh/t1-abc/b")
+    status, text = await client.send("POST", answer, swapped.encode(), content_md5(swapped))
+    assert status in (400, 403), text
+    assert b"ContentSHA256Mismatch" in text or b"SignatureDoesNotMatch" in text, "refused for some other reason"
+    assert (await client.call("GET", "/wh/t1-abc/c"))[0] == 200
+    status, text = await client.send("POST", answer, body.encode(), content_md5(body))
+    assert status == 200, text
+    assert [(await client.call("GET", f"/wh/t1-abc/{name}"))[0] for name in "abc"] == [404, 404, 200]
+
+
+async def test_a_signed_request_cannot_be_bent(client: Client, s3: S3) -> None:
+    await client.call("PUT", "/wh/t1-abc/x", b"mine")
+    direct = s3.client()
+    direct.put_object(Bucket=client.base.rpartition("/")[2], Key="wh/t2/x", Body=b"theirs")
+    direct.close()
+    answer = client.sign("GET", client.base + "/wh/t1-abc/x")
+    assert (await client.send("GET", answer))[0] == 200
+    assert (await client.send("GET", {**answer, "uri": client.base + "/wh/t2/x"}))[0] == 403
+    assert (await client.send("DELETE", answer))[0] == 403
+    assert (await client.send("GET", {**answer, "uri": answer["uri"] + "?tagging"}))[0] == 403
+    put = client.sign("PUT", client.base + "/wh/t1-abc/y")
+    source = {"x-amz-copy-source": client.base.rpartition("/")[2] + "/wh/t2/x"}
+    assert (await client.send("PUT", put, b"", source))[0] == 403
+    assert (await client.call("GET", "/wh/t1-abc/y"))[0] == 404
+
+
+def test_the_signature_is_the_one_that_botocore_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"x-amz-content-sha256": hashlib.sha256(b"body").hexdigest(), "x-amz-meta-a": "1", "content-type": "t"}
+    uri = "http://store:9000/lake/wh/t1-abc/a%20b%2Bc?partNumber=1&uploadId=abc"
+    answer = signed(ask("PUT", uri, {**headers, "x-amz-date": "20261118T110640Z"}))
+    theirs = AWSRequest("PUT", uri, headers=headers, data=b"body")
+    theirs.context["timestamp"] = "20261118T110640Z"
+    theirs.headers["X-Amz-Date"] = "20261118T110640Z"
+    auth = S3SigV4Auth(Credentials("AKID", "SECRET"), "s3", "us-east-1")
+    signature = auth.signature(auth.string_to_sign(theirs, auth.canonical_request(theirs)), theirs)
+    assert answer["headers"]["Authorization"][0].endswith(f"Signature={signature}")
+
+
+def test_the_answer_holds_the_headers_sent_and_those_computed() -> None:
+    sent = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
+    answer = signed(ask("GET", "http://store:9000/lake/wh/t1-abc/x", sent))
+    assert answer["uri"] == "http://store:9000/lake/wh/t1-abc/x"
+    got = answer["headers"]
+    assert got["Range"] == ["bytes=0-9"]
+    assert got["X-Amz-Content-SHA256"] == ["UNSIGNED-PAYLOAD"]
+    assert got["X-Amz-Date"] == ["20261118T110640Z"]
+    assert got["Authorization"][0].startswith("AWS4-HMAC-SHA256 Credential=AKID/20261118/us-east-1/s3/aws4_request, ")
+    assert "SignedHeaders=host;x-amz-content-sha256;x-amz-date," in got["Authorization"][0]
+    assert "SECRET" not in str(answer)
+
+
+def test_only_reads_may_be_kept_by_clients() -> None:
+    assert [cache_control(ask(m, "")) for m in ("GET", "head", "PUT", "POST", "DELETE")] == [
+        *("private", "private"),
+        *("no-cache", "no-cache", "no-cache"),
+    ]
+
+
+GOOD = [
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://STORE:9000/lake/wh/t1-abc/x?x-id=GetObject", {"Host": "store:9000"}),
+    (LOCAL, "HEAD", "http://store:9000/lake/wh/t1-abc/a%2Fb", {}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-acl": "private", "x-amz-tagging": "a=b"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/y"}),
+    (
+        LOCAL,
+        "PUT",
+        "http://store:9000/lake/wh/t1-abc/x",
+        {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"},
+    ),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x?tagging", {"x-amz-checksum-crc32": "AAAAAA=="}),
+    (VIRTUAL, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
+    (VIRTUAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
+    (VIRTUAL, "GET", "http://lake.store:9000/?list-type=2&prefix=wh/t1-abc/data/", {}),
+    (AWS, "GET", "https://lake.s3.us-east-1.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS, "GET", "https://s3.us-east-1.amazonaws.com/lake/wh/t1-abc/x", {}),
+    (AWS, "GET", "https://lake.s3.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS, "GET", "https://lake.s3.dualstack.us-east-1.amazonaws.com:443/wh/t1-abc/x", {}),
+]
+
+
+@pytest.mark.parametrize(("settings", "method", "uri", "headers"), GOOD)
+def test_requests_inside_the_table_are_signed(
+    settings: Settings, method: str, uri: str, headers: dict[str, str]
+) -> None:
+    assert "Authorization" in signed(ask(method, uri, headers), settings=settings)["headers"]
+
+
+ELSEWHERE = [
+    (LOCAL, "GET", "http://store:9000/lake/wh/t2/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abcd/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc", {}),
+    (LOCAL, "GET", "http://store:9000/other/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/../t2/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/%2e%2e/t2/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc%2F..%2Ft2/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/%252e%252e/t2/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc//x", {}),
+    (LOCAL, "GET", "http://evil:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://store.evil.com:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "https://store:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://store:9001/lake/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {"Host": "secrets.store:9000"}),
+    (VIRTUAL, "GET", "http://other.store:9000/wh/t1-abc/x", {}),
+    (VIRTUAL, "GET", "http://lake.evil:9000/wh/t1-abc/x", {}),
+    (VIRTUAL, "GET", "http://lakestore:9000/wh/t1-abc/x", {}),
+    (AWS, "GET", "http://lake.s3.us-east-1.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS, "GET", "https://lake.s3.eu-west-1.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS, "GET", "https://lake.s3.us-east-1.amazonaws.com.evil.com/wh/t1-abc/x", {}),
+    (AWS, "GET", "https://evil.com/lake/wh/t1-abc/x", {}),
+    (AWS, "POST", "https://sts.us-east-1.amazonaws.com/lake/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://store:9000/", {}),
+    (LOCAL, "GET", "http://store:9000", {}),
+    (LOCAL, "GET", "http://store:9000/lake", {}),
+    (LOCAL, "HEAD", "http://store:9000/lake", {}),
+    (LOCAL, "PUT", "http://store:9000/lake", {}),
+    (LOCAL, "DELETE", "http://store:9000/lake", {}),
+    (LOCAL, "GET", "http://store:9000/lake?policy", {}),
+    (LOCAL, "PUT", "http://store:9000/lake?policy", {}),
+    (LOCAL, "GET", "http://store:9000/lake?list-type=2", {}),
+    (LOCAL, "GET", "http://store:9000/lake?list-type=2&prefix=", {}),
+    (LOCAL, "GET", "http://store:9000/lake?list-type=2&prefix=wh%2Ft1-abc", {}),
+    (LOCAL, "GET", "http://store:9000/lake?list-type=2&prefix=wh%2Ft2%2F", {}),
+    (LOCAL, "GET", "http://store:9000/other?list-type=2&prefix=wh%2Ft1-abc%2F", {}),
+    (LOCAL, "GET", "http://store:9000/lake?prefix=wh%2Ft1-abc%2F&versions", {}),
+    (LOCAL, "GET", "http://store:9000/lake?prefix=wh%2Ft1-abc%2F&uploads", {}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x?acl", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x?acl", {}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x?%61cl", {}),
+    (LOCAL, "DELETE", "http://store:9000/lake/wh/t1-abc/x?versionId=1", {}),
+    (LOCAL, "POST", "http://store:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL, "POST", "http://store:9000/lake/wh/t1-abc/x?restore", {}),
+    (LOCAL, "POST", "http://store:9000/lake/wh/t1-abc/x?select&select-type=2", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x?X-Amz-Expires=604800", {}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-acl": "public-read"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"X-Amz-Grant-Read": "uri=all"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "/lake/wh/t2/x"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/..%2Ft2/x"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "arn:aws:s3:::lake/wh/t1-abc/x"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-copy-source": "lake/wh/t1-abc/x?versionId=1"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-security-token": "t"}),
+    (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-website-redirect-location": "http://evil"}),
+    (LOCAL, "DELETE", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-bypass-governance-retention": "true"}),
+]
+
+
+@pytest.mark.parametrize(("settings", "method", "uri", "headers"), ELSEWHERE)
+def test_requests_that_reach_outside_the_table_are_not_signed(
+    settings: Settings, method: str, uri: str, headers: dict[str, str]
+) -> None:
+    with pytest.raises(Forbidden):
+        signed(ask(method, uri, headers), settings=settings)
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+def test_a_reader_gets_no_write_signed(method: str) -> None:
+    with pytest.raises(Forbidden, match="write access"):
+        signed(ask(method, "http://store:9000/lake/wh/t1-abc/x?uploads"), writable=False)
+    signed(ask("GET", "http://store:9000/lake/wh/t1-abc/x"), writable=False)
+
+
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({}, "region"),
+    ({"region": "us-east-1", "uri": "http://store:9000/lake/wh/t1-abc/x", "headers": {}}, "method"),
+    ({"region": "us-east-1", "method": "GET", "uri": 5, "headers": {}}, "uri"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/x", region="eu-west-1"), "region"),
+    (ask("PATCH", "http://store:9000/lake/wh/t1-abc/x"), "PATCH"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/x", provider="gcs"), "provider"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/x", body=5), "body"),
+    ({**ask("GET", "http://store:9000/lake/wh/t1-abc/x"), "headers": None}, "headers"),
+    ({**ask("GET", "http://store:9000/lake/wh/t1-abc/x"), "headers": {"a": "b"}}, "list of strings"),
+    ({**ask("GET", "http://store:9000/lake/wh/t1-abc/x"), "headers": {"a": [1]}}, "list of strings"),
+    ({**ask("GET", "http://store:9000/lake/wh/t1-abc/x"), "headers": {"a b": ["1"]}}, "name of a header"),
+    ({**ask("GET", "http://store:9000/lake/wh/t1-abc/x"), "headers": {"a": ["1\r\nx: y"]}}, "control character"),
+    ({**ask("GET", "http://store:9000/lake/wh/t1-abc/x"), "headers": {"a": ["1"], "A": ["2"]}}, "twice"),
+    ({**ask("GET", "http://store:9000/lake/wh/t1-abc/x"), "headers": {f"h{n}": [] for n in range(200)}}, "headers"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/a b"), "percent-encoded"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/é"), "percent-encoded"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/a+b"), "%2B"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/%ff"), "UTF-8"),
+    (ask("GET", "http://store:9000/lake/wh/t1-abc/x#y"), "fragment"),
+    (ask("GET", "http://user@store:9000/lake/wh/t1-abc/x"), "user information"),
+    (ask("GET", "http://store:99999/lake/wh/t1-abc/x"), "malformed"),
+    (ask("GET", "http://[store/lake/wh/t1-abc/x"), "malformed"),
+    (ask("GET", "http://store:9000/lake%2Fwh/t1-abc/x"), "bucket"),
+    (ask("GET", "http://store:9000.evil.com/lake/wh/t1-abc/x"), "malformed"),
+    (ask("GET", "http://store:9000//lake/wh/t1-abc/x"), "single '/'"),
+    (ask("GET", "http://store:9000/lake?prefix=wh/t1-abc/&prefix=wh/t2/"), "twice"),
+    (ask("GET", "http://store:9000/lake?prefix=wh/t1-abc/;prefix=wh/t2/"), "';'"),
+    (ask("PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-date": "yesterday"}), "x-amz-date"),
+    (ask("PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-date": "20361121T060640Z"}), "set the clock"),
+    (ask("PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-content-sha256": "x"}), "x-amz-content-sha256"),
+    (
+        ask(
+            "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-content-sha256": "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}
+        ),
+        "signed remotely",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "names"), MALFORMED)
+def test_a_malformed_request_is_told_what_is_wrong(request_: dict[str, Any], names: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        signed(request_)
+    assert names in caught.value.message
+
+
+KEY = "wh/t1-abc/x"
+BODIES: list[tuple[str | None, type[Exception]]] = [
+    (None, BadRequest),
+    ("", BadRequest),
+    ("no xml", BadRequest),
+    ("<Delete/>", BadRequest),
+    ("<Remove/>", BadRequest),
+    (delete_body("wh/t2/x"), Forbidden),
+    (delete_body(KEY, "wh/t2/x"), Forbidden),
+    (delete_body("wh/t1-abc/../t2/x"), Forbidden),
+    (delete_body("wh/t1-abc"), Forbidden),
+    (delete_body(" " + KEY), Forbidden),
+    (delete_body("&#47;" + KEY), Forbidden),
+    (delete_body("wh/t1-abc/&#46;&#46;/t2/x"), Forbidden),
+    (f"<Delete><Object><Key>{KEY}</Key><Key>wh/t2/x</Key></Object></Delete>", BadRequest),
+    (f"<Delete><Object><Key>{KEY}<b/></Key></Object></Delete>", BadRequest),
+    (f"<Delete><Object><Key>{KEY}</Key><VersionId>1</VersionId></Object></Delete>", BadRequest),
+    (f"<Delete><Object><key>{KEY}</key></Object></Delete>", BadRequest),
+    ("<Delete><Object><Key/></Object></Delete>", BadRequest),
+    (f"<Delete><Object><Key a='b'>{KEY}</Key></Object></Delete>", BadRequest),
+    (f"<Delete><Object xmlns='urn:x'><Key>{KEY}</Key></Object></Delete>", BadRequest),
+    (f"<Delete><!-- --><Object><Key>{KEY}</Key></Object></Delete>", BadRequest),
+    (f"<Delete><Object><Key><![CDATA[{KEY}]]></Key></Object></Delete>", BadRequest),
+    (f"<!DOCTYPE d [<!ENTITY e 'wh/t2/x'>]><Delete><Object><Key>&e;</Key></Object></Delete>{KEY}", BadRequest),
+    (f"<?xml version='1.0' encoding='utf-7'?>{delete_body(KEY)}", BadRequest),
+    (f"<?other?>{delete_body(KEY)}", BadRequest),
+    (delete_body(*(f"{KEY}{number}" for number in range(1001))), BadRequest),
+    (delete_body(KEY + "\ud800"), BadRequest),
+    ("<Delete>" + "<Object>" * 50_000, BadRequest),
+    ("x" * (9 << 20), BadRequest),
+]
+
+
+@pytest.mark.parametrize(("body", "error"), BODIES, ids=range(len(BODIES)))
+def test_a_delete_that_names_or_hides_other_objects_is_not_signed(body: str | None, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        signed(ask("POST", "http://store:9000/lake?delete", body=body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [delete_body(KEY), '<?xml version="1.0" encoding="UTF-8"?>\n' + delete_body(KEY), delete_body("wh/t1-abc/a&amp;b")],
+)
+def test_a_delete_inside_the_table_is_signed_with_the_hash_of_its_body(body: str) -> None:
+    answer = signed(ask("POST", "http://store:9000/lake?delete", {"Content-MD5": "x"}, body=body))
+    assert answer["headers"]["X-Amz-Content-SHA256"] == [hashlib.sha256(body.encode()).hexdigest()]
+    assert "content-md5;host" in answer["headers"]["Authorization"][0]
+    with pytest.raises(Forbidden, match="hash"):
+        signed(ask("POST", "http://store:9000/lake?delete", {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, body=body))
+
+
+def test_tables_on_files_and_servers_that_do_not_offer_it_sign_nothing() -> None:
+    request = ask("GET", "http://store:9000/lake/wh/t1-abc/x")
+    with pytest.raises(BadRequest, match="not on S3"):
+        sign(request, table_location="file:///wh/t", writable=True, settings=LOCAL, now_ms=NOW_MS)
+    with pytest.raises(Forbidden, match="s3_client_access"):
+        signed(request, settings=Settings(s3_endpoint="http://store:9000"))
+
+
+def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(s3_endpoint="http://store:9000", s3_client_access="signing")
+    request = ask("GET", "http://store:9000/lake/wh/t1-abc/x")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROM-ENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "the-token")
+    credentials._chain.cache_clear()
+    got = signed(request, settings=settings)["headers"]
+    assert "Credential=FROM-ENV/" in got["Authorization"][0]
+    assert "x-amz-security-token" in got["Authorization"][0]
+    assert got["X-Amz-Security-Token"] == ["the-token"]
+    monkeypatch.setattr(credentials, "_chain", lambda: None)
+    with pytest.raises(StorageError, match="s3_access_key_id"):
+        signed(request, settings=settings)
+
+
+def test_secrets_stay_out_of_repr() -> None:
+    assert "SECRET" not in repr(credentials.server_keys(LOCAL))

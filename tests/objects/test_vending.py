@@ -1,0 +1,80 @@
+"""What a loaded table tells its client about S3, by what the operator allows and the client asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from metaserver.objects.vending import storage_config
+from metaserver.settings import Settings
+
+TABLE = "s3://lake/wh/t"
+PATH = "v1/namespaces/n/tables/t/sign"
+BASE = Settings(s3_endpoint="http://store:9000", s3_access_key_id="AKID", s3_secret_access_key="SECRET")
+ADDRESS = {
+    "s3.endpoint": "http://store:9000",
+    "client.region": "us-east-1",
+    "s3.region": "us-east-1",
+    "s3.path-style-access": "true",
+    "s3.force-virtual-addressing": "false",
+}
+BOTH = "vended-credentials,remote-signing"
+
+
+def config_for(access: str, asked: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
+    settings = dataclasses.replace(BASE, s3_client_access=access)
+    return storage_config(settings, TABLE, delegation=asked, sign_path=PATH)
+
+
+@pytest.mark.parametrize(
+    ("access", "asked", "given"),
+    [
+        ("none", None, "address"),
+        ("none", BOTH, "address"),
+        ("signing", None, "signing"),
+        ("signing", "remote-signing", "signing"),
+        ("signing", BOTH, "signing"),
+        ("signing", "vended-credentials", "address"),
+        ("static", None, "address"),
+        ("static", "vended-credentials", "keys"),
+        ("static", "Vended-Credentials , something-new", "keys"),
+        ("static", BOTH, "keys"),
+        ("static", "remote-signing,vended-credentials", "signing"),
+        ("static", "remote-signing", "signing"),
+        ("static", "nonsense", "address"),
+        ("static", " , ", "address"),
+    ],
+)
+def test_the_client_gets_the_first_it_asks_for_that_is_allowed(access: str, asked: str | None, given: str) -> None:
+    config, credentials = config_for(access, asked)
+    assert ADDRESS.items() <= config.items()
+    assert ("s3.remote-signing-enabled" in config) is (given == "signing")
+    assert (config.get("s3.secret-access-key") == "SECRET") is (given == "keys")
+    assert bool(credentials) is (given == "keys")
+    if given != "keys":
+        assert "SECRET" not in f"{config}{credentials}"
+
+
+def test_keys_are_given_for_the_tables_prefix_too() -> None:
+    config, [credential] = config_for("static", "vended-credentials")
+    assert credential["prefix"] == "s3://lake/wh/t/"
+    assert credential["config"] == config
+
+
+def test_signing_names_its_endpoint_as_every_client_looks_for_it() -> None:
+    config, _ = config_for("signing", None)
+    assert config["s3.remote-signing-enabled"] == "true"
+    assert config["signer.endpoint"] == config["s3.signer.endpoint"] == PATH
+    assert config["s3.signer"] == "S3V4RestSigner"
+
+
+def test_a_table_on_files_needs_nothing() -> None:
+    settings = dataclasses.replace(BASE, s3_client_access="static")
+    assert storage_config(settings, "file:/wh/t", delegation=BOTH, sign_path=PATH) == ({}, [])
+
+
+def test_aws_itself_is_addressed_by_virtual_host_and_needs_no_endpoint() -> None:
+    config, _ = storage_config(Settings(), TABLE, delegation=None, sign_path=PATH)
+    assert "s3.endpoint" not in config
+    assert config["s3.path-style-access"] == "false"
