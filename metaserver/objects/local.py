@@ -173,7 +173,9 @@ class _DurableFolders:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(child)
         for parent in chain[1:]:
-            _sync_folder(parent)
+            # One that we may not even open is not one that we just put a folder into.
+            with contextlib.suppress(PermissionError):
+                _sync_folder(parent)
         with self._lock:
             while len(self._known) >= self._known_max:
                 self._known.pop(next(iter(self._known)))

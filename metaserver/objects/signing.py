@@ -8,6 +8,7 @@ Wire: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in 
 with the answer, from Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner: Java puts its own headers over the
 returned ones, so a header that the client sent is signed as it stands; and it keeps an answer to GET and HEAD for 30 s
 by method, region and address alone when `Cache-Control` says private, so Range is never part of the signature.
+PyIceberg sends no `body` along, so what it deletes through DeleteObjects cannot be checked and is refused.
 """
 
 from __future__ import annotations

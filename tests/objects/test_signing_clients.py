@@ -1,0 +1,160 @@
+"""The clients that remote signing is for: Iceberg's S3FileIO and PyIceberg's signer, without keys, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import botocore.config
+import botocore.session
+import pyspark
+import pytest
+from aiohttp import web
+from botocore import UNSIGNED
+from botocore.exceptions import ClientError
+from pyiceberg.exceptions import SignError
+from pyiceberg.io.fsspec import S3V4RestSigner
+
+from metaserver.clock import SystemClock
+from metaserver.errors import SeamarkError
+from metaserver.objects.signing import cache_control, sign
+from metaserver.objects.vending import storage_config
+from metaserver.settings import Settings
+from tests.services.java import java_17
+from tests.services.process import CACHE
+from tests.services.s3 import S3
+
+SIGN_PATH = "v1/namespaces/n/tables/t/sign"
+
+
+@dataclass
+class Signer:
+    """An endpoint that does nothing but sign; `refused` are the messages of what it did not."""
+
+    uri: str
+    settings: Settings
+    table: str
+    signed: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def client_properties(self) -> dict[str, str]:
+        """What a loaded table would tell its client."""
+        config, _ = storage_config(self.settings, self.table, delegation="remote-signing", sign_path=SIGN_PATH)
+        return {**config, "uri": self.uri}
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        try:
+            answer = sign(
+                body,
+                table_location=self.table,
+                writable=True,
+                settings=self.settings,
+                now_ms=SystemClock().now_ms(),
+            )
+        except SeamarkError as error:
+            self.refused.append(error.message)
+            wire = {"error": {"message": error.message, "type": error.type, "code": error.code}}
+            return web.json_response(wire, status=error.code)
+        self.signed.append(body["method"])
+        return web.json_response(answer, headers={"Cache-Control": cache_control(body)})
+
+
+@pytest.fixture
+async def signer(s3: S3, s3_bucket: str) -> AsyncIterator[Signer]:
+    settings = Settings(
+        s3_endpoint=s3.endpoint,
+        s3_region=s3.region,
+        s3_access_key_id=s3.access_key,
+        s3_secret_access_key=s3.secret_key,
+        s3_client_access="signing",
+    )
+    signer = Signer("", settings, f"s3://{s3_bucket}/wh/t-0")
+    app = web.Application()
+    app.router.add_post(f"/{SIGN_PATH}", signer.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    signer.uri = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    client = s3.client()
+    client.put_object(Bucket=s3_bucket, Key="wh/t-1/secret", Body=b"theirs")
+    client.close()
+    yield signer
+    await runner.cleanup()
+
+
+@pytest.mark.spark
+async def test_icebergs_java_client_works_on_its_table_and_on_no_other(signer: Signer) -> None:
+    jars = [*(CACHE / "jars").glob("iceberg-*.jar"), *_slf4j()]
+    if len(jars) < 3:
+        pytest.fail("Iceberg's jars are missing: run `make jars`")
+    properties = {**signer.client_properties(), "s3.multipart.part-size-bytes": str(5 << 20)}
+    argv = [
+        *(java_17(), "-Xmx512m", "-cp", ":".join(map(str, jars)), str(Path(__file__).with_name("SignedFiles.java"))),
+        *(signer.table, signer.table.replace("t-0", "t-1") + "/secret"),
+        *(f"{name}={value}" for name, value in properties.items()),
+    ]
+    java = await asyncio.create_subprocess_exec(
+        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_without_aws_keys()
+    )
+    try:
+        output, _ = await asyncio.wait_for(java.communicate(), 120)
+    finally:
+        if java.returncode is None:
+            java.kill()
+            await java.wait()
+    assert b"ALL DONE" in output, f"{output.decode()[-4000:]}\nrefused: {signer.refused}"
+    assert {"GET", "HEAD", "PUT", "POST", "DELETE"} <= set(signer.signed)
+    assert len(signer.refused) == 1, signer.refused
+    assert "t-1/secret" in signer.refused[0]
+
+
+async def test_pyicebergs_signer_works_on_its_table_and_on_no_other(signer: Signer, s3_bucket: str) -> None:
+    await asyncio.to_thread(_with_pyicebergs_signer, signer, s3_bucket)
+    assert len(signer.refused) == 2, signer.refused
+    assert "t-1/secret" in signer.refused[0]
+    assert "send it in `body`" in signer.refused[1]
+
+
+def _with_pyicebergs_signer(signer: Signer, bucket: str) -> None:
+    """As PyIceberg's fsspec FileIO wires it up: botocore without keys, the signer called before each request."""
+    properties = signer.client_properties()
+    client = botocore.session.Session().create_client(
+        "s3",
+        endpoint_url=properties["s3.endpoint"],
+        region_name=properties["client.region"],
+        config=botocore.config.Config(signature_version=UNSIGNED, retries={"max_attempts": 1}),
+    )
+    remote = S3V4RestSigner(properties)
+    client.meta.events.register_last("before-sign.s3", remote)
+    try:
+        key = "wh/t-0/data/dt=2026-01-01/x y+ü.parquet"
+        client.put_object(Bucket=bucket, Key=key, Body=b"rows")
+        assert client.get_object(Bucket=bucket, Key=key, Range="bytes=1-2")["Body"].read() == b"ow"
+        assert client.head_object(Bucket=bucket, Key=key)["ContentLength"] == 4
+        listing = client.list_objects_v2(Bucket=bucket, Prefix="wh/t-0/", Delimiter="/")
+        assert [prefix["Prefix"] for prefix in listing["CommonPrefixes"]] == ["wh/t-0/data/"]
+        client.delete_object(Bucket=bucket, Key=key)
+        with pytest.raises(ClientError, match="404"):
+            client.head_object(Bucket=bucket, Key=key)
+        with pytest.raises(SignError):
+            client.get_object(Bucket=bucket, Key="wh/t-1/secret")
+        with pytest.raises(SignError):
+            client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key}]})
+    finally:
+        remote._session.close()
+        client.close()
+
+
+def _slf4j() -> list[Path]:
+
+    return list((Path(pyspark.__file__).parent / "jars").glob("slf4j-api-*.jar"))
+
+
+def _without_aws_keys() -> dict[str, str]:
+
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
