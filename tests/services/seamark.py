@@ -35,7 +35,7 @@ class Seamark:
         argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(home), "--host", "127.0.0.1"]
         argv += ["--port", str(self.port), "--warehouse", self.warehouse]
         argv += ["--database", database] if database else []
-        settings = {"SEAMARK_LOG_FORMAT": "json", **(env or {})}
+        settings = dict(env or {})
         self._process = ManagedProcess([*argv, *flags], log=home / "seamark.log", env=settings, cwd=home)
 
     @property
