@@ -6,6 +6,7 @@ matches `{prefix}`: a server has one catalog.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -25,7 +26,8 @@ def add_operations(app: web.Application, template: str, handlers: Mapping[str, H
     if prefixed and template.startswith(_PREFIXED):
         paths.append(template.replace(_PREFIXED, prefixed))
     for path in paths:
-        resource = app.router.add_resource(path)
+        # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+        resource = app.router.add_resource(re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path))
         for method, handler in handlers.items():
             resource.add_route(method, handler)
 
@@ -46,6 +48,6 @@ def served_endpoints(app: web.Application) -> list[str]:
 
 
 def _prefixed(app: web.Application) -> str | None:
-    """`/v1/<prefix>/`. None without a prefix, and for an application without settings, which only documents itself."""
-    settings = app.get(SETTINGS)
-    return f"/v1/{quote(settings.prefix, safe='')}/" if settings is not None and settings.prefix else None
+    """`/v1/<prefix>/`, None where the server has no prefix."""
+    prefix = app[SETTINGS].prefix
+    return f"/v1/{quote(prefix, safe='')}/" if prefix else None

@@ -1,0 +1,1 @@
+"""The Iceberg REST routes over a real store and real files, held against the specification."""

@@ -1,0 +1,141 @@
+"""Requests as they go over the wire: paths are sent as written, bodies are JSON or raw bytes."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from metaserver.clock import SystemClock
+from tests.server.rig import Running
+
+SCHEMA: dict[str, Any] = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [
+        {"id": 1, "name": "id", "required": True, "type": "long"},
+        {"id": 2, "name": "data", "required": False, "type": "string"},
+    ],
+}
+VIEW_VERSION: dict[str, Any] = {
+    "version-id": 1,
+    "timestamp-ms": 1_700_000_000_000,
+    "schema-id": 0,
+    "summary": {"engine-name": "test"},
+    "representations": [{"type": "sql", "sql": "SELECT 1", "dialect": "spark"}],
+    "default-namespace": ["db"],
+}
+
+
+def new_key() -> str:
+    return str(SystemClock().uuid7())
+
+
+def function_document() -> dict[str, Any]:
+    return {
+        "function-uuid": str(uuid.uuid4()),
+        "format-version": 1,
+        "definitions": [
+            {
+                "definition-id": "(int)",
+                "parameters": [{"name": "x", "type": "int"}],
+                "return-type": "int",
+                "versions": [
+                    {"version-id": 1, "representations": [{"type": "sql", "dialect": "spark", "sql": "x + 1"}]}
+                ],
+                "current-version-id": 1,
+                "function-type": "udf",
+            }
+        ],
+        "definition-log": [],
+    }
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def error(self) -> tuple[int, str, str]:
+        """(code, type, message) of an error in the standard's shape."""
+        body = self.json
+        assert set(body) == {"error"}
+        assert body["error"]["code"] == self.status
+        return self.status, body["error"]["type"], body["error"]["message"]
+
+
+class Api:
+    def __init__(self, server: Running) -> None:
+        self.server = server
+
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+    ) -> Answer:
+        """`body` is sent as JSON, bytes as they are. `key` is an Idempotency-Key."""
+        sent = dict(headers or {})
+        if key is not None:
+            sent["Idempotency-Key"] = key
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        if data is not None:
+            sent.setdefault("Content-Type", "application/json")
+        sent.setdefault("Accept-Encoding", "identity")
+        url = URL(self.server.url + path, encoded=True)
+        async with self.server.http.request(
+            method, url, data=data, headers=sent, timeout=aiohttp.ClientTimeout(30)
+        ) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
+
+    async def table(self, name: str = "t", **more: Any) -> Any:
+        """Creates `db.<name>`; its LoadTableResult."""
+        answer = await self("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, **more})
+        assert answer.status == 200, answer.raw
+        return answer.json
+
+    async def view(self, name: str = "v", **more: Any) -> Any:
+        body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}, **more}
+        answer = await self("POST", "/v1/namespaces/db/views", body)
+        assert answer.status == 200, answer.raw
+        return answer.json
+
+
+def set_properties(**values: str) -> dict[str, Any]:
+    """A commit that always succeeds."""
+    return {"requirements": [], "updates": [{"action": "set-properties", "updates": values}]}
+
+
+def append(snapshot_id: int, parent: int | None = None, sequence: int = 1) -> dict[str, Any]:
+    """A commit that adds a snapshot to main."""
+    snapshot = {
+        "snapshot-id": snapshot_id,
+        "sequence-number": sequence,
+        "timestamp-ms": 1_700_000_000_000 + sequence,
+        "manifest-list": f"file:///nowhere/snap-{snapshot_id}.avro",
+        "summary": {"operation": "append"},
+        "schema-id": 0,
+    }
+    if parent is not None:
+        snapshot["parent-snapshot-id"] = parent
+    return {
+        "requirements": [{"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": parent}],
+        "updates": [
+            {"action": "add-snapshot", "snapshot": snapshot},
+            {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id},
+        ],
+    }

@@ -1,0 +1,53 @@
+"""What the specification says, read from its own file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+SPEC = Path(__file__).parent / "spec" / "rest-catalog-open-api.yaml"
+_METHODS = ("get", "post", "delete", "head", "put", "patch")
+NOT_YET = frozenset({"planTableScan", "fetchPlanningResult", "cancelPlanning", "fetchScanTasks"})
+"""Scan planning arrives with the planner."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    id: str
+    method: str
+    template: str
+    keyed: bool
+    """Takes an Idempotency-Key."""
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.method} {self.template}"
+
+
+@cache
+def document() -> dict[str, Any]:
+    loaded = yaml.load(SPEC.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+@cache
+def operations() -> tuple[Operation, ...]:
+    """All of the specification."""
+    found = []
+    for template, methods in document()["paths"].items():
+        for method, operation in methods.items():
+            if method in _METHODS:
+                named = [one.get("$ref", "") for one in operation.get("parameters", ())]
+                keyed = "#/components/parameters/idempotency-key" in named
+                found.append(Operation(operation["operationId"], method.upper(), template, keyed))
+    return tuple(found)
+
+
+def served() -> tuple[Operation, ...]:
+    """Those that this server has to have."""
+    return tuple(operation for operation in operations() if operation.id not in NOT_YET)

@@ -1,0 +1,106 @@
+"""Any name that can exist survives the path, the listing and the pages; and clients encode them in two ways."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from tests.api.client import SCHEMA, VIEW_VERSION, Api
+
+NAMES = (
+    "plain",
+    "with.dot",
+    "with/slash",
+    "with\\backslash",
+    "per%cent",
+    "%2F",
+    "%25",
+    "a+b",
+    "a b",
+    " lead and trail ",
+    "..",
+    ".",
+    "question?mark",
+    "hash#tag",
+    "semi;colon=x&y",
+    "{braces}",
+    "quo\"te's",
+    "naïve",
+    "雪",
+    "👩‍🚀",
+    "e\u0301",
+    "<tag>|^`",
+    "x" * 255,
+    "雪" * 255,
+    "@ref~1:*",
+    "NULL",
+)
+
+
+@pytest.mark.parametrize("encode", [lambda name: quote(name, safe=""), quote_plus], ids=["PyIceberg", "Java"])
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_name_is_the_same_in_body_path_and_listing(api: Api, name: str, encode: object) -> None:
+    assert callable(encode)
+    inner = f"{encode(name)}%1F{encode(name)}"
+    assert (await api("POST", "/v1/namespaces", {"namespace": [name]})).status == 200
+    assert (await api("POST", "/v1/namespaces", {"namespace": [name, name]})).status == 200
+    assert (await api("GET", f"/v1/namespaces/{inner}")).json["namespace"] == [name, name]
+    assert (await api("GET", f"/v1/namespaces?parent={encode(name)}")).json["namespaces"] == [[name, name]]
+    created = await api("POST", f"/v1/namespaces/{inner}/tables", {"name": name, "schema": SCHEMA})
+    assert created.status == 200, created.raw
+    table = f"/v1/namespaces/{inner}/tables/{encode(name)}"
+    assert (await api("GET", table)).json == created.json
+    assert created.json["metadata"]["location"].startswith(api.server.parts.settings.warehouse_uri() + "/")
+    assert ".." not in created.json["metadata"]["location"]
+    listed = (await api("GET", f"/v1/namespaces/{inner}/tables")).json["identifiers"]
+    assert listed == [{"namespace": [name, name], "name": name}]
+    assert (await api("DELETE", table)).status == 204
+    body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+    assert (await api("POST", f"/v1/namespaces/{inner}/views", body)).status == 200
+    assert (await api("HEAD", f"/v1/namespaces/{inner}/views/{encode(name)}")).status == 204
+
+
+async def test_pages_hold_every_name_once_and_in_order(api: Api) -> None:
+    for name in NAMES:
+        await api("POST", "/v1/namespaces", {"namespace": ["db", name]})
+        assert (await api("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})).status == 200
+        body = {"name": name + "v" if len(name) < 255 else "v" + name[1:], "schema": SCHEMA}
+        assert (await api("POST", "/v1/namespaces/db/views", {**body, "view-version": VIEW_VERSION})).status == 200
+    for path, field in (
+        ("/v1/namespaces?parent=db&", "namespaces"),
+        ("/v1/namespaces/db/tables?", "identifiers"),
+        ("/v1/namespaces/db/views?", "identifiers"),
+    ):
+        everything = (await api("GET", path)).json
+        assert everything["next-page-token"] is None
+        assert len(everything[field]) == len(NAMES)
+        for size in (1, 7, len(NAMES), 1000):
+            found: list[object] = []
+            token: str | None = ""
+            pages = 0
+            while token is not None:
+                page = (await api("GET", f"{path}pageToken={token}&pageSize={size}")).json
+                assert len(page[field]) <= size
+                found += page[field]
+                token = page["next-page-token"]
+                pages += 1
+            assert found == everything[field]
+            assert pages == -(-len(NAMES) // size)
+
+
+async def test_a_client_that_asks_for_no_page_gets_everything_beyond_the_bound(api: Api) -> None:
+    for number in range(30):
+        await api("POST", "/v1/namespaces", {"namespace": [f"n{number:02}"]})
+    limit = api.server.parts.settings.page_limit
+    assert limit >= 30
+    assert len((await api("GET", "/v1/namespaces")).json["namespaces"]) == 31
+
+
+async def test_a_page_ends_where_a_drop_happened_without_losing_names(api: Api) -> None:
+    for name in ("a", "b", "c", "d"):
+        await api.table(name)
+    first = (await api("GET", "/v1/namespaces/db/tables?pageSize=2")).json
+    await api("DELETE", "/v1/namespaces/db/tables/b")
+    rest = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first['next-page-token']}")).json
+    assert [one["name"] for one in rest["identifiers"]] == ["c", "d"]

@@ -1,0 +1,84 @@
+"""Namespaces over HTTP: one promise a test, refusals in the standard's shape."""
+
+from __future__ import annotations
+
+from tests.api.client import Api
+
+
+async def test_a_namespace_is_created_with_its_properties_and_read_back(api: Api) -> None:
+    made = await api("POST", "/v1/namespaces", {"namespace": ["shop"], "properties": {"owner": "ann"}})
+    assert made.status == 200
+    assert made.json["namespace"] == ["shop"]
+    assert made.json["properties"]["owner"] == "ann"
+    assert (await api("GET", "/v1/namespaces/shop")).json == made.json
+
+
+async def test_a_namespace_always_tells_a_location(api: Api) -> None:
+    await api("POST", "/v1/namespaces", {"namespace": ["shop"]})
+    location = (await api("GET", "/v1/namespaces/shop")).json["properties"]["location"]
+    assert location == f"{api.server.parts.settings.warehouse_uri()}/shop"
+
+
+async def test_a_second_create_of_a_name_is_a_conflict(api: Api) -> None:
+    answer = await api("POST", "/v1/namespaces", {"namespace": ["db"]})
+    assert answer.error[:2] == (409, "AlreadyExistsException")
+
+
+async def test_a_nested_namespace_needs_its_parent(api: Api) -> None:
+    answer = await api("POST", "/v1/namespaces", {"namespace": ["no", "child"]})
+    assert answer.error[:2] == (404, "NoSuchNamespaceException")
+
+
+async def test_listing_shows_one_level(api: Api) -> None:
+    for path in (["a"], ["a", "b"], ["a", "b", "c"], ["a", "d"]):
+        assert (await api("POST", "/v1/namespaces", {"namespace": path})).status == 200
+    assert (await api("GET", "/v1/namespaces")).json == {"namespaces": [["a"], ["db"]], "next-page-token": None}
+    assert (await api("GET", "/v1/namespaces?parent=")).json["namespaces"] == [["a"], ["db"]]
+    assert (await api("GET", "/v1/namespaces?parent=a")).json["namespaces"] == [["a", "b"], ["a", "d"]]
+    assert (await api("GET", "/v1/namespaces?parent=a%1Fb")).json["namespaces"] == [["a", "b", "c"]]
+
+
+async def test_listing_below_an_unknown_parent_is_not_found(api: Api) -> None:
+    assert (await api("GET", "/v1/namespaces?parent=none")).error[:2] == (404, "NoSuchNamespaceException")
+
+
+async def test_head_tells_whether_a_namespace_exists(api: Api) -> None:
+    assert (await api("HEAD", "/v1/namespaces/db")).status == 204
+    missing = await api("HEAD", "/v1/namespaces/none")
+    assert (missing.status, missing.raw) == (404, b"")
+
+
+async def test_an_unknown_namespace_is_named_in_the_refusal(api: Api) -> None:
+    answer = await api("GET", "/v1/namespaces/non-existing")
+    assert answer.error == (404, "NoSuchNamespaceException", "Namespace does not exist: non-existing")
+
+
+async def test_properties_are_set_and_removed_in_one_request(api: Api) -> None:
+    await api("POST", "/v1/namespaces", {"namespace": ["p"], "properties": {"a": "1", "b": "2"}})
+    body = {"removals": ["a", "zzz"], "updates": {"c": "3"}}
+    changed = (await api("POST", "/v1/namespaces/p/properties", body)).json
+    assert changed == {"updated": ["c"], "removed": ["a"], "missing": ["zzz"]}
+    properties = (await api("GET", "/v1/namespaces/p")).json["properties"]
+    assert {key: properties[key] for key in properties if key != "location"} == {"b": "2", "c": "3"}
+
+
+async def test_a_property_on_both_sides_is_unprocessable_and_changes_nothing(api: Api) -> None:
+    answer = await api("POST", "/v1/namespaces/db/properties", {"removals": ["a", "b"], "updates": {"a": "1"}})
+    assert answer.error[:2] == (422, "UnprocessableEntityException")
+    assert "a" not in (await api("GET", "/v1/namespaces/db")).json["properties"]
+
+
+async def test_properties_of_an_unknown_namespace_are_not_found(api: Api) -> None:
+    answer = await api("POST", "/v1/namespaces/none/properties", {"updates": {"a": "1"}})
+    assert answer.error[:2] == (404, "NoSuchNamespaceException")
+
+
+async def test_an_empty_namespace_is_dropped(api: Api) -> None:
+    dropped = await api("DELETE", "/v1/namespaces/db")
+    assert (dropped.status, dropped.raw) == (204, b"")
+    assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (404, "NoSuchNamespaceException")
+
+
+async def test_a_namespace_with_a_table_is_not_dropped(api: Api) -> None:
+    await api.table()
+    assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (409, "NamespaceNotEmptyException")

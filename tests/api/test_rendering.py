@@ -1,0 +1,107 @@
+"""Answers with metadata: ETags, 304, refs or all snapshots, compression."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.api.client import SCHEMA, Api, append, set_properties
+from tests.server.rig import running
+
+TABLE = "/v1/namespaces/db/tables/t"
+
+
+async def test_create_load_and_commit_answer_the_same_etag_for_the_same_state(api: Api) -> None:
+    created = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+    loaded = await api("GET", TABLE)
+    assert created.headers["ETag"] == loaded.headers["ETag"]
+    committed = await api("POST", TABLE, set_properties(x="1"))
+    assert committed.headers["ETag"] != loaded.headers["ETag"]
+    assert committed.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
+
+
+async def test_what_the_client_has_is_not_sent_again(api: Api) -> None:
+    await api.table()
+    etag = (await api("GET", TABLE)).headers["ETag"]
+    for given in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):
+        answer = await api("GET", TABLE, headers={"If-None-Match": given})
+        assert (answer.status, answer.raw, answer.headers["ETag"]) == (304, b"", etag)
+    await api("POST", TABLE, set_properties(x="1"))
+    assert (await api("GET", TABLE, headers={"If-None-Match": etag})).status == 200
+
+
+async def test_all_and_refs_have_etags_of_their_own(api: Api) -> None:
+    await api.table()
+    every, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
+    assert every.headers["ETag"] != refs.headers["ETag"]
+    assert every.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
+    crossed = await api("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": every.headers["ETag"]})
+    assert crossed.status == 200
+
+
+async def test_refs_leaves_out_the_snapshots_that_nothing_names(api: Api) -> None:
+    await api.table()
+    for number in range(1, 4):
+        assert (await api("POST", TABLE, append(number, number - 1 or None, number))).status == 200
+    every = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
+    refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
+    assert [one["snapshot-id"] for one in every["snapshots"]] == [1, 2, 3]
+    assert [one["snapshot-id"] for one in refs["snapshots"]] == [3]
+    assert refs["snapshot-log"] == every["snapshot-log"]
+    assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
+
+
+async def test_the_etag_follows_the_asked_access_and_the_name(api: Api) -> None:
+    await api.table()
+    plain = (await api("GET", TABLE)).headers["ETag"]
+    asked = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers["ETag"]
+    assert plain != asked
+    names = [{"namespace": ["db"], "name": name} for name in ("t", "u")]
+    await api("POST", "/v1/tables/rename", {"source": names[0], "destination": names[1]})
+    assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain
+
+
+async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) -> None:
+    etags: set[str] = set()
+    for secret in ("old", "new"):
+        async with running(
+            tmp_path, s3_client_access="static", s3_access_key_id="a", s3_secret_access_key=secret
+        ) as one:
+            api = Api(one)
+            if not etags:
+                await api.table()
+            etags.add((await api("GET", TABLE)).headers["ETag"])
+    assert len(etags) == 2
+
+
+@pytest.mark.parametrize("mode", ["all", "refs"])
+async def test_a_large_table_is_compressed_once_and_reads_the_same(api: Api, mode: str) -> None:
+    await api.table(properties={f"property-{number}": "x" * 100 for number in range(500)})
+    plain = await api("GET", f"{TABLE}?snapshots={mode}")
+    assert "Content-Encoding" not in plain.headers
+    hits = api.server.parts.catalog.documents.cache.stats().hits
+    for _ in range(2):
+        url = f"{api.server.url}{TABLE}?snapshots={mode}"
+        async with api.server.http.get(url, headers={"Accept-Encoding": "gzip"}) as answer:
+            assert answer.headers["Content-Encoding"] == "gzip"
+            assert answer.headers["ETag"] == plain.headers["ETag"]
+            assert "Accept-Encoding" in answer.headers["Vary"]
+            assert int(answer.headers["Content-Length"]) < len(plain.raw) / 4
+            assert await answer.read() == plain.raw
+    cache = api.server.parts.catalog.documents.cache
+    assert ("gzip", plain.headers["ETag"]) in cache
+    assert cache.stats().hits > hits
+    kept = cache.get(("gzip", plain.headers["ETag"]))
+    assert isinstance(kept, bytes)
+    assert json.loads(gzip.decompress(kept)) == plain.json
+
+
+@pytest.mark.parametrize("accepted", ["identity", "gzip;q=0", "br"])
+async def test_a_client_that_cannot_unpack_gets_it_plain(api: Api, accepted: str) -> None:
+    await api.table(properties={"a": "x" * 50_000})
+    answer = await api("GET", TABLE, headers={"Accept-Encoding": accepted})
+    assert "Content-Encoding" not in answer.headers
+    assert answer.json["metadata"]["properties"]["a"] == "x" * 50_000

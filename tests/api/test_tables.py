@@ -1,0 +1,206 @@
+"""Tables over HTTP: create, load, commit, register, unregister, drop, credentials, metrics, signing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.api.client import SCHEMA, Api, append, set_properties
+from tests.server.rig import running
+
+TABLES = "/v1/namespaces/db/tables"
+STATIC_S3 = {
+    "warehouse": "s3://bucket/lake",
+    "s3_endpoint": "http://127.0.0.1:1",
+    "s3_access_key_id": "AKID",
+    "s3_secret_access_key": "a-secret",
+    "s3_client_access": "static",
+}
+
+
+async def test_a_created_table_is_loaded_as_it_was_answered(api: Api) -> None:
+    created = await api.table(properties={"a": "1"})
+    assert set(created) == {"metadata-location", "metadata", "config"}
+    assert created["metadata"]["properties"]["a"] == "1"
+    assert created["metadata"]["schemas"][0]["fields"] == SCHEMA["fields"]
+    assert Path(created["metadata-location"].removeprefix("file://")).exists()
+    assert (await api("GET", f"{TABLES}/t")).json == created
+
+
+async def test_a_table_without_its_namespace_is_not_created(api: Api) -> None:
+    answer = await api("POST", "/v1/namespaces/non-existing/tables", {"name": "t", "schema": SCHEMA})
+    assert answer.error == (404, "NoSuchNamespaceException", "Namespace does not exist: non-existing")
+
+
+async def test_a_name_is_one_table_or_one_view(api: Api) -> None:
+    await api.table("t")
+    await api.view("v")
+    for name in ("t", "v"):
+        answer = await api("POST", TABLES, {"name": name, "schema": SCHEMA})
+        assert answer.error[:2] == (409, "AlreadyExistsException")
+
+
+async def test_a_staged_table_is_nowhere_until_it_is_committed(api: Api) -> None:
+    staged = await api("POST", TABLES, {"name": "s", "schema": SCHEMA, "stage-create": True})
+    assert staged.status == 200
+    assert "metadata-location" not in staged.json
+    assert (await api("HEAD", f"{TABLES}/s")).status == 404
+    metadata = staged.json["metadata"]
+    commit: dict[str, Any] = {
+        "requirements": [{"type": "assert-create"}],
+        "updates": [
+            {"action": "assign-uuid", "uuid": metadata["table-uuid"]},
+            {"action": "upgrade-format-version", "format-version": 2},
+            {"action": "add-schema", "schema": SCHEMA, "last-column-id": 2},
+            {"action": "set-current-schema", "schema-id": -1},
+            {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+            {"action": "set-default-spec", "spec-id": -1},
+            {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+            {"action": "set-default-sort-order", "sort-order-id": -1},
+            {"action": "set-location", "location": metadata["location"]},
+        ],
+    }
+    committed = await api("POST", f"{TABLES}/s", commit)
+    assert committed.status == 200, committed.raw
+    assert committed.json["metadata"]["table-uuid"] == metadata["table-uuid"]
+    again = await api("POST", f"{TABLES}/s", commit)
+    assert again.error[0] == 409
+
+
+async def test_a_commit_answers_the_new_metadata_and_where_it_is(api: Api) -> None:
+    before = await api.table()
+    answer = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
+    assert set(answer) == {"metadata-location", "metadata"}
+    assert answer["metadata"]["properties"]["x"] == "1"
+    assert answer["metadata-location"] != before["metadata-location"]
+    after = (await api("GET", f"{TABLES}/t")).json
+    assert (after["metadata-location"], after["metadata"]) == (answer["metadata-location"], answer["metadata"])
+
+
+async def test_a_requirement_that_fails_is_a_conflict_to_retry(api: Api) -> None:
+    await api.table()
+    answer = await api(
+        "POST", f"{TABLES}/t", {"requirements": [{"type": "assert-table-uuid", "uuid": "x"}], "updates": []}
+    )
+    assert answer.error[:2] == (409, "CommitFailedException")
+
+
+async def test_unknown_updates_and_requirements_are_bad_requests(api: Api) -> None:
+    await api.table()
+    for body in (
+        {"requirements": [], "updates": [{"action": "conquer-world"}]},
+        {"requirements": [{"type": "assert-sunshine"}], "updates": []},
+    ):
+        assert (await api("POST", f"{TABLES}/t", body)).error[:2] == (400, "BadRequestException")
+
+
+async def test_a_commit_to_no_table_is_not_found(api: Api) -> None:
+    assert (await api("POST", f"{TABLES}/none", set_properties(x="1"))).error[:2] == (404, "NoSuchTableException")
+
+
+async def test_the_same_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
+    """apache/iceberg#13867: a blind 409 after a lost reply makes clients delete live files."""
+    await api.table()
+    first = await api("POST", f"{TABLES}/t", append(7))
+    second = await api("POST", f"{TABLES}/t", append(7))
+    assert (first.status, second.status) == (200, 200)
+    assert second.json == first.json
+
+
+async def test_head_tells_whether_a_table_exists(api: Api) -> None:
+    await api.table()
+    assert (await api("HEAD", f"{TABLES}/t")).status == 204
+    missing = await api("HEAD", f"{TABLES}/none")
+    assert (missing.status, missing.raw) == (404, b"")
+
+
+async def test_a_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:
+    location = (await api.table())["metadata-location"]
+    assert (await api("DELETE", f"{TABLES}/t")).status == 204
+    assert (await api("GET", f"{TABLES}/t")).error[:2] == (404, "NoSuchTableException")
+    assert Path(location.removeprefix("file://")).exists()
+    assert (await api("DELETE", f"{TABLES}/t")).error[:2] == (404, "NoSuchTableException")
+
+
+async def test_a_drop_with_purge_is_remembered_as_such(api: Api) -> None:
+    for name, flag in (("a", "purgeRequested=true"), ("b", "purgeRequested=True"), ("c", "purgeRequested=false")):
+        await api.table(name)
+        assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
+    dropped = await api.server.parts.store.dropped(("db",), None, 10)
+    assert {one.entry.name: one.purge for one in dropped} == {"a": True, "b": True, "c": False}
+    assert (await api("DELETE", f"{TABLES}/x?purgeRequested=perhaps")).error[0] == 400
+
+
+async def test_a_table_is_unregistered_and_registered_again(api: Api) -> None:
+    await api.table()
+    committed = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
+    last = await api("POST", f"{TABLES}/t/unregister")
+    assert (last.status, last.json) == (200, committed)
+    assert (await api("HEAD", f"{TABLES}/t")).status == 404
+    assert (await api("POST", f"{TABLES}/t", set_properties(x="2"))).error[0] == 404
+    body = {"name": "again", "metadata-location": committed["metadata-location"]}
+    registered = await api("POST", "/v1/namespaces/db/register", body)
+    assert registered.status == 200
+    assert registered.json["metadata"] == committed["metadata"]
+    assert (await api("POST", "/v1/namespaces/db/register", body)).error[:2] == (409, "AlreadyExistsException")
+    assert (await api("POST", "/v1/namespaces/db/register", {**body, "overwrite": True})).status == 200
+
+
+async def test_a_register_of_a_file_elsewhere_is_refused(api: Api) -> None:
+    answer = await api("POST", "/v1/namespaces/db/register", {"name": "x", "metadata-location": "file:///etc/passwd"})
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert "outside the warehouse" in answer.error[2]
+
+
+async def test_a_table_whose_metadata_file_is_gone_is_told_apart_from_no_table(api: Api) -> None:
+    location = (await api.table())["metadata-location"]
+    etag = (await api("GET", f"{TABLES}/t")).headers["ETag"]
+    Path(location.removeprefix("file://")).unlink()
+    for headers in ({}, {"If-None-Match": etag}):
+        answer = await api("GET", f"{TABLES}/t", headers=headers)
+        assert answer.error[:2] == (404, "NotFoundException")
+
+
+async def test_credentials_of_a_table_on_files_are_an_empty_list(api: Api) -> None:
+    await api.table()
+    answer = await api("GET", f"{TABLES}/t/credentials")
+    assert (answer.status, answer.json) == (200, {"storage-credentials": []})
+    assert (await api("GET", f"{TABLES}/none/credentials")).error[:2] == (404, "NoSuchTableException")
+
+
+async def test_metrics_reports_are_kept(api: Api) -> None:
+    uuid = (await api.table())["metadata"]["table-uuid"]
+    report = {
+        "report-type": "commit-report",
+        "table-name": "t",
+        "snapshot-id": 5,
+        "sequence-number": 1,
+        "operation": "append",
+        "metrics": {},
+    }
+    answer = await api("POST", f"{TABLES}/t/metrics", report)
+    assert (answer.status, answer.raw) == (204, b"")
+    kept = await api.server.parts.store.metrics_reports(uuid, None, 10)
+    assert [one.report for one in kept] == [report]
+    assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
+    assert (await api("POST", f"{TABLES}/none/metrics", report)).error[:2] == (404, "NoSuchTableException")
+
+
+async def test_signing_for_a_table_on_files_is_refused(api: Api) -> None:
+    await api.table()
+    body = {"region": "us-east-1", "uri": "http://s3/bucket/x", "method": "GET", "headers": {}}
+    assert (await api("POST", f"{TABLES}/t/sign", body)).error[0] == 400
+    assert (await api("POST", f"{TABLES}/none/sign", body)).error[:2] == (404, "NoSuchTableException")
+
+
+async def test_stored_keys_go_only_to_who_asks_and_never_change_the_etag_in_secret(tmp_path: Path) -> None:
+    async with running(tmp_path, **STATIC_S3) as server:
+        api = Api(server)
+        location = "s3://bucket/lake/db/t"
+        staged = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}
+        for asked, given in (("", False), ("vended-credentials", True), ("remote-signing", False)):
+            headers = {"X-Iceberg-Access-Delegation": asked} if asked else {}
+            answer = (await api("POST", TABLES, staged, headers=headers)).json
+            assert (answer["config"].get("s3.secret-access-key") == "a-secret") is given
+            assert bool(answer.get("storage-credentials")) is given
+            assert answer["config"].get("s3.remote-signing-enabled") == ("true" if asked == "remote-signing" else None)

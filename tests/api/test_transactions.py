@@ -1,0 +1,66 @@
+"""Several tables in one commit, and tables under other names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api.client import Api, set_properties
+
+COMMIT = "/v1/transactions/commit"
+
+
+def _change(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"identifier": {"namespace": ["db"], "name": name}, **body}
+
+
+async def _property(api: Api, name: str) -> str | None:
+    loaded = (await api("GET", f"/v1/namespaces/db/tables/{name}")).json
+    found = loaded["metadata"]["properties"].get("x")
+    return None if found is None else str(found)
+
+
+async def test_all_tables_change_together(api: Api) -> None:
+    for name in ("a", "b"):
+        await api.table(name)
+    answer = await api("POST", COMMIT, {"table-changes": [_change(n, set_properties(x="1")) for n in ("b", "a")]})
+    assert (answer.status, answer.raw) == (204, b"")
+    assert [await _property(api, name) for name in ("a", "b")] == ["1", "1"]
+
+
+async def test_one_refused_change_undoes_all(api: Api) -> None:
+    for name in ("a", "b"):
+        await api.table(name)
+    refused = {"requirements": [{"type": "assert-table-uuid", "uuid": "other"}], "updates": []}
+    answer = await api("POST", COMMIT, {"table-changes": [_change("a", set_properties(x="1")), _change("b", refused)]})
+    assert answer.error[:2] == (409, "CommitFailedException")
+    missing = {"table-changes": [_change("a", set_properties(x="1")), _change("none", set_properties(x="1"))]}
+    assert (await api("POST", COMMIT, missing)).error[:2] == (404, "NoSuchTableException")
+    assert await _property(api, "a") is None
+
+
+async def test_a_change_without_its_table_or_no_change_at_all_is_malformed(api: Api) -> None:
+    for changes in ([], [set_properties(x="1")]):
+        assert (await api("POST", COMMIT, {"table-changes": changes})).error[0] == 400
+
+
+async def test_a_table_is_renamed_into_another_namespace(api: Api) -> None:
+    created = await api.table()
+    await api("POST", "/v1/namespaces", {"namespace": ["other"]})
+    source, target = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "u"}
+    answer = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
+    assert (answer.status, answer.raw) == (204, b"")
+    assert (await api("GET", "/v1/namespaces/other/tables/u")).json["metadata"] == created["metadata"]
+    gone = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
+    assert gone.error[:2] == (404, "NoSuchTableException")
+
+
+async def test_a_rename_onto_a_name_that_is_taken_or_nowhere_is_refused(api: Api) -> None:
+    await api.table("a")
+    await api.view("v")
+    source = {"namespace": ["db"], "name": "a"}
+    for namespace, name, wanted in (
+        ("db", "v", (409, "AlreadyExistsException")),
+        ("none", "a", (404, "NoSuchNamespaceException")),
+    ):
+        body = {"source": source, "destination": {"namespace": [namespace], "name": name}}
+        assert (await api("POST", "/v1/tables/rename", body)).error[:2] == wanted
