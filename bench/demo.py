@@ -18,11 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from bench import connect
 from bench.ssb.generate import TABLES, generate
@@ -65,9 +68,13 @@ def main() -> int:
     try:
         run(Options.read(os.environ), console)
     except (DemoFailed, ServiceFailed, FileNotFoundError) as error:
-        console.print(f"[bold red]The demo failed:[/] {error}", highlight=False)
-        return 1
-    return 0
+        reason = str(error)
+    except (Py4JError, PySparkException) as error:
+        reason = "Spark: " + "\n".join(str(error).splitlines()[:6])
+    else:
+        return 0
+    console.print("[bold red]The demo failed:[/]", Text(reason))
+    return 1
 
 
 def run(options: Options, console: Console) -> list[tuple[str, Answer]]:
@@ -82,9 +89,11 @@ def run(options: Options, console: Console) -> list[tuple[str, Answer]]:
                 progress.update(steps, completed=2, description="Seamark and Spark")
                 _write(spark, data, options, progress)
                 answers = _query(spark, data, progress)
-                in_table = files_in(spark, FACT)
+                in_table = files_in(spark, f"{connect.CATALOG}.{NAMESPACE}.{FACT}")
             progress.stop()
             console.print(result_table(options, in_table, answers))
+            console.print(f"Files of {FACT}, which is ordered by date.", highlight=False)
+            console.print(f"All {len(answers)} answers equal DuckDB's on the source data.", highlight=False)
             if options.keep:
                 _keep(server, folder, console)
     return answers
@@ -179,7 +188,6 @@ def _query(spark: SparkSession, data: Path, progress: Progress) -> list[tuple[st
 def result_table(options: Options, in_table: int, answers: list[tuple[str, Answer]]) -> Table:
     table = Table(
         title=f"Star Schema Benchmark, scale {options.scale:g}, Spark through Seamark",
-        caption=f"Files of {FACT}, ordered by date. All {len(answers)} answers equal DuckDB's on the source data.",
         show_footer=True,
     )
     read = [answer.files_read[FACT] for _, answer in answers]

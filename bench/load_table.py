@@ -1,8 +1,8 @@
 """How fast is loadTable when the table has 10,000 snapshots?
 
 The table is a crafted metadata file (about 8 MB) that each server registers. One connection asks: only the snapshots
-that references name (`snapshots=refs`, what engines ask for first), all of them, and all of them with the ETag in hand.
-Then what a commit to such a table costs.
+that references name (`snapshots=refs`, what engines ask for first), all of them, all of them compressed (as engines
+accept them), and all of them with the ETag in hand. Then what a commit to such a table costs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         async def everything(target: Target) -> Sample:
             return await drive(target, [repeat(request("GET", path), times // 2 + 1)])
 
+        async def gzipped(target: Target) -> Sample:
+            wanted = request("GET", path, headers={"Accept-Encoding": "gzip"})
+            return await drive(target, [repeat(wanted, times // 2 + 1)])
+
         async def unchanged(target: Target) -> Sample:
             etag = (await target.call(request("GET", path))).field("ETag")
             conditional = request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
@@ -45,6 +49,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for case, piece, goal in (
             ("snapshots=refs", refs, 5.0),
             ("snapshots=all", everything, 20.0),
+            ("snapshots=all, gzip accepted", gzipped, None),
             ("snapshots=all, If-None-Match", unchanged, None),
             ("commit of one property", commit, None),
         ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 
@@ -69,19 +69,20 @@ def request(
     return Request(raw, method == "HEAD", frozenset(counted), frozenset(tolerated), label or method)
 
 
-@dataclass
-class Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+class Connection(asyncio.BufferedProtocol):
+    """One connection, one request at a time. The kernel writes straight into the buffer that the answer is cut from."""
 
-    _buffer: bytearray = field(default_factory=bytearray)
-    _transport: asyncio.Transport | None = None
-    _waiting: asyncio.Future[Response] | None = None
-    _head: bool = False
-    _status: int = 0
-    _header: bytes = b""
-    _body_start: int = -1
-    _length: int = -1
-    _chunk_at: int = 0
+    def __init__(self) -> None:
+        self._buffer = bytearray(1 << 18)
+        self._filled = 0
+        self._transport: asyncio.Transport | None = None
+        self._waiting: asyncio.Future[Response] | None = None
+        self._head = False
+        self._status = 0
+        self._header = b""
+        self._body_start = -1
+        self._length = -1
+        self._chunk_at = 0
 
     @staticmethod
     async def open(port: int) -> Connection:
@@ -108,21 +109,31 @@ class Connection(asyncio.Protocol):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(LoadError(f"the server closed the connection before it answered ({exc})"))
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._filled == len(self._buffer):
+            self._grow(2 * len(self._buffer))
+        return memoryview(self._buffer)[self._filled :]
+
+    def _grow(self, size: int) -> None:
+        grown = bytearray(size)
+        grown[: self._filled] = memoryview(self._buffer)[: self._filled]
+        self._buffer = grown  # a new one: the old may still be exported
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
         if self._body_start < 0 and not self._read_header():
             return
         body = self._body()
         if body is not None:
             answer = Response(self._status, self._header, body)
-            self._buffer.clear()
+            self._filled = 0
             self._body_start = -1
             waiting, self._waiting = self._waiting, None
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
 
     def _read_header(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
+        end = self._buffer.find(b"\r\n\r\n", 0, self._filled)
         if end < 0:
             return False
         self._header = bytes(self._buffer[:end])
@@ -134,6 +145,8 @@ class Connection(asyncio.Protocol):
             self._length = 0
         elif at >= 0:
             self._length = int(lowered[at + 17 : (lowered + b"\r\n").find(b"\r\n", at + 17)])
+            if len(self._buffer) < self._body_start + self._length:
+                self._grow(self._body_start + self._length)
         elif b"\r\ntransfer-encoding: chunked" in lowered:
             self._length = -1
         else:
@@ -143,23 +156,26 @@ class Connection(asyncio.Protocol):
     def _body(self) -> bytes | None:
         if self._length >= 0:
             end = self._body_start + self._length
-            return bytes(self._buffer[self._body_start : end]) if len(self._buffer) >= end else None
-        while (line_end := self._buffer.find(b"\r\n", self._chunk_at)) >= 0:
-            size = int(bytes(self._buffer[self._chunk_at : line_end]).split(b";")[0], 16)
+            return bytes(memoryview(self._buffer)[self._body_start : end]) if self._filled >= end else None
+        while (line_end := self._buffer.find(b"\r\n", self._chunk_at, self._filled)) >= 0:
+            size = self._chunk_size(self._chunk_at, line_end)
             after = line_end + 2 + size + 2
-            if len(self._buffer) < after:
+            if self._filled < after:
                 return None
             if size == 0:
                 return self._join_chunks()
             self._chunk_at = after
         return None
 
+    def _chunk_size(self, start: int, end: int) -> int:
+        return int(bytes(self._buffer[start:end]).split(b";")[0], 16)
+
     def _join_chunks(self) -> bytes:
         parts, at = [], self._body_start
         while True:
-            line_end = self._buffer.find(b"\r\n", at)
-            size = int(bytes(self._buffer[at:line_end]).split(b";")[0], 16)
+            line_end = self._buffer.find(b"\r\n", at, self._filled)
+            size = self._chunk_size(at, line_end)
             if size == 0:
                 return b"".join(parts)
-            parts.append(bytes(self._buffer[line_end + 2 : line_end + 2 + size]))
+            parts.append(memoryview(self._buffer)[line_end + 2 : line_end + 2 + size])
             at = line_end + 2 + size + 2

@@ -60,14 +60,16 @@ def ask(spark: SparkSession, sql: str) -> Answer:
 
 
 def _scans(plan: Any) -> Iterator[Any]:
-    """Every BatchScanExec of an executed plan, below adaptive execution's stages too."""
+    """Every BatchScanExec of a plan.
+
+    Of an adaptive plan the initial one is walked: the final one drops what turned out not to matter (a join whose
+    other side came up empty), whether or not it was read by then. A scan that never ran has 0 in its metrics.
+    """
     kind = plan.getClass().getSimpleName()
     if kind == "BatchScanExec":
         yield plan
     elif kind == "AdaptiveSparkPlanExec":
-        yield from _scans(plan.executedPlan())
-    elif kind.endswith("QueryStageExec"):
-        yield from _scans(plan.plan())
+        yield from _scans(plan.initialPlan())
     else:
         children = plan.children()
         for index in range(children.size()):
