@@ -155,10 +155,12 @@ class TimelineContract(OpenedStores):
         seen: list[str] = []
         writers = asyncio.gather(*(write(worker) for worker in range(8)))
         since = None
-        while len(seen) < 8 * 15 or not writers.done():
-            for instant in await store.instants(InstantFilter(since=since), 7):
-                seen.append(instant.id)
-                since = instant.position
-            await asyncio.sleep(0)
+        while True:
+            all_written = writers.done()
+            page = await store.instants(InstantFilter(since=since), 7)
+            seen += ids(page)
+            since = page[-1].position if page else since
+            if all_written and not page:
+                break
         await writers
         assert len(seen) == len(set(seen)) == 8 * 15

@@ -207,5 +207,6 @@ class StoreMachine(RuleBasedStateMachine):
 async def _pages(page: Any, key: Any) -> Sequence[Any]:
     found: list[Any] = []
     while more := await page(key(found[-1]) if found else None):
+        assert not found or key(more[0]) > key(found[-1]), "a page does not go on where the last one ended"
         found += more
     return found
