@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,10 @@ def spark(uri: str, jars: Iterable[Path], table: str) -> str:
     """A `pyspark` command and a first query."""
     conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
     words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
-    lines = [shlex.join(words), *(f"  --conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())]
+    path = (
+        f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "  # pyspark is a script that asks PATH for Python
+    )
+    lines = [path + shlex.join(words), *(f"  --conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())]
     return " \\\n".join(lines) + f'\n>>> spark.sql("SELECT count(*) FROM {CATALOG}.{table}").show()'
 
 
