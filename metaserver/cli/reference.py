@@ -13,8 +13,9 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.app import add_routes
+from metaserver.api.keys import SETTINGS
 from metaserver.api.openapi import build_document
-from metaserver.settings import FIELDS, environment_name, flag_name
+from metaserver.settings import FIELDS, Settings, environment_name, flag_name
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -52,6 +53,7 @@ def settings_page() -> str:
 def openapi_document() -> str:
     """The OpenAPI document of our own surface, indented."""
     app = web.Application()
+    app[SETTINGS] = Settings()
     add_routes(app)
     return msgspec.json.format(msgspec.json.encode(build_document(app)), indent=2).decode() + "\n"
 

@@ -1,0 +1,150 @@
+"""Rules of style that a reader would have to check by eye, checked on the syntax trees of the packages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaserver import errors
+
+REPO = Path(__file__).resolve().parents[1]
+PACKAGES = ("metaserver", "connector", "cache")
+FILES = sorted(path.relative_to(REPO) for package in PACKAGES for path in (REPO / package).rglob("*.py"))
+
+WALL_CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
+CLOCK_OWNERS = {"metaserver/clock.py"}
+"""The only files that may read the clock or draw random numbers; the others take a `Clock`."""
+CLIENT_ROOMS = ("connector/",)
+"""Run outside the server, where there is no `Clock` to take."""
+
+
+def findings(source: str, file: str) -> Iterator[str]:
+    """Every breach in `source`, as line: what."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        where = f"{file}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"{where}: bare except catches what nobody meant, KeyboardInterrupt included"
+        if _is_orphan_task(node):
+            yield f"{where}: the task is kept nowhere: it may vanish unfinished, and its failure is never seen"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Import | ast.ImportFrom):
+                    yield f"{file}:{inner.lineno}: an import inside a function hides a cycle; mend the layer"
+        if file not in CLOCK_OWNERS and not file.startswith(CLIENT_ROOMS):
+            if isinstance(node, ast.Import) and any(alias.name in ("random", "secrets") for alias in node.names):
+                yield f"{where}: randomness comes from the Clock, so that a simulation replays"
+            if isinstance(node, ast.ImportFrom) and node.module in ("time", "random", "secrets"):
+                yield f"{where}: time and randomness come from the Clock"
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and (node.value.id, node.attr) in {("time", name) for name in WALL_CLOCK}
+            ):
+                yield f"{where}: time comes from the Clock, not from time.{node.attr}"
+            if isinstance(node, ast.Attribute) and node.attr in ("utcnow", "now") and _is_datetime(node.value):
+                yield f"{where}: time comes from the Clock, not from datetime.{node.attr}"
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "uuid"
+                and node.attr in ("uuid1", "uuid4", "uuid7")
+            ):
+                yield f"{where}: UUIDs come from the Clock"
+
+
+def _is_orphan_task(node: ast.AST) -> bool:
+    """A statement that starts a task and lets go of it; a task group keeps its own."""
+    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        return False
+    called = node.value.func
+    if isinstance(called, ast.Name):
+        return called.id in ("create_task", "ensure_future")
+    if not (isinstance(called, ast.Attribute) and called.attr in ("create_task", "ensure_future")):
+        return False
+    return isinstance(called.value, ast.Name | ast.Call) and _spelled(called.value) in ("asyncio", "loop", "call")
+
+
+def _spelled(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else "call"
+
+
+def _is_datetime(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Name) and node.id == "datetime") or (
+        isinstance(node, ast.Attribute) and node.attr == "datetime"
+    )
+
+
+@pytest.mark.parametrize("file", [str(path) for path in FILES])
+def test_a_module_keeps_the_rules(file: str) -> None:
+    assert list(findings((REPO / file).read_text(), file)) == []
+
+
+@pytest.mark.parametrize(
+    "breach",
+    [
+        "import time\nx = time.time()",
+        "import time\nx = time.monotonic()",
+        "from time import time_ns",
+        "import random",
+        "from random import choice",
+        "import secrets",
+        "try:\n    pass\nexcept:\n    pass",
+        "import asyncio\nasyncio.create_task(f())",
+        "import asyncio\nasyncio.get_running_loop().create_task(f())",
+        "loop.create_task(f())",
+        "def f():\n    import json",
+        "async def f():\n    from a import b",
+        "import datetime\nx = datetime.datetime.now()",
+        "import uuid\nx = uuid.uuid4()",
+    ],
+)
+def test_each_rule_finds_its_breach(breach: str) -> None:
+    assert len(list(findings(breach, "metaserver/x.py"))) >= 1
+
+
+@pytest.mark.parametrize(
+    "fine",
+    ["import time\ntime.sleep(1)", "task = asyncio.create_task(f())", "async def f():\n    group.create_task(g())"],
+)
+def test_what_is_fine_is_not_found(fine: str) -> None:
+    assert list(findings(fine, "metaserver/x.py")) == []
+
+
+def drawn_tree(text: str) -> dict[str, str]:
+    """Class → base, as drawn with box characters in the docstring; the root's base is Exception."""
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for line in text.splitlines():
+        found = re.match(r"^ {4}((?:│   |    )*)(?:[├└]── )?([A-Z]\w+)", line)
+        if found is None:
+            continue
+        branch = "── " in line.split(found[2])[0]
+        depth = len(found[1]) // 4 + (1 if branch else 0)
+        path[depth:] = [found[2]]
+        parents[found[2]] = path[depth - 1] if depth else "Exception"
+    return parents
+
+
+def real_tree() -> dict[str, str]:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
+
+
+def test_the_tree_drawn_in_errors_is_the_real_one() -> None:
+    assert errors.__doc__ is not None
+    assert drawn_tree(errors.__doc__) == real_tree()
+
+
+def test_no_two_errors_share_a_kind() -> None:
+    kinds = [
+        kind.kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.SeamarkError) and kind is not errors.SeamarkError
+    ]
+    shared = {kind for kind in kinds if kinds.count(kind) > 1}
+    assert shared == set()
