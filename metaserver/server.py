@@ -22,8 +22,12 @@ import uvloop
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
-from metaserver.api.app import Parts, build_app
+from metaserver.access.audit import open_audit
+from metaserver.access.authorizer import Authorizer
+from metaserver.access.guard import check_binding, check_logins
+from metaserver.api.app import build_app
 from metaserver.api.metrics import Metrics
+from metaserver.api.parts import Parts
 from metaserver.catalog.catalog import open_catalog
 from metaserver.clock import Clock, SystemClock
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
@@ -55,6 +59,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
                 pool_max=settings.pg_pool_max,
             )
         )
+        await check_logins(settings, store, clock)
         objects = await enter(open_objects(settings, clock))
         timeline = await enter(open_timeline(settings, store, clock))
         catalog = await enter(open_catalog(settings, store, objects, clock, timeline))
@@ -66,6 +71,8 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             catalog=catalog,
             timeline=timeline,
             metrics=Metrics(),
+            authorizer=Authorizer(),
+            audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
             drain=drain,
         )
@@ -104,8 +111,9 @@ def prepare_home(settings: Settings) -> None:
 def bind(settings: Settings, *, shared: bool) -> socket.socket:
     """A bound, not yet listening TCP socket; `shared` lets other workers bind the same port (SO_REUSEPORT).
 
-    ConfigError when the address is taken or none of this machine's.
+    ConfigError when the address is taken, none of this machine's, or open to others while nobody is asked for a login.
     """
+    check_binding(settings)
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -136,17 +144,34 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
 async def serving(parts: Parts, sock: socket.socket) -> AsyncIterator[None]:
     """Answers requests on `sock` for as long as the block runs; leaving it is the drain."""
     # aiohttp's own access log is off: the middleware writes a better line.
-    runner = web.AppRunner(
-        build_app(parts), access_log=None, shutdown_timeout=parts.settings.drain_timeout_s, handle_signals=False
-    )
+    runner = web.AppRunner(build_app(parts), access_log=None, handle_signals=False)
     await runner.setup()
     try:
-        await web.SockSite(runner, sock, backlog=1024).start()
+        site = web.SockSite(runner, sock, backlog=1024)
+        await site.start()
         yield
+        await _drain(parts, runner, site)
     finally:
-        parts.drain.set()
-        parts.timeline.drain()
         await runner.cleanup()
+
+
+async def _drain(parts: Parts, runner: web.AppRunner, site: web.SockSite) -> None:
+    """Lets requests finish, for `drain_timeout_s` in all; whatever is left then is cut off.
+
+    aiohttp's own shutdown stops reading first, so a request whose body is still under way could never finish. Hence
+    ours waits for the handlers, then hands over what time is left for answers that are still being written.
+    """
+    parts.drain.set()
+    parts.timeline.drain()
+    await site.stop()
+    deadline_s = parts.clock.monotonic() + parts.settings.drain_timeout_s
+    while parts.metrics.answering and parts.clock.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
+        await asyncio.sleep(0.02)
+    if parts.metrics.answering:
+        _log.warning("requests are cut off", count=parts.metrics.answering)
+    if runner.server is not None:
+        runner.server.pre_shutdown()
+        await runner.server.shutdown(max(1.0, deadline_s - parts.clock.monotonic()))
 
 
 async def serve(
@@ -268,7 +293,7 @@ async def _sample(parts: Parts) -> None:
         before = clock.monotonic()
         await asyncio.sleep(SAMPLE_INTERVAL_S)
         metrics.loop_lag.set(max(0.0, clock.monotonic() - before - SAMPLE_INTERVAL_S))
-        metrics.in_flight.set(metrics.in_flight_now)
+        metrics.in_flight.set(metrics.answering)
         metrics.watchers.set(parts.timeline.watchers)
         metrics.store_queue.set(parts.store.transacting)
         cache = parts.catalog.documents.cache.stats()

@@ -120,6 +120,7 @@ class Settings:
     )
     idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.", least=1)
     metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", least=1)
+    audit_reads: bool = setting(False, "Also audit requests that only read.")
     audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", least=1)
     timeline_keep: int = setting(1000, "Finished instants per table before older ones move to the archive.", least=1)
     watch_timeout_s: float = setting(60.0, "Longest a long-poll of the timeline is held open.", least=0, most=3600)
@@ -147,7 +148,7 @@ class Settings:
 
     def warehouse_uri(self) -> str:
         """The warehouse as a URI without a trailing slash."""
-        return (self.warehouse or (self.home.absolute() / "warehouse").as_uri()).rstrip("/")
+        return (self.warehouse or f"file://{self.home.absolute() / 'warehouse'}").rstrip("/")
 
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.home.absolute() / 'seamark.db'}"

@@ -7,38 +7,31 @@ service locator and no module state, so two servers can live in one process, as 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from metaserver.access.audit import AuditLog
+from metaserver.access.authorizer import Authorizer
+from metaserver.access.principal import Principal
+from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
+from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
 from metaserver.store.port import PointerStore
-
-if TYPE_CHECKING:
-    from metaserver.access.audit import AuditLog
-    from metaserver.access.authenticator import Authenticator
-    from metaserver.access.authorizer import Authorizer
-    from metaserver.access.principal import Principal
-    from metaserver.api.metrics import Metrics
-    from metaserver.catalog.catalog import Catalog
-    from metaserver.objects.port import ObjectStore
-    from metaserver.timeline.timeline import Timeline
+from metaserver.timeline.timeline import Timeline
 
 SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)
 CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
 STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
-OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects")
-CATALOG: web.AppKey[Catalog] = web.AppKey("catalog")
-TIMELINE: web.AppKey[Timeline] = web.AppKey("timeline")
-METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
-AUTHENTICATOR: web.AppKey[Authenticator] = web.AppKey("authenticator")
-AUTHORIZER: web.AppKey[Authorizer] = web.AppKey("authorizer")
-AUDIT: web.AppKey[AuditLog] = web.AppKey("audit")
+OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
+CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
+TIMELINE: web.AppKey[Timeline] = web.AppKey("timeline", Timeline)
+AUTHORIZER: web.AppKey[Authorizer] = web.AppKey("authorizer", Authorizer)
+AUDIT: web.AppKey[AuditLog] = web.AppKey("audit", AuditLog)
 DRAIN: web.AppKey[asyncio.Event] = web.AppKey("drain", asyncio.Event)
 """Set when the server stops."""
 
-PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal")
+PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who asks; set by the middleware before any handler runs, except on the few public routes."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The client's X-Request-Id where it is sane, else a UUIDv7; goes back in the answer, the logs and the audit."""

@@ -16,11 +16,12 @@ import prometheus_client as prometheus
 from aiohttp import web
 from prometheus_client import multiprocess
 
-from metaserver.api.keys import METRICS
 from metaserver.errors import CommitConflict, CommitUnknown
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# The time each counter began, once a series, doubles the answer and tells nothing that the process's start does not.
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView"})
 """Operation ids of the Iceberg REST specification that move a pointer by compare-and-swap."""
 
@@ -40,8 +41,10 @@ class Metrics:
         self._commits = prometheus.Counter(
             "seamark_commits", "Commits by outcome: committed, conflict, unknown.", ("outcome",), registry=own
         )
-        self.in_flight_now = 0
-        """Requests being answered; the gauge follows it once a second."""
+        self.answering = 0
+        """Requests being answered now, of every kind; what a drain waits for. The gauge follows it."""
+        self.bounded = 0
+        """Those of them that count against `requests_limit`."""
         self.in_flight = self._gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.store_queue = self._gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
         self.cache_bytes = self._gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
@@ -86,6 +89,9 @@ class Metrics:
         together = prometheus.CollectorRegistry()
         multiprocess.MultiProcessCollector(together, path=folder)  # type: ignore[no-untyped-call]
         return prometheus.generate_latest(together)
+
+
+METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -15,13 +15,12 @@ from aiohttp.typedefs import Handler, Middleware
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from metaserver.access.principal import ANONYMOUS
 from metaserver.api.describe import Description, description_of
 from metaserver.api.errors import from_http_exception, from_seamark_error, from_unexpected
-from metaserver.api.keys import DRAIN, REQUEST_ID
-from metaserver.api.metrics import Metrics
-from metaserver.clock import Clock
+from metaserver.api.keys import PRINCIPAL, REQUEST_ID
+from metaserver.api.parts import Parts
 from metaserver.errors import RetryLater, SeamarkError
-from metaserver.settings import Settings
 
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
@@ -31,13 +30,15 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class _Around:
-    """The middleware's state and its steps. `metrics.in_flight_now` is held against the bound on requests."""
+    """The middleware's state and its steps. `metrics.bounded` is held against the bound on requests."""
 
-    def __init__(self, settings: Settings, clock: Clock, metrics: Metrics, tracer: Tracer | None) -> None:
-        self._limit = settings.requests_limit
-        self._clock = clock
-        self._metrics = metrics
-        self._tracer = tracer
+    def __init__(self, parts: Parts) -> None:
+        self._limit = parts.settings.requests_limit
+        self._clock = parts.clock
+        self._metrics = parts.metrics
+        self._tracer = parts.tracer
+        self._audit = parts.audit
+        self._drain = parts.drain
         self._routes: dict[int, tuple[str, Description]] = {}
 
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -54,8 +55,20 @@ class _Around:
             response, error = await self._traced(self._tracer, request, handler, template, described, request_id)
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
-            if request.app[DRAIN].is_set():
+            if self._drain.is_set():
                 response.force_close()
+        principal = request.get(PRINCIPAL)
+        who = ANONYMOUS.name if principal is None else principal.name
+        if self._is_audited(described, response.status):
+            await self._audit.record(
+                who=who,
+                operation=described.operation,
+                resource=request.path,
+                status=response.status,
+                request_id=request_id,
+                remote=request.remote,
+                kind=error.kind if isinstance(error, SeamarkError) else None,
+            )
         seconds = clock.monotonic() - started
         self._metrics.observe(described.operation, response.status, seconds, error)
         fields = {
@@ -65,6 +78,7 @@ class _Around:
             "status": response.status,
             "ms": round(seconds * 1000, 2),
             "bytes": response.content_length,
+            "who": who,
             "request_id": request_id,
         }
         if (parent := headers.get("traceparent")) is not None and (parsed := _TRACEPARENT.match(parent)):
@@ -78,10 +92,13 @@ class _Around:
         """What the handler answers, or its error in the wire's shape, and that error."""
         metrics = self._metrics
         counted = not (described.public or described.waits)
-        metrics.in_flight_now += counted
+        metrics.answering += 1
+        metrics.bounded += counted
         try:
-            if counted and metrics.in_flight_now > self._limit:
+            if counted and metrics.bounded > self._limit:
                 raise RetryLater(f"{self._limit} requests are being answered already; try again shortly")
+            if not described.public:
+                request[PRINCIPAL] = ANONYMOUS
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error
@@ -91,7 +108,8 @@ class _Around:
             _log.error("unexpected error", request_id=request_id, operation=described.operation, exc_info=error)
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:
-            metrics.in_flight_now -= counted
+            metrics.answering -= 1
+            metrics.bounded -= counted
 
     async def _traced(
         self,
@@ -119,6 +137,12 @@ class _Around:
                 span.set_status(StatusCode.ERROR, type(error).__name__ if error is not None else None)
             return response, error
 
+    def _is_audited(self, described: Description, status: int) -> bool:
+        """Not what matched nothing, which scanners make by the thousand; of public routes only the refusals."""
+        if described is _UNROUTED[1] or (described.public and status not in (401, 403)):
+            return False
+        return self._audit.wants(described.operation, status)
+
     def _route(self, request: web.Request) -> tuple[str, Description]:
         """Template and description of the matched route. A bounded set: what matched nothing is "unrouted"."""
         route = request.match_info.route
@@ -131,9 +155,8 @@ class _Around:
         return known
 
 
-def build_middleware(settings: Settings, clock: Clock, metrics: Metrics, tracer: Tracer | None) -> Middleware:
-    """`tracer`: None where no traces are wanted."""
-    around = _Around(settings, clock, metrics, tracer)
+def build_middleware(parts: Parts) -> Middleware:
+    around = _Around(parts)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from metaserver.api.app import Parts
+from metaserver.api.parts import Parts
 from metaserver.clock import Clock, SystemClock
 from metaserver.server import bind, open_parts, serving, url_of
 from metaserver.settings import Settings

@@ -1,0 +1,37 @@
+"""What the routes are made of, as one value that the composition root fills."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from opentelemetry.trace import Tracer
+
+from metaserver.access.audit import AuditLog
+from metaserver.access.authorizer import Authorizer
+from metaserver.api.metrics import Metrics
+from metaserver.catalog.catalog import Catalog
+from metaserver.clock import Clock
+from metaserver.objects.port import ObjectStore
+from metaserver.settings import Settings
+from metaserver.store.port import PointerStore
+from metaserver.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything the routes use, opened by the composition root and closed after the application."""
+
+    settings: Settings
+    clock: Clock
+    store: PointerStore
+    objects: ObjectStore
+    catalog: Catalog
+    timeline: Timeline
+    metrics: Metrics
+    authorizer: Authorizer
+    audit: AuditLog
+    tracer: Tracer | None
+    """None where no traces are wanted."""
+    drain: asyncio.Event
+    """Set when the server stops: readiness fails, long-polls answer, connections are not kept."""
