@@ -1,0 +1,162 @@
+"""The audit log: who changed what, and who was refused.
+
+What is recorded: every request that changes something, whatever came of it, and every refused one (401, 403); reads
+only with the setting audit_reads. A record holds names, the operation, the resource's path and the outcome; never a
+header, a query string or a body, where secrets are.
+
+Records go to the store in batches, written by one task. A request waits for room in the queue, not for the write, and
+records are never dropped while the server runs: an attacker must not be able to push an intrusion out of the log by
+flooding it. Reads may be dropped (`dropped` counts them). A process that is killed loses what its queue held, at most
+the last moments; commits are also in the timeline, in the transaction of the commit itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from metaserver.access.authorizer import changes
+from metaserver.clock import Clock
+from metaserver.errors import SeamarkError
+from metaserver.store.port import AuditRecord, PointerStore, SaveAudit
+
+CAPACITY = 10_000
+"""Records waiting, at most; some 5 MB."""
+BATCH = 512
+CLOSE_TIMEOUT_S = 10.0
+"""How long closing waits for a database that does not take the last records."""
+_RETRY_S = 0.5
+_TEXT_MAX = 1024
+_DENIED = (401, 403)
+_log = structlog.get_logger("seamark.audit")
+
+
+class AuditLog:
+    """Used by many tasks of one event loop; opened by `open_audit`."""
+
+    def __init__(
+        self, store: PointerStore, clock: Clock, *, reads: bool = False, capacity: int = CAPACITY, batch: int = BATCH
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._reads = reads
+        self._batch = batch
+        self._queue: asyncio.Queue[AuditRecord] = asyncio.Queue(capacity)
+        self._closing = False
+        self._unsaved = 0
+        self.dropped = 0
+        """Records lost: reads for want of room, and whatever the database did not take before the end."""
+
+    @property
+    def waiting(self) -> int:
+        """Records not in the store yet."""
+        return self._unsaved
+
+    def wants(self, operation: str, status: int) -> bool:
+        """Whether `record` would keep it, so that nobody makes up a record for nothing."""
+        return self._reads or status in _DENIED or changes(operation)
+
+    async def record(
+        self,
+        *,
+        who: str,
+        operation: str,
+        resource: str,
+        status: int,
+        request_id: str,
+        remote: str | None = None,
+        kind: str | None = None,
+    ) -> None:
+        """Queues one record; waits for room where it must not be lost. `kind` is the error's, None without one."""
+        if not self.wants(operation, status):
+            return
+        record = AuditRecord(
+            id=str(self._clock.uuid7()),
+            at_ms=self._clock.now_ms(),
+            who=_plain(who),
+            action=operation,
+            resource=_plain(resource),
+            outcome=outcome_of(status, kind),
+            status=status,
+            request_id=request_id,
+            remote=_plain(remote or ""),
+        )
+        if self._closing or (self._queue.full() and status not in _DENIED and not changes(operation)):
+            self.dropped += 1
+            return
+        await self._queue.put(record)
+        self._unsaved += 1
+
+    async def write(self) -> None:
+        """For ever, as the background task: whatever waits, up to a batch, in one transaction."""
+        while True:
+            records = [await self._queue.get()]
+            while len(records) < self._batch and not self._queue.empty():
+                records.append(self._queue.get_nowait())
+            await self._save(tuple(records))
+            self._unsaved -= len(records)
+            for _ in records:
+                self._queue.task_done()
+
+    async def _save(self, records: tuple[AuditRecord, ...]) -> None:
+        # Repeating is safe also after an unknown outcome: records with an id that is there are left as they are.
+        while True:
+            try:
+                await self._store.transact([SaveAudit(records)])
+            except SeamarkError as error:
+                _log.warning("audit records wait for the database", error=error.message, waiting=self.waiting)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    async def flush(self) -> None:
+        """Returns when everything recorded so far is in the store."""
+        await self._queue.join()
+
+    async def close(self, timeout_s: float) -> None:
+        """Flushes, but not for longer than `timeout_s`; what is lost then is counted and logged."""
+        self._closing = True
+        try:
+            await asyncio.wait_for(self._queue.join(), timeout_s)
+        except TimeoutError:
+            self.dropped += self.waiting
+            _log.error("audit records are lost: the database did not take them", records=self.waiting)
+
+
+def outcome_of(status: int, kind: str | None) -> str:
+    """allowed, denied, or failed:<kind of the error>."""
+    if status in _DENIED:
+        return "denied"
+    return "allowed" if status < 400 else f"failed:{kind or status}"
+
+
+def _plain(text: str) -> str:
+    """Bounded, and storable by every database: a path may hold what PostgreSQL's text cannot."""
+    text = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
+    return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
+
+
+@asynccontextmanager
+async def open_audit(
+    store: PointerStore,
+    clock: Clock,
+    *,
+    reads: bool = False,
+    capacity: int = CAPACITY,
+    batch: int = BATCH,
+    close_timeout_s: float = CLOSE_TIMEOUT_S,
+) -> AsyncIterator[AuditLog]:
+    """The log with its writer; closing flushes it."""
+    audit = AuditLog(store, clock, reads=reads, capacity=capacity, batch=batch)
+    writer = asyncio.create_task(audit.write(), name="audit")
+    try:
+        yield audit
+    finally:
+        await audit.close(close_timeout_s)
+        writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writer

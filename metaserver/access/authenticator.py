@@ -1,0 +1,159 @@
+"""Who is it? From a request's headers to a `Principal`.
+
+| setting auth | believed |
+|---|---|
+| none | everybody, as an admin, but only from programs of this machine |
+| token | bearer tokens of this server, and the access tokens made from them (`issued.py`) |
+| oidc | JWTs of the configured issuer |
+| token+oidc | all of these |
+
+Nothing is cached: a token or grant that is taken away is gone for the next request, on every replica. That costs two
+reads by key, of microseconds with SQLite.
+
+Without a login a browser is the danger: any page could have it send requests to loopback, or, by a name that suddenly
+means 127.0.0.1, read the answers. So then a request must not come from a page of elsewhere (`Origin`), nor be meant
+for another host (`Host`). Engines send no `Origin`, and the `Host` that they were configured with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+
+from metaserver.access import jwt
+from metaserver.access.guard import is_loopback_address
+from metaserver.access.issued import Issuer, open_issuer
+from metaserver.access.oidc import Oidc, open_oidc
+from metaserver.access.principal import ANONYMOUS, Principal
+from metaserver.access.tokens import PREFIX, digest_of, is_live
+from metaserver.clock import Clock
+from metaserver.errors import Forbidden, Unauthenticated
+from metaserver.settings import Settings
+from metaserver.store.port import PointerStore, Token
+
+_HOWTO = "send the header Authorization: Bearer <token>"
+
+
+class Login(msgspec.Struct, frozen=True):
+    """Somebody, and what it was proved with."""
+
+    principal: Principal
+    token: Token | None = None
+    """The bearer token of this server that stands behind it, if one does."""
+    expires_ms: int | None = None
+    """When what was shown expires, where it says so."""
+
+
+class Authenticator:
+    """Opened by `open_authenticator`."""
+
+    def __init__(
+        self, settings: Settings, store: PointerStore, clock: Clock, issuer: Issuer, oidc: Oidc | None
+    ) -> None:
+        self._mode = settings.auth
+        self._host = settings.host
+        self._store = store
+        self._clock = clock
+        self._oidc = oidc
+        self.issuer = issuer
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody is asked who they are."""
+        return self._mode == "none"
+
+    async def authenticate(self, headers: Mapping[str, str], remote: str | None) -> Principal:
+        """Who sent these headers. `headers` as aiohttp has them, names in any case.
+
+        Unauthenticated (401) without a login, or with one that is not believed; Forbidden for a browser's request from
+        elsewhere where no login is asked for; RetryLater while the database or the issuer is away."""
+        if self._mode == "none":
+            self._check_local(headers, remote)
+            return ANONYMOUS
+        scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+        bearer = bearer.strip()
+        if not scheme:
+            raise Unauthenticated(f"This server asks for a login: {_HOWTO}")
+        if scheme.lower() != "bearer" or not bearer:
+            raise Unauthenticated(f"The Authorization header is not a bearer token: {_HOWTO}")
+        return (await self.login(bearer)).principal
+
+    async def login(self, bearer: str) -> Login:
+        """Who holds this token, of whichever kind is accepted. Errors as for `authenticate`."""
+        if bearer.startswith(PREFIX):
+            return await self.login_secret(bearer)
+        if not jwt.looks_like_jwt(bearer):
+            raise Unauthenticated("The token is unknown: it is neither of this server nor a JWT")
+        unverified = jwt.read(bearer)
+        if self.issuer.is_ours(unverified):
+            return await self._login_issued(bearer, unverified, expired_too=False)
+        if self._oidc is None:
+            raise Unauthenticated("The token is of another issuer, and this server accepts only its own")
+        identity = await self._oidc.identify(bearer, unverified)
+        stored = await self._store.grants(identity.name)
+        return Login(Principal(identity.name, (*identity.roles, *stored), "oidc"), None, identity.expires_ms)
+
+    async def login_secret(self, secret: str) -> Login:
+        """The holder of a bearer token of this server."""
+        self._check_tokens_accepted()
+        return await self._login_token(await self._store.token_by_digest(digest_of(secret)))
+
+    async def login_expired(self, bearer: str) -> Login:
+        """The holder of an access token that we issued, even one that has expired, as long as what it was made from is
+        live. Proves nothing by itself: only for who has shown that other token, too."""
+        return await self._login_issued(bearer, jwt.read(bearer), expired_too=True)
+
+    async def _login_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
+        self._check_tokens_accepted()
+        issued = self.issuer.check(bearer, unverified, expired_too=expired_too)
+        if not issued.digest:
+            raise Unauthenticated("The token was issued while this server asked for no login; get a new one")
+        return await self._login_token(await self._store.token_by_digest(issued.digest))
+
+    async def _login_token(self, token: Token | None) -> Login:
+        if token is None:
+            raise Unauthenticated("The token is unknown; an operator makes one with: seamark token create")
+        if not is_live(token, self._clock.now_ms()):
+            ended = "was revoked" if token.revoked_ms not in (None, token.expires_ms) else "has expired"
+            raise Unauthenticated(f"The token {token.name} {ended}; an operator makes a new one")
+        grants = await self._store.grants(token.name)
+        return Login(Principal(token.name, tuple(grants), "token"), token, token.expires_ms)
+
+    def _check_tokens_accepted(self) -> None:
+        if "token" not in self._mode:
+            raise Unauthenticated("This server accepts only tokens of its OIDC issuer")
+
+    def _check_local(self, headers: Mapping[str, str], remote: str | None) -> None:
+        if remote and not is_loopback_address(remote):
+            raise Forbidden("Without a login this server answers only its own machine")
+        host, origin = headers.get("Host"), headers.get("Origin")
+        if host and not self._is_here("//" + host):
+            raise Forbidden(
+                "Without a login this server answers only requests for localhost; configure auth to serve other names"
+            )
+        if origin is not None and not self._is_here(origin):
+            raise Forbidden("Without a login this server answers no web pages from elsewhere; configure auth for them")
+
+    def _is_here(self, url: str) -> bool:
+        try:
+            host = urlsplit(url).hostname or ""
+        except ValueError:
+            return False
+        return (
+            host == "localhost"
+            or host.endswith(".localhost")
+            or host == self._host.lower()
+            or is_loopback_address(host)
+        )
+
+
+@asynccontextmanager
+async def open_authenticator(settings: Settings, store: PointerStore, clock: Clock) -> AsyncIterator[Authenticator]:
+    """By the settings auth, oidc_… and oauth_token_ttl_s."""
+    issuer = await open_issuer(store, clock, settings.oauth_token_ttl_s)
+    async with AsyncExitStack() as stack:
+        oidc = await stack.enter_async_context(open_oidc(settings, clock)) if "oidc" in settings.auth else None
+        yield Authenticator(settings, store, clock, issuer, oidc)

@@ -1,0 +1,258 @@
+"""Tokens of an OpenID Connect issuer: JWTs checked against its published keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
+
+Keys are fetched when the first token comes, and again when they have grown old or a token names one that we do not
+have, then at most once a minute, however many such tokens come. A key that the issuer withdraws is believed for
+`FRESH_S` at most while the issuer can be reached, for `STALE_S` while it cannot. Without any keys the answer is 503,
+not 401: the client's token may well be good.
+
+Only the issuer that the operator configured is ever asked; redirects are not followed, and keys are not taken from an
+http URL where the issuer is https.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import structlog
+from joserfc.errors import JoseError
+from joserfc.jwk import ECKey, OKPKey, RSAKey
+
+from metaserver.access import jwt
+from metaserver.access.principal import OIDC_PREFIX, parse_role
+from metaserver.clock import Clock
+from metaserver.errors import BadRequest, RetryLater, Unauthenticated
+from metaserver.settings import Settings
+from metaserver.store.port import Grant
+from metaserver.wire import check_name, decode_json
+
+FRESH_S = 600.0
+STALE_S = 86_400.0
+REFRESH_S_MIN = 60.0
+"""Between fetches that unknown keys cause."""
+RETRY_S = 5.0
+"""Between fetches while the issuer fails."""
+TIMEOUT_S = 5.0
+BYTES_MAX = 1 << 20
+RSA_BITS_MIN = 2048
+_ROLES_MAX = 1000
+_log = structlog.get_logger("seamark.oidc")
+
+
+class VerifyKey(msgspec.Struct, frozen=True):
+    """A public key and the algorithms that it is good for: never more than its type allows."""
+
+    key: RSAKey | ECKey | OKPKey
+    algorithms: tuple[str, ...]
+
+
+class Identity(msgspec.Struct, frozen=True):
+    name: str
+    """`oidc:` and the principal claim."""
+    roles: tuple[Grant, ...]
+    """From the roles claim."""
+    expires_ms: int
+
+
+class Oidc:
+    """Checks tokens of one issuer; opened by `open_oidc`."""
+
+    def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession) -> None:
+        self._issuer = settings.oidc_issuer
+        self._audience = settings.oidc_audience
+        self._jwks_url = settings.oidc_jwks_url
+        self._principal_claim = settings.oidc_principal_claim
+        self._roles_claim = settings.oidc_roles_claim
+        self._clock = clock
+        self._http = http
+        self._keys: dict[str | None, VerifyKey] = {}
+        self._fetched_s: float | None = None
+        self._tried_s: float | None = None
+        self._failed = False
+        self._attempts = 0
+        self._fetching = asyncio.Lock()
+
+    async def identify(self, token: str, unverified: jwt.Unverified) -> Identity:
+        """Unauthenticated says what is wrong with the token; RetryLater: the issuer's keys cannot be had."""
+        claims_issuer = unverified.claims.get("iss")
+        if claims_issuer != self._issuer:
+            raise Unauthenticated(f"The token is not of the issuer {self._issuer}")
+        algorithm = unverified.header.get("alg")
+        found = await self._key(unverified.header.get("kid"))
+        if not isinstance(algorithm, str) or algorithm not in found.algorithms:
+            raise Unauthenticated(f"The token must be signed with {' or '.join(found.algorithms)}, as its key is for")
+        claims = jwt.verify(token, unverified, found.key, algorithm)
+        audience = claims.get("aud")
+        if audience != self._audience and not (isinstance(audience, list) and self._audience in audience):
+            raise Unauthenticated(f"The token is not for the audience {self._audience}")
+        expires_ms = jwt.check_times(claims, self._clock.now_ms(), jwt.LEEWAY_S)
+        name = self._name(claims)
+        return Identity(name, tuple(self._roles(claims, name)), expires_ms)
+
+    def _name(self, claims: dict[str, Any]) -> str:
+        value = _claim(claims, self._principal_claim)
+        if not isinstance(value, str):
+            raise Unauthenticated(f"The token's claim {self._principal_claim} names nobody")
+        try:
+            return OIDC_PREFIX + check_name(value, self._principal_claim)
+        except BadRequest as error:
+            raise Unauthenticated(f"The token's principal will not do: {error.message}") from None
+
+    def _roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
+        """Entries that are no roles of ours are of other services; they give nothing, and never a wider scope."""
+        if not self._roles_claim:
+            return []
+        value = _claim(claims, self._roles_claim)
+        grants = []
+        for text in value[:_ROLES_MAX] if isinstance(value, list) else ():
+            if not isinstance(text, str):
+                continue
+            try:
+                role, path = parse_role(text)
+            except BadRequest:
+                continue
+            grants.append(Grant(name, role.value, path))
+        return grants
+
+    async def _key(self, kid: object) -> VerifyKey:
+        if kid is not None and not isinstance(kid, str):
+            raise Unauthenticated("The token's kid is not text")
+        age_s = self._age_s(self._fetched_s)
+        if age_s >= FRESH_S or (self._lookup(kid) is None and age_s >= REFRESH_S_MIN):
+            await self._refresh(kid)
+        found = self._lookup(kid)
+        if found is None:
+            raise Unauthenticated("The token is signed with a key that its issuer does not publish")
+        return found
+
+    def _lookup(self, kid: str | None) -> VerifyKey | None:
+        """Without a kid only where there is no choice."""
+        if kid is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(kid)
+
+    def _age_s(self, since_s: float | None) -> float:
+        return float("inf") if since_s is None else self._clock.monotonic() - since_s
+
+    async def _refresh(self, kid: str | None) -> None:
+        """New keys, or the old ones for a while longer. One fetch at a time; who waited uses what it brought."""
+        if self._fetching.locked() and self._lookup(kid) is not None and self._age_s(self._fetched_s) < STALE_S:
+            return  # somebody is at it; nobody else waits for an issuer that may be slow
+        before = self._attempts
+        async with self._fetching:
+            paused = self._failed and self._age_s(self._tried_s) < RETRY_S
+            if self._attempts == before and not paused:
+                self._attempts += 1
+                await self._fetch()
+        if not self._failed:
+            return
+        if self._age_s(self._fetched_s) >= STALE_S or self._lookup(kid) is None:
+            raise RetryLater(f"The keys of the issuer {self._issuer} cannot be read now; try again shortly", 5)
+
+    async def _fetch(self) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                keys = read_keys(await self._get(self._jwks_url or await self._discover()))
+            if not keys:
+                raise ValueError("no key in it is for checking RS256, ES256 or EdDSA")
+        except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
+            self._failed = True
+            _log.warning("cannot read the issuer's keys", issuer=self._issuer, error=str(error) or type(error).__name__)
+        else:
+            self._failed = False
+            self._keys = keys
+            self._fetched_s = self._clock.monotonic()
+        finally:
+            self._tried_s = self._clock.monotonic()
+
+    async def _discover(self) -> str:
+        """OpenID Connect Discovery 1.0, 4: `jwks_uri` of a document that names this very issuer."""
+        document = await self._get(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
+        if not isinstance(document, dict) or document.get("issuer") != self._issuer:
+            raise ValueError("the discovery document is of another issuer")
+        url = document.get("jwks_uri")
+        if not isinstance(url, str):
+            raise ValueError("the discovery document has no jwks_uri")
+        allowed = ("https",) if self._issuer.startswith("https:") else ("https", "http")
+        if urlsplit(url).scheme not in allowed:
+            raise ValueError(f"jwks_uri is not {' or '.join(allowed)}")
+        return url
+
+    async def _get(self, url: str) -> Any:
+        async with self._http.get(url, allow_redirects=False, headers={"Accept": "application/json"}) as answer:
+            if answer.status != 200:
+                raise ValueError(f"{url} answered {answer.status}")
+            body = bytearray()
+            async for piece in answer.content.iter_chunked(1 << 16):
+                body += piece
+                if len(body) > BYTES_MAX:
+                    raise ValueError(f"{url} answered more than {BYTES_MAX} bytes")
+            return decode_json(bytes(body), url)
+
+
+def read_keys(document: object) -> dict[str | None, VerifyKey]:
+    """The keys of a JWK set (RFC 7517, 5) by kid, those left out that we cannot use. BadRequest if it is no JWK set."""
+    listed = document.get("keys") if isinstance(document, Mapping) else None
+    if not isinstance(listed, list):
+        raise BadRequest("The JWK set has no list of keys")
+    keys: dict[str | None, VerifyKey] = {}
+    for one in listed:
+        if isinstance(one, dict) and (found := _read_key(one)) is not None:
+            kid = one.get("kid")
+            keys[kid if isinstance(kid, str) else None] = found
+    return keys
+
+
+def _read_key(value: dict[str, Any]) -> VerifyKey | None:
+    """None for what is not a public key for one of our algorithms; a symmetric key above all."""
+    if value.get("use", "sig") != "sig":
+        return None
+    kind, curve = value.get("kty"), value.get("crv")
+    # use, key_ops and alg are settled here; joserfc would only find the same out later.
+    material = {name: value[name] for name in ("kty", "n", "e", "crv", "x", "y") if isinstance(value.get(name), str)}
+    key: RSAKey | ECKey | OKPKey
+    algorithms: tuple[str, ...]
+    try:
+        if kind == "RSA":
+            if len(material.get("n", "")) * 6 < RSA_BITS_MIN:
+                return None
+            key, algorithms = RSAKey.import_key(material), ("RS256",)
+        elif kind == "EC" and curve == "P-256":
+            key, algorithms = ECKey.import_key(material), ("ES256",)
+        elif kind == "OKP" and curve == "Ed25519":
+            key, algorithms = OKPKey.import_key(material), ("EdDSA", "Ed25519")
+        else:
+            return None
+        key.public_key  # noqa: B018  parsed here, so that a broken key is left out rather than met by a request
+    except (JoseError, ValueError, TypeError, KeyError):
+        return None
+    declared = value.get("alg")
+    if declared is not None and declared not in algorithms:
+        return None
+    return VerifyKey(key, algorithms)
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> object:
+    """The claim of this name, else by its path (`realm_access.roles`), as some issuers nest them."""
+    if name in claims:
+        return claims[name]
+    value: object = claims
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+@asynccontextmanager
+async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Oidc]:
+    """Fetches nothing yet: a server starts also while its issuer is away."""
+    if settings.oidc_issuer.startswith("http:"):
+        _log.warning("the OIDC issuer is not https: whoever is in between can log in as anybody")
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
+        yield Oidc(settings, clock, http)
