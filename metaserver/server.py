@@ -23,6 +23,7 @@ from aiohttp import web
 from opentelemetry.trace import Tracer
 
 from metaserver.access.audit import open_audit
+from metaserver.access.authenticator import open_authenticator
 from metaserver.access.authorizer import Authorizer
 from metaserver.access.guard import check_binding, check_logins
 from metaserver.api.app import build_app
@@ -71,6 +72,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             catalog=catalog,
             timeline=timeline,
             metrics=Metrics(),
+            authenticator=await enter(open_authenticator(settings, store, clock)),
             authorizer=Authorizer(),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from metaserver.api import dropped, health, keys, metrics, openapi, rest, timeline
+from metaserver.api import admin, dropped, health, keys, metrics, oauth, openapi, rest, timeline
 from metaserver.api.middleware import build_middleware
 from metaserver.api.parts import Parts
 
@@ -20,6 +20,7 @@ def build_app(parts: Parts) -> web.Application:
     app[keys.CATALOG] = parts.catalog
     app[keys.TIMELINE] = parts.timeline
     app[metrics.METRICS] = parts.metrics
+    app[keys.AUTHENTICATOR] = parts.authenticator
     app[keys.AUTHORIZER] = parts.authorizer
     app[keys.AUDIT] = parts.audit
     app[keys.DRAIN] = parts.drain
@@ -29,5 +30,5 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts but the settings."""
-    for routes in (health, metrics, rest, timeline, dropped, openapi):
+    for routes in (health, metrics, oauth, rest, timeline, dropped, admin, openapi):
         routes.add_routes(app)

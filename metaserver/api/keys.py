@@ -11,6 +11,7 @@ import asyncio
 from aiohttp import web
 
 from metaserver.access.audit import AuditLog
+from metaserver.access.authenticator import Authenticator
 from metaserver.access.authorizer import Authorizer
 from metaserver.access.principal import Principal
 from metaserver.catalog.catalog import Catalog
@@ -26,6 +27,7 @@ STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
 OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
 CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
 TIMELINE: web.AppKey[Timeline] = web.AppKey("timeline", Timeline)
+AUTHENTICATOR: web.AppKey[Authenticator] = web.AppKey("authenticator", Authenticator)
 AUTHORIZER: web.AppKey[Authorizer] = web.AppKey("authorizer", Authorizer)
 AUDIT: web.AppKey[AuditLog] = web.AppKey("audit", AuditLog)
 DRAIN: web.AppKey[asyncio.Event] = web.AppKey("drain", asyncio.Event)

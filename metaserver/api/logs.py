@@ -8,7 +8,9 @@ with values in it, so that no secret slips in unnamed.
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -28,22 +30,42 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
     if worker is not None:
         shared.append(_named(worker))
     renderer: list[Any]
-    factory: Any
     if console:
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-        factory = structlog.PrintLoggerFactory(sys.stderr)
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()), _to_bytes]
     else:
         renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_serialize)]
-        factory = structlog.BytesLoggerFactory(sys.stderr.buffer)
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=factory,
+        logger_factory=_Lines,
         cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
     root.handlers = [_Bridge()]
     root.setLevel(max(level, logging.WARNING))  # libraries speak up when something is wrong
+
+
+_STANDARD_ERROR = 2
+
+
+class _Lines:
+    """Writes whole lines, unbuffered. One that cannot be written (full disk, closed pipe) is lost: no log may fail the
+    request that it tells of."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def msg(self, line: bytes) -> None:
+        rest = memoryview(line + b"\n")
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(_STANDARD_ERROR, rest) :]
+
+    log = debug = info = warning = error = critical = exception = msg
+
+
+def _to_bytes(logger: Any, method: str, line: str) -> bytes:
+    return line.encode(errors="backslashreplace")
 
 
 def _named(worker: int) -> Any:

@@ -37,6 +37,7 @@ class _Around:
         self._clock = parts.clock
         self._metrics = parts.metrics
         self._tracer = parts.tracer
+        self._authenticator = parts.authenticator
         self._audit = parts.audit
         self._drain = parts.drain
         self._routes: dict[int, tuple[str, Description]] = {}
@@ -98,7 +99,7 @@ class _Around:
             if counted and metrics.bounded > self._limit:
                 raise RetryLater(f"{self._limit} requests are being answered already; try again shortly")
             if not described.public:
-                request[PRINCIPAL] = ANONYMOUS
+                request[PRINCIPAL] = await self._authenticator.authenticate(request.headers, request.remote)
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error

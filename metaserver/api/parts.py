@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Tracer
 
 from metaserver.access.audit import AuditLog
+from metaserver.access.authenticator import Authenticator
 from metaserver.access.authorizer import Authorizer
 from metaserver.api.metrics import Metrics
 from metaserver.catalog.catalog import Catalog
@@ -29,6 +30,7 @@ class Parts:
     catalog: Catalog
     timeline: Timeline
     metrics: Metrics
+    authenticator: Authenticator
     authorizer: Authorizer
     audit: AuditLog
     tracer: Tracer | None

@@ -47,6 +47,7 @@ GROUP_LIMIT = 64
 """Transactions under one commit, at most: bounds how long the first of them waits for the last."""
 READER_THREADS = 2
 
+_WAL_PAUSE_S = 0.01
 _translate = SQLITE.translator()
 
 
@@ -238,15 +239,16 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
     # Of several processes that switch at once, SQLite refuses all but one without asking the busy handler.
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    tries = int(BUSY_TIMEOUT_S / _WAL_PAUSE_S)
     while True:
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             break
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or tries <= 0:
                 raise
-            time.sleep(0.01)
+            tries -= 1
+            time.sleep(_WAL_PAUSE_S)
     if mode != "wal":
         raise ConfigError(f"The file system of {path} cannot hold a SQLite database in WAL mode; use a local disk")
 

@@ -128,7 +128,7 @@ class Timeline:
         return found
 
     async def archive(self) -> int:
-        """A round of housekeeping: each table keeps its newest `timeline_keep` finished instants. Returns what moved."""
+        """A round of housekeeping: each table keeps its newest `timeline_keep` finished instants. Returns the count."""
         moved = 0
         while True:
             count = await self._store.archive_instants(self._settings.timeline_keep, _ARCHIVE_BATCH)

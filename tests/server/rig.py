@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ def some_settings(home: Path, **given: Any) -> Settings:
 async def running(home: Path, **given: Any) -> AsyncIterator[Running]:
     """A server with these settings; its namespace `db` exists already."""
     settings = some_settings(home, **given)
-    sock = bind(settings, shared=False)
-    async with open_parts(settings, SystemClock()) as parts, serving(parts, sock), aiohttp.ClientSession() as http:
-        if await parts.store.namespace(("db",)) is None:
-            await parts.store.transact([CreateNamespace(path=("db",), properties={})])
-        yield Running(url_of(settings, sock), parts, http)
+    with closing(bind(settings, shared=False)) as sock:
+        async with open_parts(settings, SystemClock()) as parts, serving(parts, sock), aiohttp.ClientSession() as http:
+            if await parts.store.namespace(("db",)) is None:
+                await parts.store.transact([CreateNamespace(path=("db",), properties={})])
+            yield Running(url_of(settings, sock), parts, http)

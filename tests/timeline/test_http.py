@@ -76,8 +76,9 @@ async def test_a_tables_history_survives_its_rename(server: Running) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "limit=0", "limit=-1", "limit=x", "limit=1e3", "limit=٣", "limit=99999999999", "state=done", "order=up", "wait=-1",
-        "wait=nan", "wait=inf", "wait=soon", "wait=1&order=desc", "since=", "since=%00", "since=a'b", "action=",
+        "limit=0", "limit=-1", "limit=x", "limit=1e3", "limit=٣", "limit=99999999999", "state=done", "order=up",
+        "wait=-1", "wait=nan", "wait=inf", "wait=soon", "wait=1&order=desc", "since=", "since=%00",
+        "since=a'b", "action=",
         "action=%00", f"since={'a' * 65}",
     ],
 )  # fmt: skip
@@ -156,14 +157,16 @@ async def test_latest_streams_only_what_comes_after_now(server: Running) -> None
 
 async def test_streams_beyond_the_bound_get_503_and_when_to_come_again(tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
-    async with running(tmp_path, watchers_limit=1) as server:
-        async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers):
-            async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as refused:
-                assert refused.status == 503
-                assert int(refused.headers["Retry-After"]) >= 1
-                assert (await refused.json())["error"]["type"] == "ServiceUnavailableException"
-            status, _ = await server.get("/api/v1/dropped")  # streams do not count as requests being answered
-            assert status == 200
+    async with (
+        running(tmp_path, watchers_limit=1, requests_limit=1) as server,
+        server.http.get(f"{server.url}/api/v1/timeline", headers=headers),
+    ):
+        async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as refused:
+            assert refused.status == 503
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert (await refused.json())["error"]["type"] == "ServiceUnavailableException"
+        status, _ = await server.get("/api/v1/dropped")  # streams do not count as requests being answered
+        assert status == 200
 
 
 @pytest.mark.parametrize("name", ["a.b", "ü", "a b", "100%", "a+b", "a/b"])

@@ -1,0 +1,133 @@
+"""The command line: help worth reading, settings as flags, refusals with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from metaserver.cli.main import cli
+from metaserver.settings import FIELDS, environment_name, flag_name
+from tests.services.process import free_port, http_ok
+from tests.services.seamark import Seamark
+
+SEAMARK = str(Path(sys.executable).parent / "seamark")
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """(exit code, everything printed)."""
+    done = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
+    assert not isinstance(done.exception, Exception) or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_help_names_the_commands_and_shows_how_to_begin() -> None:
+    code, text = run("--help")
+    assert code == 0
+    assert "seamark serve --home" in text
+    for command in ("serve", "version"):
+        assert re.search(rf"^  {command} +\w", text, re.MULTILINE)
+
+
+def test_every_setting_is_a_flag_with_its_description_and_variable() -> None:
+    _, text = run("serve", "--help")
+    flat = re.sub(r"\s+", " ", text)
+    for name, field in FIELDS.items():
+        assert flag_name(name) in text
+        assert f"[{environment_name(name)}]" in flat
+        assert field.metadata["description"].split(".")[0] in flat
+
+
+def test_no_secret_default_or_environment_value_appears_in_help() -> None:
+    _, text = run("serve", "--help", env={"SEAMARK_WEBHOOK_SECRET": "hunter2"})
+    assert "hunter2" not in text
+
+
+def test_version_is_the_distributions() -> None:
+    code, text = run("version")
+    assert code == 0
+    assert re.match(r"seamark \d+\.\d+\.\d+ \(Python 3\.\d+", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "x"], "from the flag --port, must be a whole number"),
+        (["--workers", "0"], "from 1 to 256"),
+        (["--config", "/does/not/exist.toml"], "Cannot read the configuration file"),
+        (["--host", "no.such.host.invalid"], "Cannot resolve the host"),
+        (["--database", "sqlite://"], "SQLite database URL"),
+        (["--auth", "oidc"], "oidc_issuer"),
+        (["--warehouse", "s3://"], "warehouse"),
+    ],
+)
+def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", "0", *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", str(port)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert f"Cannot bind 127.0.0.1:{port}" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_binding_beyond_loopback_without_authentication_is_refused_with_the_command_that_fixes_it(
+    tmp_path: Path, host: str
+) -> None:
+    argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", "0", "--host", host]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "seamark token create" in done.stderr
+    assert not (tmp_path / "server.json").exists()
+
+
+def test_port_0_tells_the_port_it_took(tmp_path: Path) -> None:
+    argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", "0", "--log-level", "error"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        try:
+            told = json.loads((tmp_path / "server.json").read_text())
+            assert told["pid"] == server.pid
+            assert line.startswith(f"Seamark is ready at {told['url']}, warehouse file://")
+            assert "database sqlite:///" in line
+            assert http_ok(told["url"] + "/readyz")
+        finally:
+            server.terminate()
+            assert server.wait(20) == 0
+    assert not (tmp_path / "server.json").exists()
+
+
+def test_flag_variable_and_file_reach_the_server(start_seamark: Callable[..., Seamark], tmp_path: Path) -> None:
+    config = tmp_path / "seamark.toml"
+    port = free_port()
+    config.write_text("page_limit = 7\nrequests_limit = 7\nlog_level = 'info'\n")
+    server = Seamark(
+        tmp_path / "s",
+        env={"SEAMARK_CONFIG": str(config), "SEAMARK_REQUESTS_LIMIT": "8"},
+        flags=("--timeline-keep", "9"),
+        port=port,
+    )
+    with server:
+        events = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    settings = next(event["settings"] for event in events if event["event"] == "serving")
+    assert (settings["page_limit"], settings["requests_limit"], settings["timeline_keep"]) == (7, 8, 9)
+    assert settings["port"] == port

@@ -1,0 +1,191 @@
+"""What a client sees when something is wrong: always the ErrorModel, always a request id, never our insides."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from metaserver.api.errors import from_seamark_error
+from metaserver.errors import RetryLater, SeamarkError, Unauthenticated
+from tests.server.rig import Running, running
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(tmp_path, body_limit_bytes=4096) as one:
+        yield one
+
+
+def check_model(body: Any, status: int) -> str:
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "code", "stack"}
+    assert body["error"]["code"] == status
+    assert body["error"]["stack"] == []
+    assert body["error"]["message"]
+    return str(body["error"]["type"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/nope", 404, "NotFoundException"),
+        ("GET", "/", 404, "NotFoundException"),
+        ("GET", "/v1/namespaces/none/tables/none", 404, "NoSuchTableException"),
+        ("POST", "/healthz", 405, "UnsupportedOperationException"),
+        ("PUT", "/v1/namespaces", 405, "UnsupportedOperationException"),
+        ("GET", "/api/v1/timeline?limit=x", 400, "BadRequestException"),
+        ("POST", "/api/v1/dropped/none/undrop", 404, "NotFoundException"),
+        ("DELETE", "/api/v1/dropped/none", 404, "NotFoundException"),
+    ],
+)
+async def test_every_refusal_has_the_standards_shape(
+    server: Running, method: str, path: str, status: int, kind: str
+) -> None:
+    async with server.http.request(method, server.url + path) as answer:
+        assert answer.status == status
+        assert answer.content_type == "application/json"
+        assert answer.headers["X-Request-Id"]
+        assert check_model(await answer.json(), status) == kind
+        assert status != 405 or "GET" in answer.headers["Allow"]
+
+
+async def test_a_refusal_of_head_has_no_body(server: Running) -> None:
+    for path, status in (("/nope", 404), ("/v1/namespaces/none", 404), ("/api/v1/timeline?limit=x", 400)):
+        async with server.http.head(server.url + path) as answer:
+            assert answer.status == status
+            assert await answer.read() == b""
+            assert answer.headers["X-Request-Id"]
+
+
+async def test_a_body_beyond_the_limit_is_refused_with_413(server: Running) -> None:
+    async with server.http.post(f"{server.url}/v1/namespaces", data=b"x" * 5000) as answer:
+        assert answer.status == 413
+        assert check_model(await answer.json(), 413) == "PayloadTooLargeException"
+
+
+async def test_a_compressed_body_is_measured_unpacked(server: Running) -> None:
+    packed = gzip.compress(b" " * 1_000_000)
+    assert len(packed) < 4096
+    async with server.http.post(
+        f"{server.url}/v1/namespaces", data=packed, headers={"Content-Encoding": "gzip"}
+    ) as answer:
+        assert answer.status == 413
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/namespaces/%", "/v1/namespaces/%zz", "/v1/namespaces/%ff", "/v1/namespaces/%00", "/v1/namespaces/a%1F",
+        "/v1/namespaces/%ed%a0%80", "/v1/namespaces/db/tables/%00", "/api/v1/tables/%ff/t/timeline",
+        "/api/v1/tables/db/%00/timeline", "/api/v1/dropped/%00", "/api/v1/dropped/%ff/undrop",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/api/v1/timeline?action=%ff", "/api/v1/timeline?action=%ed%a0%80", "/api/v1/timeline?since=%c3%28",
+        "/api/v1/dropped?namespace=%00", "/api/v1/dropped?pageToken=%00", "/api/v1/dropped?pageToken=AA",
+        "/api/v1/dropped?pageSize=0", "/v1/namespaces?pageToken=%ff", "//", "/api/v1//timeline", "/" + "a" * 5000,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "DELETE", "POST", "HEAD"])
+async def test_no_path_however_broken_is_a_server_error(server: Running, path: str, method: str) -> None:
+    url = URL(server.url + path, encoded=True)
+    async with server.http.request(method, url) as answer:
+        assert answer.status < 500
+        if method != "HEAD" and answer.status >= 400:
+            check_model(await answer.json(), answer.status)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + b"a" * 9000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"nonsense\r\n\r\n",
+    ],
+)
+async def test_no_bytes_however_broken_are_a_server_error(server: Running, raw: bytes) -> None:
+    url = URL(server.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(raw)
+    writer.write_eof()
+    async with asyncio.timeout(10):
+        answered = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3})", answered)]
+    assert all(status < 500 for status in statuses), answered[:300]
+    status, _ = await server.get("/healthz")
+    assert status == 200
+
+
+async def test_a_sane_request_id_comes_back_and_an_odd_one_is_replaced(server: Running) -> None:
+    for given, kept in (("abc-1:2/3", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("ü", False)):
+        async with server.http.get(f"{server.url}/healthz", headers={"X-Request-Id": given}) as answer:
+            assert (answer.headers["X-Request-Id"] == given) is kept
+    async with server.http.get(f"{server.url}/healthz") as answer:
+        assert re.fullmatch(
+            r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", answer.headers["X-Request-Id"]
+        )
+
+
+async def test_a_bug_is_a_500_that_names_nothing_but_the_request_id(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise KeyError("s3://bucket/very-secret")
+
+    monkeypatch.setattr(server.parts.timeline, "read", broken)
+    headers = {"X-Request-Id": "find-me"}
+    status, body = await server.get("/api/v1/timeline", headers=headers)
+    assert status == 500
+    check_model(body, 500)
+    assert "find-me" in body["error"]["message"]
+    assert "secret" not in body["error"]["message"]
+
+
+async def test_requests_beyond_the_bound_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, requests_limit=2) as server:
+        go = asyncio.Event()
+
+        async def slow(*_: object) -> Any:
+            await go.wait()
+            raise web.HTTPNotFound
+
+        monkeypatch.setattr(server.parts.catalog.dropped, "_parts", None)
+        monkeypatch.setattr(type(server.parts.catalog.dropped), "list", slow)
+        held = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        async with server.http.get(f"{server.url}/api/v1/dropped") as refused:
+            assert refused.status == 503
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert check_model(await refused.json(), 503) == "ServiceUnavailableException"
+        status, _ = await server.get("/healthz")
+        assert status == 200  # probes are answered even then
+        go.set()
+        assert [status for status, _ in await asyncio.gather(*held)] == [404, 404]
+
+
+def all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[SeamarkError]]:
+    return [base, *(found for child in base.__subclasses__() for found in all_errors(child))]
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_every_error_of_the_tree_has_its_own_code_and_type_on_the_wire(kind: type[SeamarkError]) -> None:
+    answer = from_seamark_error(kind("what to do"))
+    assert answer.status == kind.code
+    assert isinstance(answer.body, bytes)
+    assert kind.type.encode() in answer.body
+    assert b"what to do" in answer.body
+    assert ("Retry-After" in answer.headers) is issubclass(kind, RetryLater)
+    assert ("WWW-Authenticate" in answer.headers) is issubclass(kind, Unauthenticated)

@@ -1,0 +1,122 @@
+"""What the middleware makes of logins: who gets in where, what is written down about it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from metaserver.access.tokens import create_token
+from metaserver.clock import SystemClock
+from metaserver.errors import ConfigError
+from metaserver.store.open import open_store
+from metaserver.store.port import CreateNamespace, Grant
+from tests.server.rig import Running, running, some_settings
+
+
+@pytest.fixture
+async def secrets(tmp_path: Path) -> dict[str, str]:
+    """Secrets by name: an admin of everything, a reader of db, and one without any grant."""
+    clock = SystemClock()
+    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+        await store.transact([CreateNamespace(path=("db",), properties={})])
+        return {
+            "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
+            "reader": await create_token(store, clock, "reader", None, [Grant("reader", "reader", ("db",))]),
+            "nobody": await create_token(store, clock, "nobody", None, []),
+        }
+
+
+@pytest.fixture
+async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Running]:
+    async with running(tmp_path, auth="token") as one:
+        yield one
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/api/v1/openapi.json"])
+async def test_probes_and_the_document_need_no_login(server: Running, path: str) -> None:
+    status, _ = await server.get(path)
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/config", "/v1/namespaces", "/api/v1/timeline", "/api/v1/dropped", "/metrics", "/x"]
+)
+async def test_everything_else_needs_one(server: Running, secrets: dict[str, str], path: str) -> None:
+    for headers in ({}, bearer("smk_wrong"), {"Authorization": "Basic eDp5"}):
+        async with server.http.get(server.url + path, headers=headers) as answer:
+            assert answer.status == 401
+            assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+            assert (await answer.json())["error"]["type"] == "NotAuthorizedException"
+    async with server.http.get(server.url + path, headers=bearer(secrets["admin"])) as answer:
+        assert answer.status == (404 if path == "/x" else 200)
+
+
+@pytest.mark.parametrize(
+    ("who", "method", "path", "status"),
+    [
+        ("reader", "GET", "/v1/config", 200),
+        ("reader", "GET", "/metrics", 200),
+        ("reader", "GET", "/api/v1/tables/db/t/timeline", 200),
+        ("reader", "GET", "/api/v1/dropped?namespace=db", 200),
+        ("reader", "GET", "/api/v1/timeline", 403),
+        ("reader", "GET", "/api/v1/dropped", 403),
+        ("reader", "GET", "/api/v1/dropped?namespace=other", 403),
+        ("reader", "GET", "/api/v1/tables/other/t/timeline", 403),
+        ("reader", "GET", "/api/v1/tables/other/t/metrics", 403),
+        ("nobody", "GET", "/api/v1/tables/db/t/timeline", 403),
+        ("admin", "GET", "/api/v1/timeline", 200),
+    ],
+)
+async def test_our_own_routes_ask_for_a_role(
+    server: Running, secrets: dict[str, str], who: str, method: str, path: str, status: int
+) -> None:
+    await server.record("t")
+    async with server.http.request(method, server.url + path, headers=bearer(secrets[who])) as answer:
+        assert answer.status == status, await answer.text()
+
+
+async def test_what_changes_something_and_what_was_refused_is_audited_with_who_did_it(
+    server: Running, secrets: dict[str, str]
+) -> None:
+    async def post(who: str) -> aiohttp.ClientResponse:
+        body = {"namespace": ["made"], "properties": {}}
+        headers = {**bearer(secrets[who]), "X-Request-Id": f"by-{who}"}
+        return await server.http.post(f"{server.url}/v1/namespaces", json=body, headers=headers)
+
+    for who in ("reader", "admin"):
+        (await post(who)).close()
+    await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # a read: not audited
+    await server.get("/v1/namespaces")  # refused: audited
+    await server.get("/nothing/here")
+    await server.parts.audit.flush()
+    records = await server.parts.store.audit(None, 100)
+    assert [(one.who, one.action, one.outcome, one.status) for one in records] == [
+        ("reader", "createNamespace", "denied", 403),
+        ("admin", "createNamespace", "allowed", 200),
+        ("anonymous", "listNamespaces", "denied", 401),
+    ]
+    assert [one.request_id for one in records[:2]] == ["by-reader", "by-admin"]
+    assert records[0].resource == "/v1/namespaces"
+    assert records[0].remote == "127.0.0.1"
+
+
+async def test_a_page_of_elsewhere_cannot_use_a_server_without_logins(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+            status, _ = await server.get("/v1/namespaces", headers=headers)
+            assert status == 403
+        status, _ = await server.get("/v1/namespaces", headers={"Origin": server.url})
+        assert status == 200
+
+
+async def test_a_server_that_asks_for_tokens_nobody_has_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seamark token create"):
+        async with running(tmp_path, auth="token"):
+            raise AssertionError("started")

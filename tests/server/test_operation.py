@@ -1,0 +1,284 @@
+"""Health, readiness, metrics, logs, traces, OpenAPI: what an operator looks at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import psutil
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+
+from metaserver.api.app import add_routes
+from metaserver.api.keys import SETTINGS
+from metaserver.cli import reference
+from metaserver.errors import RetryLater
+from metaserver.server import housekeeping_round
+from metaserver.settings import Settings
+from metaserver.store.port import CreateEntry, DropEntry, DroppedEntry, Entry, EntryKind
+from tests.server.rig import Running, running
+from tests.services.process import free_port, http_ok
+from tests.services.seamark import Seamark
+
+
+async def scrape(server: Running) -> dict[str, float]:
+    """Sample name with labels → value."""
+    async with server.http.get(f"{server.url}/metrics") as answer:
+        assert answer.status == 200
+        text = await answer.text()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        await server.get("/v1/namespaces")
+        await server.get("/v1/namespaces/none")
+        for path in ("/a", "/b", "/c"):  # paths that nobody routes must not become label values
+            await server.get(path)
+        found = await scrape(server)
+    assert found["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
+    assert found["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
+    assert found["seamark_requests_total{operation=unrouted,status=404}"] == 3
+    assert found["seamark_request_seconds_count{operation=listNamespaces}"] == 1
+    assert not [name for name in found if "_created" in name]
+
+
+async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    async with running(tmp_path) as server:
+        poll = asyncio.create_task(server.get("/api/v1/timeline?wait=10"))
+        await asyncio.sleep(0.3)
+        found = await scrape(server)
+        assert found["seamark_timeline_watchers{}"] == 1
+        for name in (
+            "seamark_event_loop_lag_seconds{}", "seamark_store_queue_depth{}", "seamark_metadata_cache_bytes{}",
+            "seamark_requests_in_flight{}", "seamark_commits_total{outcome=committed}",
+        ):  # fmt: skip
+            assert name in found
+        await server.record()
+        await poll
+
+
+async def test_a_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
+    schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "x", "required": False, "type": "long"}]}
+    async with running(tmp_path) as server:
+        table = f"{server.url}/v1/namespaces/db/tables"
+        async with server.http.post(table, json={"name": "t", "schema": schema}) as answer:
+            assert answer.status == 200
+        good = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"a": "b"}}]}
+        bad = {**good, "requirements": [{"type": "assert-table-uuid", "uuid": "0" * 8 + "-0000-0000-0000-" + "0" * 12}]}
+        async with server.http.post(f"{table}/t", json=good) as answer:
+            assert answer.status == 200
+        async with server.http.post(f"{table}/t", json=bad) as answer:
+            assert answer.status == 409
+        found = await scrape(server)
+    assert found["seamark_commits_total{outcome=committed}"] == 1
+    assert found["seamark_commits_total{outcome=conflict}"] == 1
+    assert found["seamark_commits_total{outcome=unknown}"] == 0
+
+
+async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+        status, body = await server.get("/readyz")
+        assert (status, body["status"]) == (200, "ready")
+
+        async def away() -> None:
+            raise RetryLater("postgresql://db.internal is away")
+
+        async def hangs() -> None:
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr("metaserver.api.health.PING_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(server.parts.store, "ping", away)
+        monkeypatch.setattr(server.parts.objects, "ping", hangs)
+        status, body = await server.get("/readyz")
+        assert status == 503
+        assert body["checks"]["store"] == "failing"
+        assert body["checks"]["objects"].startswith("no answer")
+        assert "internal" not in json.dumps(body)  # anonymous probers learn no host names
+        status, _ = await server.get("/healthz")
+        assert status == 200
+        server.parts.drain.set()
+        _, body = await server.get("/readyz")
+        assert body["checks"]["drain"] == "draining"
+
+
+def test_a_log_line_says_what_happened_and_no_secret(start_seamark: Callable[..., Seamark]) -> None:
+    server = start_seamark()
+    headers = {
+        "Authorization": "Bearer hunter2",
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "X-Request-Id": "me",
+    }
+    with contextlib.suppress(urllib.error.HTTPError):
+        ask = urllib.request.Request(f"{server.base_url}/v1/namespaces/db?token=hunter2", b"hunter2", headers=headers)
+        urllib.request.urlopen(ask, timeout=5)
+    ask = urllib.request.Request(f"{server.base_url}/v1/namespaces?token=hunter2", headers=headers)
+    urllib.request.urlopen(ask, timeout=5).close()
+    server.terminate()
+    logged = server.log.read_text()
+    assert "hunter2" not in logged
+    events = [json.loads(line) for line in logged.splitlines() if line.startswith("{")]
+    line = [event for event in events if event.get("request_id") == "me"][-1]
+    assert line["route"] == "/v1/namespaces"
+    assert line["method"] == "GET"
+    assert line["operation"] == "listNamespaces"
+    assert line["status"] == 200
+    assert line["bytes"] > 0
+    assert line["ms"] >= 0
+    assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
+    assert [event["event"] for event in events if event["event"] != "request"] == ["serving", "draining", "stopped"]
+
+
+def test_a_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
+    port = free_port()
+    argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path), "--port", str(port)]
+    with open("/dev/full", "wb") as full:
+        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=full)
+    try:
+        deadline = time.monotonic() + 20
+        while not http_ok(f"http://127.0.0.1:{port}/readyz"):
+            assert time.monotonic() < deadline
+            assert server.poll() is None
+        assert http_ok(f"http://127.0.0.1:{port}/v1/namespaces", contains="namespaces")
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
+
+
+async def test_a_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Path) -> None:
+    received: list[ExportTraceServiceRequest] = []
+
+    async def collect(request: web.Request) -> web.Response:
+        body = await request.read()
+        if body[:2] == b"\x1f\x8b":
+            body = gzip.decompress(body)
+        received.append(ExportTraceServiceRequest.FromString(body))
+        return web.Response(body=b"", content_type="application/x-protobuf")
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", collect)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with running(tmp_path, otel_endpoint=endpoint) as server:
+            trace_id = "0af7651916cd43dd8448eb211c80319c"
+            await server.get("/v1/namespaces", headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
+            await server.get("/v1/namespaces/none")
+    finally:
+        await runner.cleanup()
+    spans = [
+        span
+        for request in received
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    by_name = {span.name: span for span in spans}
+    assert by_name["listNamespaces"].trace_id.hex() == trace_id
+    assert by_name["listNamespaces"].parent_span_id.hex() == "b7ad6b7169203331"
+    attributes = {one.key: one.value for one in by_name["loadNamespaceMetadata"].attributes}
+    assert attributes["http.response.status_code"].int_value == 404
+    assert attributes["http.route"].string_value == "/v1/namespaces/{namespace}"
+
+
+async def test_the_openapi_document_describes_what_the_routes_answer(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        await server.record("a")
+        await server.parts.store.transact(drop_of("gone"))
+        _, document = await server.get("/api/v1/openapi.json")
+        assert document["openapi"].startswith("3.1")
+        for path in ("/api/v1/timeline", "/api/v1/dropped", "/healthz", "/readyz"):
+            status, body = await server.get(path)
+            response = document["paths"][path]["get"]["responses"][str(status)]
+            check(body, response["content"]["application/json"]["schema"], document)
+        _, body = await server.get("/api/v1/timeline?limit=x")
+        check(body, {"$ref": "#/components/schemas/Error"}, document)
+    assert own_paths() == {path for path in document["paths"] if path.startswith("/api/")}
+
+
+def own_paths() -> set[str]:
+    """Templates of every route below /api, described or not."""
+    app = web.Application()
+    app[SETTINGS] = Settings()
+    add_routes(app)
+    resources = [route.resource for route in app.router.routes()]
+    return {one.canonical for one in resources if one is not None and one.canonical.startswith("/api/")}
+
+
+def check(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(body)
+
+
+def drop_of(name: str) -> list[Any]:
+    entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name=name, uuid=name, metadata_location=f"file:///{name}")
+    keep = DroppedEntry(id=f"drop-{name}", entry=entry, purge=False, dropped_ms=1, expires_ms=2, who="me")
+    drop = DropEntry(kind=EntryKind.TABLE, namespace=("db",), name=name, keep=keep)
+    return [CreateEntry(entry=entry), drop]
+
+
+def test_the_openapi_file_is_the_generated_one() -> None:
+    committed = (reference.REFERENCE / "openapi.json").read_text()
+    assert committed == reference.openapi_document(), "run python -m metaserver.cli.reference"
+
+
+async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path: Path) -> None:
+    async with running(tmp_path, timeline_keep=1) as server:
+        for _ in range(4):
+            await server.record("a")
+        await server.parts.store.transact(drop_of("gone"))
+        done = await housekeeping_round(server.parts)
+        assert done["archived"] == 3
+        assert done["purged"] == 1
+        status, body = await server.get("/api/v1/dropped")
+        assert (status, body["dropped"]) == (200, [])
+        _, body = await server.get("/api/v1/timeline")
+        assert len(body["instants"]) == 4
+
+
+async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tmp_path: Path) -> None:
+    async def cycle(number: int) -> None:
+        async with running(tmp_path / str(number % 2), webhook_urls=("http://127.0.0.1:9/x",)) as server:
+            await server.get("/readyz")
+            await server.record("a")
+            await server.get("/api/v1/timeline?wait=0.01&since=latest")
+
+    process = psutil.Process(os.getpid())
+    for number in range(2):
+        await cycle(number)
+    gc.collect()
+    await asyncio.sleep(0.1)
+    before = process.num_fds(), process.num_threads(), len(asyncio.all_tasks())
+    for number in range(20):
+        await cycle(number)
+    gc.collect()
+    await asyncio.sleep(0.1)
+    after = process.num_fds(), process.num_threads(), len(asyncio.all_tasks())
+    # asyncio.to_thread's pool may still be growing to its own bound
+    assert after[0] <= before[0] + 1
+    assert after[1] <= before[1] + 8
+    assert after[2] == before[2]

@@ -1,0 +1,142 @@
+"""Real processes: drains under load, workers that crash, a supervisor that goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.services.process import http_ok
+from tests.services.seamark import Seamark
+
+Start = Callable[..., Seamark]
+
+
+def get(url: str, timeout: float = 30) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def eventually(what: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def slow_post(server: Seamark, body: bytes) -> socket.socket:
+    """A POST whose body has not come yet: a request in flight for as long as we like."""
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    head = f"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    sock.sendall(head.encode() + body[:5])
+    time.sleep(0.3)
+    return sock
+
+
+def test_a_request_under_way_is_finished_before_the_server_ends(start_seamark: Start) -> None:
+    server = start_seamark()
+    body = json.dumps({"namespace": ["late"], "properties": {}}).encode()
+    with slow_post(server, body) as sock:
+        os.kill(server.pid, signal.SIGTERM)
+        time.sleep(0.5)
+        assert server.running()
+        with pytest.raises(OSError):  # nobody new is let in
+            socket.create_connection(("127.0.0.1", server.port), timeout=2).close()
+        sock.sendall(body[5:])
+        answer = sock.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    assert b"Connection: close" in answer
+    assert server.wait(20) == 0
+
+
+def test_a_request_that_never_ends_holds_the_drain_no_longer_than_its_limit(start_seamark: Start) -> None:
+    server = start_seamark(flags=("--drain-timeout-s", "1"))
+    with slow_post(server, b"x" * 100):
+        before = time.monotonic()
+        assert server.terminate(20) == 0
+        assert 0.9 < time.monotonic() - before < 8
+
+
+def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark: Start) -> None:
+    server = start_seamark()
+    answers: list[Any] = []
+    poll = threading.Thread(target=lambda: answers.append(get(f"{server.base_url}/api/v1/timeline?wait=50")))
+    poll.start()
+    stream = urllib.request.Request(f"{server.base_url}/api/v1/timeline", headers={"Accept": "text/event-stream"})
+    with urllib.request.urlopen(stream, timeout=20) as events:
+        assert events.readline().startswith(b"retry")
+        time.sleep(0.3)
+        before = time.monotonic()
+        assert server.terminate(20) == 0
+        assert time.monotonic() - before < 5
+        events.read()
+    poll.join(5)
+    assert answers == [(200, {"instants": [], "next-since": None})]
+
+
+def workers_of(server: Seamark) -> list[psutil.Process]:
+    """Child processes that serve; multiprocessing's own tracker is none."""
+    children = psutil.Process(server.pid).children()
+    return [one for one in children if not any("resource_tracker" in part for part in one.cmdline())]
+
+
+def test_a_crashed_worker_is_replaced_while_the_others_serve_on(start_seamark: Start) -> None:
+    server = start_seamark(flags=("--workers", "2"))
+    eventually(lambda: len(workers_of(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
+    victim, other = workers_of(server)
+    victim.kill()
+    eventually(lambda: len(workers_of(server)) == 2 and victim.pid not in {one.pid for one in workers_of(server)})
+    eventually(lambda: server.log.read_text().count('"event":"serving"') == 3)
+    assert other.is_running()
+    for _ in range(20):
+        assert http_ok(f"{server.base_url}/v1/namespaces")
+    assert server.terminate(30) == 0
+    assert not psutil.pid_exists(other.pid)
+
+
+def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) -> None:
+    server = start_seamark(flags=("--workers", "2"))
+    eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
+    for _ in range(40):
+        assert http_ok(f"{server.base_url}/v1/namespaces")
+    by_worker = {
+        event["worker"]
+        for event in map(json.loads, filter(lambda line: line.startswith("{"), server.log.read_text().splitlines()))
+        if event["event"] == "request" and event["operation"] == "listNamespaces"
+    }
+    assert by_worker == {0, 1}
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    assert 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0' in text
+
+
+def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> None:
+    server = start_seamark(flags=("--workers", "2"))
+    eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
+    workers = workers_of(server)
+    os.kill(server.pid, signal.SIGKILL)
+    gone, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+    assert len(gone) == 2
+
+
+def test_a_second_server_on_the_port_of_workers_is_refused(start_seamark: Start, tmp_path: Path) -> None:
+    server = start_seamark(flags=("--workers", "2"))
+    second = Seamark(tmp_path / "second", port=server.port)
+    second_process = second._process
+    with pytest.raises(Exception, match="Cannot bind"):
+        second_process.start(lambda: False, timeout_s=20)

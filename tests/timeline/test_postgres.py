@@ -1,0 +1,59 @@
+"""The same promises over PostgreSQL, where commits of replicas become visible out of order."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from metaserver.store.port import CreateNamespace, InstantFilter
+from tests.server.rig import running, some_settings
+from tests.timeline.test_watch import Replica, replica
+from tests.timeline.test_webhooks import receiving
+
+
+async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_order(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    count = 40
+    async with AsyncExitStack() as stack:
+        settings = some_settings(tmp_path, database=postgres_url)
+        first, second = await replica(stack, settings), await replica(stack, settings)
+        await first.store.transact([CreateNamespace(path=("db",), properties={})])
+
+        async def write(one: Replica) -> list[str]:
+            return [await one.record() for _ in range(count)]
+
+        async def read(one: Replica) -> list[str]:
+            seen: list[str] = []
+            since = None
+            while len(seen) < 4 * count:
+                found = await one.timeline.watch(InstantFilter(since=since), 7, 10)
+                seen += [instant.id for instant in found]
+                since = found[-1].position if found else since
+            return seen
+
+        async with asyncio.timeout(60):
+            *written, seen, seen_too = await asyncio.gather(
+                write(first), write(second), write(first), write(second), read(first), read(second)
+            )
+    assert seen == seen_too
+    assert sorted(seen) == sorted(one for ids in written for one in ids)
+
+
+async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:
+    async with (
+        receiving() as receiver,
+        running(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first,
+        running(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
+    ):
+        poll = asyncio.create_task(second.get("/api/v1/timeline?wait=20"))
+        await asyncio.sleep(0.2)
+        instant = await first.record("x")
+        async with asyncio.timeout(10):
+            status, page = await poll
+        assert (status, [one["id"] for one in page["instants"]]) == (200, [instant.id])
+        await second.record("y")
+        assert await receiver.until(2) == ["x", "y"]
+        await asyncio.sleep(0.3)
+        assert len(receiver.events) == 2
