@@ -13,7 +13,6 @@ from typing import Any
 from aiohttp import web
 
 from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
-from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
 from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
@@ -72,9 +71,6 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Instant": INSTANT_SCHEMA,
                 "Dropped": DROPPED_SCHEMA,
                 "MetricsReport": REPORT_SCHEMA,
-                "Token": TOKEN_SCHEMA,
-                "Grant": GRANT_SCHEMA,
-                "AuditRecord": AUDIT_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

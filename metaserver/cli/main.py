@@ -6,69 +6,19 @@ Each command loads the same settings; what is wrong with them is told in one par
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from metaserver.api.logs import configure_logging
+from metaserver.cli.access import grant, token
+from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError
 from metaserver.server import bind, prepare_home, run, url_of, write_server_file
-from metaserver.settings import FIELDS, Settings, environment_name, flag_name, load, redact_url
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-
-
-def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
-    """Gives a command `--config` and a flag for each setting (or for `names`), unset unless given."""
-
-    def add(command: Command) -> Command:
-        for name in reversed(names or tuple(FIELDS)):
-            field = FIELDS[name]
-            many, truth = isinstance(field.default, tuple), isinstance(field.default, bool)
-            text = f"{field.metadata['description']} [{environment_name(name)}]"
-            if not field.metadata["secret"] and field.default not in ("", ()):
-                text = f"{text} (default: {str(field.default).lower() if truth else field.default})"
-            flag = flag_name(name)
-            if truth:
-                command = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)(command)
-            else:
-                metavar = {int: "N", float: "N", Path: "DIR"}.get(type(field.default), "TEXT")
-                option = click.option(
-                    flag, name, default=None, multiple=many, metavar=metavar, help=text, callback=_none_if_empty
-                )
-                command = option(command)
-        config = click.option("--config", type=click.Path(path_type=Path), help="TOML file. [SEAMARK_CONFIG]")
-        return config(command)
-
-    return add
-
-
-def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) -> Any:
-    return None if value == () else value
-
-
-def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
-    """Settings for a command; exits with code 2 and a clear message when they are wrong."""
-    try:
-        return load(flags, os.environ, config)
-    except ConfigError as error:
-        raise refuse(error) from None
-
-
-class Misconfigured(click.ClickException):
-    """What the operator has to mend before anything starts."""
-
-    exit_code = 2
-
-
-def refuse(error: ConfigError) -> click.ClickException:
-    return Misconfigured(error.message)
+from metaserver.settings import Settings, redact_url
 
 
 @click.group(context_settings=CONTEXT)
@@ -128,6 +78,10 @@ def _serve(settings: Settings) -> None:
 def version() -> None:
     """Prints the versions of Seamark and of Python."""
     click.echo(f"seamark {importlib.metadata.version('seamark')} (Python {platform.python_version()})")
+
+
+cli.add_command(token)
+cli.add_command(grant)
 
 
 def main() -> None:

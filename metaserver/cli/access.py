@@ -1,0 +1,239 @@
+"""`seamark token` and `seamark grant`: who may log in, and what they may do.
+
+They work on the database itself, beside running servers, which see the change with their next request. Whoever can
+open the database needs no login: that is how the first admin comes to be. Each change is in the audit log, as done by
+`cli:` and the account of the operating system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from metaserver.access.principal import Role, make_grant, parse_path, show_path
+from metaserver.access.tokens import create_token, is_live, revoke_token
+from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from metaserver.clock import Clock, SystemClock
+from metaserver.errors import ConfigError, SeamarkError
+from metaserver.server import prepare_home
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import AuditRecord, Grant, NamespacePath, PointerStore, RemoveGrant, SaveAudit, SaveGrant
+
+T = TypeVar("T")
+Work = Callable[[PointerStore, Clock], Awaitable[T]]
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+_TTL = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")
+_ROLES = click.Choice([role.value for role in Role])
+_NAMESPACE = click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    metavar="A.B",
+    help="Where the role holds, with all below; may be given again. Default: the whole catalog. "
+    r"A dot within a level is written \. (in most shells: '\.').",
+)
+_where = settings_flags(("home", "database"))
+
+
+@click.group(context_settings=CONTEXT)
+def token() -> None:
+    """Makes, lists and revokes bearer tokens."""
+
+
+@click.group(context_settings=CONTEXT)
+def grant() -> None:
+    """Gives and takes roles: reader, writer or admin, on the whole catalog or on a namespace and all below it."""
+
+
+@token.command("create", context_settings=CONTEXT)
+@click.argument("name")
+@click.option("--role", type=_ROLES, help="All that the token may do; replaces what its name may do already.")
+@_NAMESPACE
+@click.option("--expires-in", metavar="TIME", help="E.g. 12h, 30d, 1y. Default: never.")
+@_where
+def create(
+    name: str,
+    role: str | None,
+    namespaces: tuple[str, ...],
+    expires_in: str | None,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Makes the token NAME and prints it, this once, alone on standard output.
+
+    NAME is also who audit and timeline say it was. Engines take the token as `token`, or as `credential` NAME:TOKEN.
+    """
+    if namespaces and role is None:
+        raise click.UsageError("--namespace says where a role holds; give --role, too")
+    ttl_s = None if expires_in is None else _seconds(expires_in)
+
+    async def work(store: PointerStore, clock: Clock) -> tuple[str, list[Grant]]:
+        wanted = None
+        if role is not None:
+            wanted = [make_grant(name, role, path) for path in _paths(namespaces)]
+        secret = await create_token(store, clock, name, ttl_s, wanted)
+        await _audit(store, clock, "createToken", name)
+        return secret, await store.grants(name)
+
+    secret, grants = _run(config, flags, work)
+    click.echo(secret)
+    may = "; ".join(_show(one) for one in grants) or "nothing yet: see seamark grant add"
+    click.echo(f"Keep it: nothing shows it again. {name} may do: {may}", err=True)
+
+
+@token.command("list", context_settings=CONTEXT)
+@_where
+def list_tokens(config: Path | None, **flags: Any) -> None:
+    """Lists all tokens there ever were: name, state, made, expires, id."""
+
+    async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
+        now_ms = clock.now_ms()
+        rows: list[tuple[str, ...]] = []
+        for one in await store.tokens():
+            state = "live" if is_live(one, now_ms) else "expired" if one.revoked_ms is None else "ended"
+            rows.append((one.name, state, _time(one.created_ms), _time(one.expires_ms), one.id))
+        return rows
+
+    _table(("NAME", "STATE", "MADE", "EXPIRES", "ID"), _run(config, flags, work))
+
+
+@token.command("revoke", context_settings=CONTEXT)
+@click.argument("name")
+@_where
+def revoke(name: str, config: Path | None, **flags: Any) -> None:
+    """Ends the token NAME at once, with all access tokens made from it. Its grants stay, for one of the same name."""
+
+    async def work(store: PointerStore, clock: Clock) -> None:
+        await revoke_token(store, clock, name)
+        await _audit(store, clock, "revokeToken", name)
+
+    _run(config, flags, work)
+    click.echo(f"Revoked {name}")
+
+
+@grant.command("add", context_settings=CONTEXT)
+@click.argument("principal")
+@click.argument("role", type=_ROLES)
+@_NAMESPACE
+@_where
+def add(principal: str, role: str, namespaces: tuple[str, ...], config: Path | None, **flags: Any) -> None:
+    """Gives PRINCIPAL a ROLE. PRINCIPAL is a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
+
+    async def work(store: PointerStore, clock: Clock) -> list[Grant]:
+        grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
+        await store.transact([SaveGrant(one) for one in grants])
+        for one in grants:
+            await _audit(store, clock, "addGrant", f"{principal} {_show(one)}")
+        return grants
+
+    for one in _run(config, flags, work):
+        click.echo(f"{principal} has {_show(one)}")
+
+
+@grant.command("remove", context_settings=CONTEXT)
+@click.argument("principal")
+@click.argument("role", type=_ROLES)
+@_NAMESPACE
+@_where
+def remove(principal: str, role: str, namespaces: tuple[str, ...], config: Path | None, **flags: Any) -> None:
+    """Takes a ROLE back from PRINCIPAL, exactly as it was given."""
+
+    async def work(store: PointerStore, clock: Clock) -> list[Grant]:
+        grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
+        await store.transact([RemoveGrant(one) for one in grants])
+        for one in grants:
+            await _audit(store, clock, "removeGrant", f"{principal} {_show(one)}")
+        return grants
+
+    for one in _run(config, flags, work):
+        click.echo(f"{principal} no longer has {_show(one)}")
+
+
+@grant.command("list", context_settings=CONTEXT)
+@click.argument("principal", required=False)
+@_where
+def list_grants(principal: str | None, config: Path | None, **flags: Any) -> None:
+    """Lists the grants of PRINCIPAL, or of all."""
+
+    async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
+        grants = await store.grants(principal)
+        return [(one.principal, one.role, show_path(one.namespace) or "(the whole catalog)") for one in grants]
+
+    _table(("PRINCIPAL", "ROLE", "NAMESPACE"), _run(config, flags, work))
+
+
+def _run(config: Path | None, flags: dict[str, Any], work: Work[T]) -> T:
+    """`work` on the database of the settings; errors become one message and an exit code."""
+    settings = load_settings(flags, config)
+    try:
+        return asyncio.run(_open_and(settings, work))
+    except ConfigError as error:
+        raise refuse(error) from None
+    except SeamarkError as error:
+        raise click.ClickException(error.message) from None
+
+
+async def _open_and(settings: Settings, work: Work[T]) -> T:
+    if not settings.database:
+        prepare_home(settings)
+    clock = SystemClock()
+    async with open_store(settings.database_url(), clock=clock) as store:
+        return await work(store, clock)
+
+
+async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) -> None:
+    record_id = str(clock.uuid7())
+    record = AuditRecord(
+        id=record_id,
+        at_ms=clock.now_ms(),
+        who=f"cli:{_account()}",
+        action=action,
+        resource=resource,
+        outcome="allowed",
+        status=0,
+        request_id=record_id,
+    )
+    await store.transact([SaveAudit((record,))])
+
+
+def _account() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container may run as a number without a name
+        return "unknown"
+
+
+def _paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
+    return [parse_path(text) for text in namespaces] if namespaces else [()]
+
+
+def _show(one: Grant) -> str:
+    return f"{one.role} on {show_path(one.namespace) or 'the whole catalog'}"
+
+
+def _seconds(text: str) -> int:
+    found = _TTL.match(text)
+    if found is None:
+        raise click.BadParameter(
+            f"{text!r} is no time: write a number and s, m, h, d, w or y", param_hint="--expires-in"
+        )
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def _time(at_ms: int | None) -> str:
+    return "never" if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    for row in (heads, *rows):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

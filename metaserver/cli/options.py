@@ -1,0 +1,63 @@
+"""What commands have in common: every setting as a flag, and one way to refuse wrong ones (exit code 2)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from metaserver.errors import ConfigError
+from metaserver.settings import FIELDS, Settings, environment_name, flag_name, load
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
+    """Gives a command `--config` and a flag for each setting (or for `names`), unset unless given."""
+
+    def add(command: Command) -> Command:
+        for name in reversed(names or tuple(FIELDS)):
+            field = FIELDS[name]
+            many, truth = isinstance(field.default, tuple), isinstance(field.default, bool)
+            text = f"{field.metadata['description']} [{environment_name(name)}]"
+            if not field.metadata["secret"] and field.default not in ("", ()):
+                text = f"{text} (default: {str(field.default).lower() if truth else field.default})"
+            flag = flag_name(name)
+            if truth:
+                command = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)(command)
+            else:
+                metavar = {int: "N", float: "N", Path: "DIR"}.get(type(field.default), "TEXT")
+                option = click.option(
+                    flag, name, default=None, multiple=many, metavar=metavar, help=text, callback=_none_if_empty
+                )
+                command = option(command)
+        config = click.option("--config", type=click.Path(path_type=Path), help="TOML file. [SEAMARK_CONFIG]")
+        return config(command)
+
+    return add
+
+
+def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    return None if value == () else value
+
+
+def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
+    """Settings for a command; exits with code 2 and a clear message when they are wrong."""
+    try:
+        return load(flags, os.environ, config)
+    except ConfigError as error:
+        raise refuse(error) from None
+
+
+class Misconfigured(click.ClickException):
+    """What the operator has to mend before anything starts."""
+
+    exit_code = 2
+
+
+def refuse(error: ConfigError) -> click.ClickException:
+    return Misconfigured(error.message)
