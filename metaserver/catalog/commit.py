@@ -28,7 +28,6 @@ from metaserver.errors import (
     NotFound,
     ObjectExists,
     RequestError,
-    RetryLater,
     SeamarkError,
 )
 from metaserver.iceberg.metadata import TableMetadata, with_previous_file
@@ -124,7 +123,7 @@ class Committer:
         for attempt in range(retries + 1):
             if attempt:
                 await self._back_off(attempt)
-            planned = [await self._plan(change, alone=len(changes) == 1) for change in changes]
+            planned = [await self._plan(caller, change, alone=len(changes) == 1) for change in changes]
             try:
                 return await self._try(caller, planned, requested_ms, single)
             except CommitConflict:
@@ -219,22 +218,30 @@ class Committer:
         a rolled-back instant: if that insert succeeds, the lost transaction can no longer commit; if the id is taken,
         it has. CommitUnknown when the database does not answer either.
         """
-        tombstone = msgspec.structs.replace(instant, state=InstantState.ROLLED_BACK, fingerprint=None)
         for attempt in range(1, _SETTLE_TRIES + 1):
             try:
-                await self._parts.transact([RecordInstant(instant=tombstone)])
-            except AlreadyExists:
-                found = await self._parts.store.instant(instant.id)
-                if found is not None and found.state is InstantState.COMPLETED:
-                    return True
-                raise CommitConflict("The commit was rolled back after the database lost it; retry it") from None
-            except (RetryLater, CommitUnknown):
+                happened = await self._happened(instant)
+            except SeamarkError:
+                # Whatever keeps us from asking must not pass for an answer: the files would be removed.
                 await self._back_off(attempt)
-            else:
+                continue
+            if not happened:
                 raise CommitConflict("The commit was rolled back after the database lost it; retry it")
+            return True
         return False
 
-    async def _plan(self, change: TableChange, *, alone: bool) -> Planned:
+    async def _happened(self, instant: Instant) -> bool:
+        tombstone = msgspec.structs.replace(instant, state=InstantState.ROLLED_BACK, fingerprint=None)
+        try:
+            await self._parts.transact([RecordInstant(instant=tombstone)])
+        except AlreadyExists:
+            found = await self._parts.store.instant(instant.id)
+            if found is None:
+                raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
+            return found.state is InstantState.COMPLETED
+        return False
+
+    async def _plan(self, caller: Caller, change: TableChange, *, alone: bool) -> Planned:
         creates = is_create(change)
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is None and not creates:
@@ -253,7 +260,8 @@ class Committer:
         if base is not None and metadata is base:
             return Planned(change=change, entry=entry, base=base, metadata=metadata)
         if base is None or metadata.location != base.location:
-            self._parts.warehouse.check(metadata.location, "The table's location")
+            await self._parts.check_location(caller, metadata.location, "The table's location")
+        await self._parts.check_paths(caller, metadata.properties, {} if base is None else base.properties)
         forgotten: list[str] = []
         if entry is not None and base is not None:
             metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
@@ -298,7 +306,7 @@ class Committer:
         else:
             self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
         if plan.forgotten and as_bool(plan.metadata.properties, _DELETE_AFTER_COMMIT, False):
-            self._clean_up([old for old in plan.forgotten if self._parts.warehouse.contains(old)])
+            self._clean_up([old for old in plan.forgotten if self._parts.warehouse.contains(old)], of=plan.metadata)
         change = plan.change
         entry = created_entry(change.namespace, change.name, plan.metadata, plan.location, now)
         if plan.entry is not None:
@@ -310,12 +318,20 @@ class Committer:
             )
         return LoadedTable(entry=entry, metadata=plan.metadata)
 
-    def _clean_up(self, locations: Sequence[str]) -> None:
-        """Removes files in the background. Past the bound they stay: an orphan costs space, a wait costs writers."""
+    def _clean_up(self, locations: Sequence[str], of: TableMetadata | None = None) -> None:
+        """Removes files in the background. Past the bound they stay: an orphan costs space, a wait costs writers.
+
+        `of`: files that this table's commits have left behind, which another name registered for it may still need.
+        """
         if not locations or len(self._cleanups) >= _CLEANUPS_LIMIT:
             return
 
         async def remove() -> None:
+            with contextlib.suppress(SeamarkError):
+                if of is None or await self._parts.store.names_of(table_uuid(of)) <= 1:
+                    await delete()
+
+        async def delete() -> None:
             for location in locations:
                 with contextlib.suppress(SeamarkError):
                     await self._parts.objects.delete(location)

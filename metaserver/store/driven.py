@@ -88,6 +88,9 @@ class DrivenStore(ABC):
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]:
         return await self._list(lambda: queries.dropped_expired(now_ms, limit))
 
+    async def names_of(self, uuid: str) -> int:
+        return await self._point(lambda: queries.names_of(uuid))
+
     async def instant(self, instant_id: str) -> Instant | None:
         return await self._point(lambda: queries.instant(instant_id))
 

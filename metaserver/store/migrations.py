@@ -37,6 +37,7 @@ _FIRST = (
     "CREATE TABLE dropped (id {text} PRIMARY KEY, "
     + _ENTRY_COLUMNS
     + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL) {table}",
+    "CREATE INDEX dropped_by_uuid ON dropped (uuid)",
     "CREATE INDEX dropped_by_namespace ON dropped (namespace, id)",
     "CREATE INDEX dropped_by_expiry ON dropped (expires_ms, id)",
     "CREATE TABLE instants (" + _INSTANT_COLUMNS + ") {table}",

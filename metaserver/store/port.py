@@ -401,6 +401,9 @@ class PointerStore(Protocol):
 
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
+    async def names_of(self, uuid: str) -> int:
+        """How many names, live and dropped, lead to the table with this uuid: more than one share its files."""
+
     async def instant(self, instant_id: str) -> Instant | None: ...
 
     async def instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:

@@ -116,6 +116,12 @@ def instant(instant_id: str) -> Steps[Instant | None]:
     return to_instant(rows[0]) if rows else None
 
 
+def names_of(uuid: str) -> Steps[int]:
+    live, dropped = (f"(SELECT count(*) FROM {table} WHERE uuid = $1)" for table in ("entries", "dropped"))  # noqa: S608
+    rows = yield Statement(f"SELECT {live} + {dropped}", (uuid,))
+    return int(rows[0][0])
+
+
 def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
     # The literal "IS NOT NULL" lets both planners use the partial index.
     where = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"

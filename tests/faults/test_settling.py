@@ -1,0 +1,106 @@
+"""A commit whose reply was lost is settled by asking; a question that fails is no answer, and removes no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.errors import CommitUnknown, NotFound, RetryLater, SeamarkError, StorageError
+from metaserver.store.port import EntryKind, InstantState, RecordInstant, SwapPointer
+from tests.catalog.rig import CALLER, append, rig
+
+DB = ("db",)
+
+
+class Moody:
+    """Commits the swap and loses its reply; then takes the tombstone's question, but fails to read the instant."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.error: SeamarkError | None = None
+        self.in_tombstone = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, operations: Any) -> Any:
+        if self.error is not None and self.in_tombstone and isinstance(operations[0], RecordInstant):
+            assert operations[0].instant.state is InstantState.ROLLED_BACK
+            raise self.error
+        result = await self._store.transact(operations)
+        if self.error is not None and any(isinstance(operation, SwapPointer) for operation in operations):
+            raise CommitUnknown("injected: the reply was lost")
+        return result
+
+    async def instant(self, instant_id: str) -> Any:
+        if self.error is not None:
+            raise self.error
+        return await self._store.instant(instant_id)
+
+
+@pytest.mark.parametrize("in_tombstone", [True, False], ids=["asking fails", "reading the answer fails"])
+@pytest.mark.parametrize("error", [RetryLater("injected: away"), StorageError("injected: broken")], ids=["away", "bad"])
+async def test_a_failed_question_about_a_lost_commit_leaves_its_file(
+    tmp_path: Path, error: SeamarkError, in_tombstone: bool
+) -> None:
+    moods: list[Moody] = []
+
+    def moody(store: Any) -> Moody:
+        moods.append(Moody(store))
+        return moods[0]
+
+    async with rig(tmp_path, wrap_store=moody) as it:
+        await it.table()
+        moods[0].error, moods[0].in_tombstone = error, in_tombstone
+        with pytest.raises(CommitUnknown):
+            await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+        moods[0].error = None
+        await it.catalog.committer.close()
+        entry = await it.store.entry(EntryKind.TABLE, DB, "t")
+        assert entry is not None
+        assert entry.metadata_location in await it.files()
+        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+
+
+_KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+
+
+async def test_a_commit_deletes_no_metadata_file_that_another_name_still_points_at(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table(properties=_KEEP_LITTLE)
+        await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+        entry = await it.catalog.tables.entry(DB, "t")
+        await it.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
+        for sequence in range(2, 6):
+            await it.catalog.tables.commit(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+        await it.catalog.committer.close()
+        assert (await it.catalog.tables.load(DB, "twin")).metadata.current_snapshot_id == 1
+
+
+async def test_a_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table(properties=_KEEP_LITTLE)
+        await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+        entry = await it.catalog.tables.entry(DB, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+        await it.catalog.tables.register(CALLER, DB, "t", entry.metadata_location, overwrite=False)
+        for sequence in range(2, 6):
+            await it.catalog.tables.commit(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+        await it.catalog.committer.close()
+        dropped = (await it.catalog.dropped.list(DB, None, None)).items
+        await it.catalog.dropped.restore(CALLER, dropped[0].id, None, "again")
+        assert (await it.catalog.tables.load(DB, "again")).metadata.current_snapshot_id == 1
+
+
+async def test_files_that_left_the_log_go_once_no_other_name_shares_them(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table(properties=_KEEP_LITTLE)
+        first = (await it.catalog.tables.entry(DB, "t")).metadata_location
+        for sequence in range(1, 5):
+            await it.catalog.tables.commit(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
+        await it.catalog.committer.close()
+        assert first not in await it.files()
+        with pytest.raises(NotFound):
+            await it.catalog.documents.raw(first)
