@@ -114,6 +114,12 @@ class Authorizer:
             for grant in principal.grants
         )
 
+    def confines(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
+        """The namespaces that `principal` may write, topmost each; None where that is the whole catalog."""
+        if self.holds(principal, Role.WRITER, ()):
+            return None
+        return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
+
     def visible(self, principal: Principal, namespace: NamespacePath) -> bool:
         """Whether a listing may show this namespace: it or something above or below is granted."""
         return any(

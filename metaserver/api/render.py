@@ -84,7 +84,7 @@ async def table_answer(
     compress: bool = True,
 ) -> web.Response:
     """A LoadTableResult. `compress` is False for answers that nobody asks for twice."""
-    config, credentials = access_config(request, loaded.metadata.location, namespace, name)
+    config, credentials = access_config(request, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
     tail = b',"config":' + encode_json(config)
     if credentials:
         tail += b',"storage-credentials":' + encode_json(credentials)
@@ -125,11 +125,19 @@ def view_answer(request: web.Request, loaded: LoadedView) -> web.Response:
 
 
 def access_config(
-    request: web.Request, location: str, namespace: NamespacePath, name: str, delegation: str | None = None
+    request: web.Request,
+    location: str,
+    namespace: NamespacePath,
+    name: str,
+    delegation: str | None = None,
+    *,
+    staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
     """`config` and `storage-credentials` for a table at `location`; `delegation` None takes the request's header."""
     settings = request.app[SETTINGS]
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
+    if staged:  # nothing to look up when the client asks for a signature, so it brings what it was told
+        sign_path += f"?stage={request.app[CATALOG].staging.issue(namespace, name, location)}"
     asked = delegation or request.headers.get(DELEGATION)
     return storage_config(settings, location, delegation=asked, sign_path=sign_path)
 

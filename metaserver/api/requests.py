@@ -22,6 +22,7 @@ from metaserver.wire import NAMESPACE_SEPARATOR, check_name, decode_as, parse_na
 
 T = TypeVar("T")
 
+_UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _INT_DIGITS_MAX = 18
 _BOOLEANS = {"true": True, "false": False}
@@ -44,9 +45,27 @@ def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     return f"{base}/namespaces/{levels}/tables/{quote(name, safe='')}"
 
 
+async def read_body(request: web.Request) -> bytes:
+    """The body's bytes, unpacked as its Content-Encoding says. BadRequest for one that does not unpack."""
+    try:
+        return await request.read()
+    except web.RequestPayloadError:
+        # Else aiohttp would read on for the rest of it after our answer, fail, and cut the answer off.
+        request.content.feed_eof()
+        request[_UNREADABLE] = True
+        raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
+
+
+async def close_unreadable(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal `on_response_prepare`: nobody can tell where the request after an unreadable body would begin."""
+    if _UNREADABLE in request:
+        response.force_close()
+        response.headers["Connection"] = "close"
+
+
 async def read_json(request: web.Request, shape: type[T]) -> T:
     """The body as `shape`, a msgspec type, whatever its content type says. BadRequest names the field that is wrong."""
-    body = await request.read()
+    body = await read_body(request)
     if not body:
         raise BadRequest("The request body is empty; send a JSON object")
     return decode_as(body, shape, "The request body")
@@ -69,35 +88,30 @@ def boolean_query(request: web.Request, name: str) -> bool:
 
 def allow(request: web.Request, *namespaces: NamespacePath) -> None:
     """Forbidden unless who asks may do this operation in each of `namespaces`; the empty path is the whole catalog."""
-    authorizer = request.app.get(AUTHORIZER)
-    if authorizer is None:
-        return
     operation = description_of(request.match_info.route.handler).operation
     for namespace in namespaces:
-        authorizer.require(request[PRINCIPAL], operation, namespace)
+        request.app[AUTHORIZER].require(request[PRINCIPAL], operation, namespace)
 
 
 def may_write(request: web.Request, namespace: NamespacePath) -> bool:
     """Whether who asks may change tables in `namespace`."""
-    authorizer = request.app.get(AUTHORIZER)
-    return authorizer is None or authorizer.allows(request[PRINCIPAL], "updateTable", namespace)
+    return request.app[AUTHORIZER].allows(request[PRINCIPAL], "updateTable", namespace)
 
 
 def may_see(request: web.Request, namespace: NamespacePath) -> bool:
     """Whether a listing may show this namespace."""
-    authorizer = request.app.get(AUTHORIZER)
-    return authorizer is None or authorizer.visible(request[PRINCIPAL], namespace)
-
-
-def who(request: web.Request) -> str:
-    """Name of the principal."""
-    principal = request.get(PRINCIPAL)
-    return "anonymous" if principal is None else principal.name
+    return request.app[AUTHORIZER].visible(request[PRINCIPAL], namespace)
 
 
 def caller(request: web.Request, key: IdempotencyKey | None = None) -> Caller:
     """Who asks, as the catalog records it."""
-    return Caller(who=who(request), request_id=request[REQUEST_ID], idempotency=key)
+    principal = request[PRINCIPAL]
+    return Caller(
+        who=principal.name,
+        request_id=request[REQUEST_ID],
+        idempotency=key,
+        confined_to=request.app[AUTHORIZER].confines(principal),
+    )
 
 
 def _page_size(text: str) -> int:

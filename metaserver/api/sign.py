@@ -19,12 +19,17 @@ async def sign_request(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
     wanted = await read_json(request, dict[str, Any])
-    loaded = await request.app[CATALOG].tables.load(namespace, name)
+    catalog = request.app[CATALOG]
+    stage = request.query.get("stage")
+    if stage is None:
+        location = (await catalog.tables.load(namespace, name)).metadata.location
+    else:
+        location = catalog.staging.location(stage, namespace, name)
     settings = request.app[SETTINGS]
     signing = partial(
         sign,
         wanted,
-        table_location=loaded.metadata.location,
+        table_location=location,
         writable=may_write(request, namespace),
         settings=settings,
         now_ms=request.app[CLOCK].now_ms(),

@@ -15,12 +15,13 @@ from metaserver.catalog.functions import Functions
 from metaserver.catalog.metrics import Metrics
 from metaserver.catalog.namespaces import Namespaces
 from metaserver.catalog.parts import Parts
+from metaserver.catalog.staging import Staging, open_staging
 from metaserver.catalog.tables import Tables
 from metaserver.catalog.transactions import Transactions
 from metaserver.catalog.values import LoadedTable, LoadedView
 from metaserver.catalog.views import Views
 from metaserver.clock import Clock
-from metaserver.errors import Corrupt, NotFound
+from metaserver.errors import CommitUnknown, Corrupt, NotFound
 from metaserver.objects.locations import Warehouse
 from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
@@ -40,11 +41,13 @@ class Catalog:
     documents: Documents
     warehouse: Warehouse
     committer: Committer
+    staging: Staging
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
         """What the first answer was rendered from; None where the record holds the answer itself.
 
-        NotFound when that metadata file has been cleaned since: the request did succeed, and the message says so.
+        CommitUnknown when that metadata file has been cleaned up since. Not NotFound, although that is what it is: the
+        request did succeed, and clients that hear 404 on a commit delete the files they wrote for it.
         """
         location = record.metadata_location
         if location is None:
@@ -56,7 +59,7 @@ class Catalog:
             view = structs.replace(entry, kind=EntryKind.VIEW)
             return LoadedView(entry=view, metadata=await self.documents.view(location))
         except NotFound:
-            raise NotFound(
+            raise CommitUnknown(
                 f"The request with this idempotency key succeeded, but its metadata file {location} has been "
                 "cleaned up since; load the table to see where it stands"
             ) from None
@@ -91,6 +94,7 @@ async def open_catalog(
             documents=documents,
             warehouse=warehouse,
             committer=committer,
+            staging=await open_staging(store, clock),
         )
     finally:
         await committer.close()

@@ -25,7 +25,7 @@ class Namespaces:
         """AlreadyExists; NoSuchNamespace without the parent; BadRequest for a `location` outside the warehouse."""
         check_namespace(path)
         if "location" in properties:
-            self._parts.warehouse.check(properties["location"], "The namespace's location")
+            await self._parts.check_location(caller, properties["location"], "The namespace's location")
         created = self.with_location(Namespace(path=path, properties=properties))
         body = encode_json({"namespace": list(path), "properties": created.properties})
         await self._parts.transact(
@@ -61,7 +61,7 @@ class Namespaces:
         if both:
             raise Unprocessable(f"Keys both removed and updated: {', '.join(both)}; name each on one side only")
         if "location" in updates:
-            self._parts.warehouse.check(updates["location"], "The namespace's location")
+            await self._parts.check_location(caller, updates["location"], "The namespace's location")
         for attempt in range(self._parts.settings.commit_retries + 1):
             stored = await self._parts.require_namespace(path)
             changes = PropertyChanges(

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from metaserver.catalog.documents import Documents
 from metaserver.catalog.values import Caller, Page
 from metaserver.clock import Clock
-from metaserver.errors import BadRequest, NoSuchNamespace
-from metaserver.objects.locations import Warehouse
+from metaserver.errors import BadRequest, Forbidden, NoSuchNamespace
+from metaserver.objects.locations import Warehouse, parse_location
 from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
 from metaserver.store.port import (
@@ -28,6 +28,14 @@ from metaserver.store.port import (
 )
 from metaserver.timeline.timeline import Timeline
 from metaserver.wire import decode_page_token, encode_page_token, show
+
+PATH_PROPERTIES = (
+    "write.metadata.path",
+    "write.data.path",
+    "write.object-storage.path",
+    "write.folder-storage.path",
+)
+"""Table properties that name folders for files, besides the table's location."""
 
 T = TypeVar("T")
 
@@ -49,6 +57,34 @@ class Parts:
         if found is None:
             raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
         return found
+
+    async def check_location(self, caller: Caller, location: str, what: str) -> None:
+        """BadRequest outside the warehouse; Forbidden where the caller's grants end.
+
+        Who may write in one namespace only must not place a table over another's files: signatures and purges go by
+        the table's location.
+        """
+        wanted = self.warehouse.parse(location, what)
+        if caller.confined_to is None:
+            return
+        for path in caller.confined_to:
+            namespace = await self.store.namespace(path)
+            own = None if namespace is None else namespace.properties.get("location")
+            root = parse_location(own or self.warehouse.namespace_location(path), "location of the namespace")
+            if root != wanted and root.holds(wanted):
+                return
+        raise Forbidden(
+            f"{what} {str(wanted)!r} lies outside the namespaces that {caller.who} may write; leave it out, and the "
+            "server chooses one"
+        )
+
+    async def check_paths(self, caller: Caller, properties: dict[str, str], before: dict[str, str]) -> None:
+        """As `check_location`, for the properties that lead writers elsewhere, where they are set anew."""
+        if caller.confined_to is None:
+            return
+        for key in PATH_PROPERTIES:
+            if key in properties and properties[key] != before.get(key):
+                await self.check_location(caller, properties[key], key)
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
         """As the store's; wakes those who watch the timeline."""

@@ -9,21 +9,28 @@ from typing import Any
 
 import fastavro
 
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import PATH_PROPERTIES, Parts
 from metaserver.errors import NotFound, ObjectMissing
+from metaserver.objects.locations import parse_location
 
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
 async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator[str]:
     """Locations of data and delete files, manifests, manifest lists, statistics, older metadata files, and last the
-    metadata file itself. Only those inside the warehouse and the allowed locations: metadata that names foreign
-    files must not make the server delete them. Missing manifests lead nowhere and are passed over."""
+    metadata file itself. Only those below the table's own location and its `write.*.path` properties, and inside the
+    warehouse: metadata can name any file, and a table that names another's must not take them along. Missing
+    manifests lead nowhere and are passed over."""
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
         return
-    allowed = parts.warehouse.contains
+    folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
+    own = [parse_location(folder) for folder in folders if parts.warehouse.contains(folder)]
+
+    def allowed(location: str) -> bool:
+        return parts.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in own)
+
     seen: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]

@@ -14,6 +14,7 @@ from metaserver.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
+    CommitUnknown,
     Corrupt,
     NoSuchTable,
     NotFound,
@@ -64,12 +65,12 @@ class Tables:
 
     async def stage(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
         """What the table would be; stores nothing. The client commits it later with assert-create."""
-        metadata = await self._new_metadata(namespace, request)
+        metadata = await self._new_metadata(caller, namespace, request)
         return LoadedTable(entry=None, metadata=metadata)
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
         requested_ms = self._parts.clock.now_ms()
-        metadata = await self._new_metadata(namespace, request)
+        metadata = await self._new_metadata(caller, namespace, request)
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
         document, suffix = compress(codec, encode_table(metadata))
         location = metadata_location(self._parts, metadata.location, metadata.properties, 0, suffix)
@@ -164,6 +165,27 @@ class Tables:
         check_name(name, "table name")
         return (await self._committer.commit(caller, [change], single=True))[0]
 
+    async def after_commit(
+        self, namespace: NamespacePath, name: str, requirements: builtins.list[dict[str, Any]]
+    ) -> LoadedTable:
+        """What stands now, for a commit that succeeded and whose own metadata file was cleaned up since.
+
+        CommitUnknown when the name leads to no table any more, or to another than `requirements` ask for: a 404 or 409
+        would make clients delete files that a dropped or renamed table still holds.
+        """
+        uuids = {wanted.get("uuid") for wanted in requirements if wanted.get("type") == "assert-table-uuid"}
+        try:
+            loaded = await self.load(namespace, name)
+        except NotFound:
+            pass
+        else:
+            assert loaded.entry is not None
+            if uuids <= {loaded.entry.uuid}:
+                return loaded
+        raise CommitUnknown(
+            f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"
+        )
+
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
         """Undroppable until its retention ends; files go only then, and only with `purge`."""
         requested_ms = self._parts.clock.now_ms()
@@ -176,18 +198,19 @@ class Tables:
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
         await rename_entry(self._parts, caller, EntryKind.TABLE, source, target)
 
-    async def _new_metadata(self, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
+    async def _new_metadata(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
         check_name(request.name, "table name")
         await check_name_free(self._parts, namespace, request.name)
         uuid = str(self._parts.clock.uuid4())
         location = request.location
         if location:
             location = location.rstrip("/") if len(location) > 1 else location
-            self._parts.warehouse.check(location, "The table's location")
+            await self._parts.check_location(caller, location, "The table's location")
         else:
             parent = await self._parts.require_namespace(namespace)
             base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
             location = self._parts.warehouse.table_location(base, request.name, uuid)
+        await self._parts.check_paths(caller, request.properties, {})
         return new_table(
             uuid=uuid,
             location=location,

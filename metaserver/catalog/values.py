@@ -27,6 +27,8 @@ class Caller(msgspec.Struct, frozen=True):
     who: str
     request_id: str
     idempotency: IdempotencyKey | None = None
+    confined_to: tuple[NamespacePath, ...] | None = None
+    """Namespaces within whose locations the caller may place things; None: anywhere in the warehouse."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

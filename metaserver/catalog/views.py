@@ -55,11 +55,12 @@ class Views:
         location = request.location
         if location:
             location = location.rstrip("/") if len(location) > 1 else location
-            self._parts.warehouse.check(location, "The view's location")
+            await self._parts.check_location(caller, location, "The view's location")
         else:
             parent = await self._parts.require_namespace(namespace)
             base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
             location = self._parts.warehouse.table_location(base, request.name, uuid)
+        await self._parts.check_paths(caller, request.properties, {})
         metadata = new_view(
             uuid=uuid,
             location=location,
@@ -136,7 +137,8 @@ class Views:
         self, caller: Caller, entry: Entry, base: ViewMetadata, metadata: ViewMetadata, requested_ms: int
     ) -> LoadedView:
         if metadata.location != base.location:
-            self._parts.warehouse.check(metadata.location, "The view's location")
+            await self._parts.check_location(caller, metadata.location, "The view's location")
+        await self._parts.check_paths(caller, metadata.properties, base.properties)
         now = self._parts.clock.now_ms()
         path = metadata_location(self._parts, metadata.location, metadata.properties, entry.version, ".metadata.json")
         updated = _entry(entry.namespace, entry.name, metadata, path, now)

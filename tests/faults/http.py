@@ -39,6 +39,9 @@ class Client:
             self._connection.close()
             self._connection = None
 
+    def __del__(self) -> None:
+        self.close()
+
     def create_table(self, name: str = "t", namespace: str = "db") -> tuple[int, Any]:
         self.call("POST", "/v1/namespaces", {"namespace": [namespace]})
         return self.call("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA})

@@ -27,7 +27,7 @@ def test_a_killed_server_leaves_all_of_a_commit_or_nothing(tmp_path: Path, step:
     root = str(Path(__file__).parents[2])
     dying = ManagedProcess(argv, log=tmp_path / "dying.log", env={"PYTHONPATH": root}, cwd=tmp_path)
     base_url = f"http://127.0.0.1:{port}"
-    dying.start(lambda: http_ok(f"{base_url}/readyz"))
+    dying.start(lambda: http_ok(f"{base_url}/readyz"), timeout_s=30)
     key = _uuid7()
     try:
         client = Client(base_url)

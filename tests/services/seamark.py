@@ -30,7 +30,7 @@ class Seamark:
         self.home = home
         self.port = port or free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
-        self.warehouse = warehouse or (home / "warehouse").as_uri()
+        self.warehouse = warehouse or f"file://{home / 'warehouse'}"
         home.mkdir(parents=True, exist_ok=True)
         argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(home), "--host", "127.0.0.1"]
         argv += ["--port", str(self.port), "--warehouse", self.warehouse]

@@ -1,0 +1,58 @@
+"""Passes for tables that are staged: their files are written before any name points at them.
+
+A staged table is stored nowhere, so nothing can be looked up when a client asks to have a request inside it signed.
+What it was told at staging is therefore carried by the client, signed with a secret that all replicas share: which
+table, where, until when. A pass opens one fresh location (its UUID was drawn at staging) and nothing of anybody else's.
+"""
+
+from __future__ import annotations
+
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
+
+from metaserver.clock import Clock
+from metaserver.errors import Forbidden
+from metaserver.store.port import NamespacePath, PointerStore
+from metaserver.wire import show
+
+TTL_S = 86_400
+"""The longest that a CREATE TABLE AS SELECT may run between two signed requests' pass and its end."""
+_PURPOSE = "staged-table"
+
+
+class Staging:
+    def __init__(self, clock: Clock, secret: bytes) -> None:
+        self._clock = clock
+        self._key = OctKey.import_key(secret)
+
+    def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
+        """A pass, as text that stands in a URL."""
+        claims = {
+            "aud": _PURPOSE,
+            "namespace": list(namespace),
+            "name": name,
+            "location": location,
+            "exp": self._clock.now_ms() // 1000 + TTL_S,
+        }
+        return jwt.encode({"alg": "HS256"}, claims, self._key)
+
+    def location(self, token: str, namespace: NamespacePath, name: str) -> str:
+        """Where the staged table lies. Forbidden for a pass that is forged, expired or another table's."""
+        try:
+            claims = jwt.decode(token, self._key, algorithms=["HS256"]).claims
+        except (JoseError, ValueError):
+            raise Forbidden(
+                "The staging pass in this URL is not one this server gave out; create the table again"
+            ) from None
+        if (
+            claims.get("aud") != _PURPOSE
+            or claims.get("exp", 0) * 1000 <= self._clock.now_ms()
+            or (claims.get("namespace"), claims.get("name")) != (list(namespace), name)
+        ):
+            raise Forbidden(f"The staging pass in this URL has expired or is not {show(namespace, name)}'s")
+        return str(claims["location"])
+
+
+async def open_staging(store: PointerStore, clock: Clock) -> Staging:
+    return Staging(clock, await store.secret(_PURPOSE, clock.random_bytes(32)))

@@ -1,0 +1,98 @@
+"""Who may write in one namespace cannot place anything over another's files, by whatever door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.staging import TTL_S, Staging
+from metaserver.catalog.values import Caller, CreateTable, CreateView
+from metaserver.clock import SimulatedClock
+from metaserver.errors import Forbidden
+from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+
+CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
+VERSION = {
+    "version-id": 1,
+    "timestamp-ms": 1_700_000_000_000,
+    "schema-id": 0,
+    "summary": {},
+    "default-namespace": ["a"],
+    "representations": [{"type": "sql", "sql": "select 1", "dialect": "spark"}],
+}
+
+
+async def _prepared(it: Rig) -> str:
+    """Two namespaces, a table in each; returns the location of the one that is out of bounds."""
+    for path in (("a",), ("b",)):
+        await it.catalog.namespaces.create(CALLER, path, {})
+    await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
+    theirs = await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
+    return theirs.metadata.location
+
+
+async def test_every_way_to_name_a_location_is_closed(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        theirs = await _prepared(it)
+        tables, namespaces = it.catalog.tables, it.catalog.namespaces
+
+        def commit(**update: Any) -> Any:
+            return tables.commit(CONFINED, ("a",), "mine", [], [update])
+
+        data_path = {"write.data.path": f"{theirs}/data"}
+        attempts = {
+            "create": tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=theirs)),
+            "stage": tables.stage(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{theirs}/x")),
+            "create with a path": tables.create(
+                CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=data_path)
+            ),
+            "move": commit(action="set-location", location=theirs),
+            "set a path": commit(action="set-properties", updates=data_path),
+            "namespace": namespaces.create(CONFINED, ("a", "x"), {"location": theirs}),
+            "namespace property": namespaces.update_properties(CONFINED, ("a",), [], {"location": theirs}),
+            "view": it.catalog.views.create(
+                CONFINED, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=theirs)
+            ),
+            "the namespace's own folder": commit(
+                action="set-location", location=it.catalog.warehouse.namespace_location(("a",))
+            ),
+        }
+        for what, attempt in attempts.items():
+            with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the second line says which
+                await attempt
+                pytest.fail(f"{what} went through")
+        inside = f"{it.catalog.warehouse.namespace_location(('a',))}/elsewhere"
+        await commit(action="set-location", location=inside)
+        assert (await tables.load(("a",), "mine")).metadata.location == inside
+
+
+async def test_what_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        far = f"{it.catalog.warehouse.uri}/far"
+        placed = CreateTable(name="far", schema=SCHEMA, location=far, properties={"write.data.path": f"{far}-data"})
+        await it.catalog.tables.create(CALLER, ("a",), placed)
+        update = [{"action": "set-properties", "updates": {"x": "1"}}]
+        done = await it.catalog.tables.commit(CONFINED, ("a",), "far", [], update)
+        assert done.metadata.properties["x"] == "1"
+
+
+def test_a_staging_pass_opens_one_table_for_a_while() -> None:
+    clock = SimulatedClock(1)
+    staging = Staging(clock, b"s" * 32)
+    token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
+    assert staging.location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
+    head, body, mac = token.split(".")
+    forged = [f"{head}.{body}.{mac[:-4]}AAAA", "x", "", f"{head}.{body}.", token + "x", "a.b.c"]
+    for wrong in forged:
+        with pytest.raises(Forbidden):
+            staging.location(wrong, ("a", "b"), "t")
+    with pytest.raises(Forbidden):
+        staging.location(token, ("a", "b"), "other")
+    with pytest.raises(Forbidden):
+        Staging(clock, b"o" * 32).location(token, ("a", "b"), "t")
+    clock.advance(TTL_S * 1000 + 1000)
+    with pytest.raises(Forbidden):
+        staging.location(token, ("a", "b"), "t")

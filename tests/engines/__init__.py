@@ -1,0 +1,1 @@
+"""Unmodified engines at a real server, on local files and on a real S3 store."""

@@ -1,0 +1,143 @@
+"""PyIceberg 0.12, unmodified, end to end; and what it writes, Spark reads, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceNotEmptyError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.expressions import EqualTo, GreaterThan
+from pyiceberg.transforms import BucketTransform, DayTransform
+from pyiceberg.types import LongType, StringType
+from pyspark.sql import SparkSession
+
+from tests.engines.conftest import Lake, rows
+from tests.engines.test_spark import S3_IO
+from tests.services.spark import new_catalog
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def catalog(lake: Lake) -> Iterator[RestCatalog]:
+    with RestCatalog("seamark", uri=lake.server.base_url, **lake.client_properties) as catalog:
+        catalog.create_namespace("py")
+        yield catalog
+
+
+def _people(*names: str, start: int = 0) -> pa.Table:
+    return pa.table({"id": pa.array(range(start, start + len(names)), pa.int64()), "name": pa.array(names)})
+
+
+def test_create_append_scan_delete_overwrite(catalog: RestCatalog) -> None:
+    table = catalog.create_table("py.people", schema=_people("a").schema)
+    table.append(_people("ann", "bob", "cy"))
+    table.append(_people("dee", start=3))
+    assert sorted(table.scan(row_filter=GreaterThan("id", 1)).to_arrow().column("name").to_pylist()) == ["cy", "dee"]
+    table.delete(EqualTo("name", "bob"))
+    assert sorted(catalog.load_table("py.people").scan().to_arrow().column("id").to_pylist()) == [0, 2, 3]
+    table.overwrite(_people("zed"))
+    assert table.scan().to_arrow().to_pylist() == [{"id": 0, "name": "zed"}]
+    assert len(table.history()) >= 4
+
+
+def test_upsert(catalog: RestCatalog) -> None:
+    table = catalog.create_table("py.upserts", schema=_people("a").schema)
+    table.append(_people("ann", "bob"))
+    done = table.upsert(_people("bob2", "cy", start=1), join_cols=["id"])
+    assert (done.rows_updated, done.rows_inserted) == (1, 1)
+    assert {row["id"]: row["name"] for row in table.scan().to_arrow().to_pylist()} == {0: "ann", 1: "bob2", 2: "cy"}
+
+
+def test_evolution_of_schema_and_partitions(catalog: RestCatalog) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
+    table = catalog.create_table("py.evolving", schema=schema)
+    with table.update_schema() as update:
+        update.add_column("note", StringType())
+        update.rename_column("id", "key")
+    with table.update_spec() as spec:
+        spec.add_field("key", BucketTransform(4), "key_bucket")
+        spec.add_field("at", DayTransform(), "at_day")
+    loaded = catalog.load_table("py.evolving")
+    assert [field.name for field in loaded.schema().fields] == ["key", "at", "note"]
+    assert [field.name for field in loaded.spec().fields] == ["key_bucket", "at_day"]
+    assert loaded.schema().find_field("key").field_type == LongType()
+
+
+def test_time_travel_branches_and_tags(catalog: RestCatalog) -> None:
+    table = catalog.create_table("py.travel", schema=_people("a").schema)
+    table.append(_people("ann"))
+    first = table.current_snapshot()
+    assert first is not None
+    table.manage_snapshots().create_tag(first.snapshot_id, "v1").create_branch(first.snapshot_id, "dev").commit()
+    table.append(_people("bob", start=1))
+    table.append(_people("dev", start=9), branch="dev")
+    assert table.scan(snapshot_id=first.snapshot_id).to_arrow().num_rows == 1
+    assert table.scan().use_ref("dev").to_arrow().column("id").to_pylist() in ([0, 9], [9, 0])
+    assert table.scan().use_ref("v1").to_arrow().num_rows == 1
+    assert table.scan().to_arrow().num_rows == 2
+
+
+def test_staged_creation_in_one_transaction(catalog: RestCatalog) -> None:
+    with catalog.create_table_transaction("py.staged", schema=_people("a").schema) as transaction:
+        transaction.set_properties({"owner": "me"})
+        transaction.append(_people("ann"))
+        assert not catalog.table_exists("py.staged")
+    table = catalog.load_table("py.staged")
+    assert table.properties["owner"] == "me"
+    assert table.scan().to_arrow().num_rows == 1
+
+
+def test_nested_namespaces_listings_rename_and_drop(catalog: RestCatalog) -> None:
+    catalog.create_namespace(("py", "in.ner"), {"k": "v"})
+    identifier = ("py", "in.ner", "t")
+    catalog.create_table(identifier, schema=_people("a").schema)
+    assert catalog.list_namespaces("py") == [("py", "in.ner")]
+    assert catalog.load_namespace_properties(("py", "in.ner"))["k"] == "v"
+    catalog.update_namespace_properties(("py", "in.ner"), {"k"}, {"n": "1"})
+    assert "k" not in catalog.load_namespace_properties(("py", "in.ner"))
+    catalog.rename_table(identifier, ("py", "in.ner", "u"))
+    assert catalog.list_tables(("py", "in.ner")) == [("py", "in.ner", "u")]
+    with pytest.raises(NamespaceNotEmptyError):
+        catalog.drop_namespace(("py", "in.ner"))
+    with pytest.raises(TableAlreadyExistsError):
+        catalog.create_table(("py", "in.ner", "u"), schema=_people("a").schema)
+    catalog.purge_table(("py", "in.ner", "u"))
+    with pytest.raises(NoSuchTableError):
+        catalog.load_table(("py", "in.ner", "u"))
+    catalog.drop_namespace(("py", "in.ner"))
+
+
+def test_a_commit_on_an_old_base_is_retried_by_the_client_and_fails_without_retries(catalog: RestCatalog) -> None:
+    catalog.create_table("py.race", schema=_people("a").schema)
+    mine, theirs = catalog.load_table("py.race"), catalog.load_table("py.race")
+    theirs.append(_people("first"))
+    mine.append(_people("second"))  # PyIceberg hears 409, refreshes and tries again by itself
+    assert catalog.load_table("py.race").scan().to_arrow().num_rows == 2
+
+    stubborn = {"commit.retry.num-retries": "0"}
+    catalog.create_table("py.stubborn", schema=_people("a").schema, properties=stubborn)
+    mine, theirs = catalog.load_table("py.stubborn"), catalog.load_table("py.stubborn")
+    theirs.append(_people("first"))
+    with pytest.raises(CommitFailedException, match="branch main"):
+        mine.append(_people("second"))
+    assert catalog.load_table("py.stubborn").scan().to_arrow().num_rows == 1
+
+
+@pytest.mark.spark
+def test_each_reads_what_the_other_wrote(catalog: RestCatalog, lake: Lake, spark: SparkSession) -> None:
+    extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
+    name = new_catalog(spark, lake.server.base_url, extra=extra)
+    table = catalog.create_table("py.shared", schema=_people("a").schema)
+    table.append(_people("from python"))
+    spark.sql(f"INSERT INTO {name}.py.shared VALUES (1, 'from spark')")
+    spark.sql(f"DELETE FROM {name}.py.shared WHERE id = 0")
+    assert rows(spark.sql(f"SELECT * FROM {name}.py.shared")) == [(1, "from spark")]
+    assert catalog.load_table("py.shared").scan().to_arrow().to_pylist() == [{"id": 1, "name": "from spark"}]
