@@ -5,8 +5,10 @@ from __future__ import annotations
 from aiohttp import web
 
 from metaserver.api import config, functions, namespaces, rename, sign, tables, transactions, views
+from metaserver.api.requests import close_unreadable
 
 
 def add_routes(app: web.Application) -> None:
+    app.on_response_prepare.append(close_unreadable)
     for routes in (config, namespaces, tables, views, functions, rename, transactions, sign):
         routes.add_routes(app)

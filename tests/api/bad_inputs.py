@@ -1,0 +1,489 @@
+"""Inputs that no client should send, and what each is answered. `docs/reference/bad-inputs.md` is made of this table:
+
+    python -m tests.api.bad_inputs
+
+writes it from the answers of a real server; a test compares the two. In a body, `{location}` and `{view}` stand for the
+metadata files of the table `db.t` and the view `db.v`, `{warehouse}` for the warehouse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api
+from tests.server.rig import running
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "bad-inputs.md"
+BODY_LIMIT_BYTES = 1 << 18
+
+N = "/v1/namespaces"
+D = f"{N}/db"
+T = f"{D}/tables"
+V = f"{D}/views"
+BAD = "BadRequestException"
+COMMIT_LIMIT = 2**63
+
+
+@dataclass(frozen=True)
+class BadInput:
+    group: str
+    what: str
+    method: str
+    path: str
+    body: Any = None
+    """JSON, or bytes as they are."""
+    status: int = 400
+    type: str = BAD
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def _commit(*updates: Any, requirements: Any = ()) -> dict[str, Any]:
+    return {"requirements": list(requirements), "updates": list(updates)}
+
+
+def _table(**more: Any) -> dict[str, Any]:
+    return {"name": "new", "schema": SCHEMA, **more}
+
+
+def _field(type_: Any, **more: Any) -> dict[str, Any]:
+    return _table(
+        schema={"type": "struct", "fields": [{"id": 1, "name": "a", "required": False, "type": type_, **more}]}
+    )
+
+
+def _nested(depth: int) -> Any:
+    type_: Any = "int"
+    for number in range(depth):
+        type_ = {"type": "list", "element-id": number + 2, "element-required": False, "element": type_}
+    return type_
+
+
+def _snapshot(**more: Any) -> dict[str, Any]:
+    snapshot = {
+        "snapshot-id": 1,
+        "sequence-number": 1,
+        "timestamp-ms": 1_700_000_000_000,
+        "manifest-list": "file:///x.avro",
+        "summary": {"operation": "append"},
+    }
+    return {"action": "add-snapshot", "snapshot": {**snapshot, **more}}
+
+
+def _bodies() -> Iterator[BadInput]:
+    def post(what: str, body: Any, path: str = N, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Bodies", what, "POST", path, body, status, type_)
+
+    yield post("no body", None)
+    yield post("an empty body", b"")
+    yield post("text that is no JSON", b"namespace=db")
+    yield post("JSON that breaks off", b'{"namespace": ["a"')
+    yield post("JSON with something after it", b'{"namespace": ["a"]} {}')
+    yield post("bytes that are no UTF-8", b'{"namespace": ["\xff\xfe"]}')
+    yield post("UTF-16", '{"namespace": ["a"]}'.encode("utf-16"))
+    yield post("a lone surrogate", b'{"namespace": ["\\ud800"]}')
+    yield post("a NUL in a name", b'{"namespace": ["a\\u0000b"]}')
+    yield post("an array in place of the object", b"[]")
+    yield post("null", b"null")
+    yield post("a number", b"1e999")
+    yield post("an object with nothing in it", b"{}")
+    yield post("a field of the wrong type", {"namespace": "db"})
+    yield post("a wrong type deep inside", {"namespace": ["a", 5]})
+    yield post("a property that is no string", {"namespace": ["n"], "properties": {"a": 1}})
+    yield post("a key twice, the second of the wrong type", b'{"namespace": ["a"], "namespace": 5}')
+    yield post("nested 100,000 arrays deep", b"[" * 100_000)
+    yield post("nested 100,000 arrays deep, in a field that is ignored", b'{"x":' + b"[" * 100_000)
+    yield post("a number of 5,000 digits", b'{"namespace": [' + b"9" * 5_000 + b"]}")
+    large = b'{"namespace": ["' + b"a" * BODY_LIMIT_BYTES + b'"]}'
+    yield post("more than `body_limit_bytes`", large, status=413, type_="PayloadTooLargeException")
+    yield BadInput("Bodies", "gzip announced, none sent", "POST", N, b"x" * 50, headers=(("Content-Encoding", "gzip"),))
+    yield BadInput("Bodies", "an encoding nobody knows", "POST", N, b"x" * 50, headers=(("Content-Encoding", "lzw"),))
+
+
+def _names() -> Iterator[BadInput]:
+    def get(what: str, path: str, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Names and paths", what, "GET", path, None, status, type_)
+
+    def post(what: str, path: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Names and paths", what, "POST", path, body, status, type_)
+
+    yield get("a NUL in a path", f"{N}/a%00b")
+    yield get("a line break in a path", f"{N}/a%0D%0Ab")
+    yield get("an escape that is cut off", f"{N}/a%2")
+    yield get("an escape that is none", f"{N}/%zz")
+    yield get("a path that is no UTF-8", f"{N}/%FF")
+    yield get("an overlong UTF-8 slash", f"{N}/%C0%AF")
+    yield get("an encoded surrogate", f"{N}/%ED%A0%80")
+    yield get("an empty level", f"{N}/a%1F%1Fb")
+    yield get("only a separator", f"{N}/%1F")
+    yield get("a name of 256 characters", f"{T}/{'x' * 256}")
+    yield get("dots for a path", f"{N}/..%2F..%2Fetc%2Fpasswd", 404, "NoSuchNamespaceException")
+    yield get("dots as a table", f"{T}/..%2F..%2F..%2Fetc%2Fpasswd", 404, "NoSuchTableException")
+    yield get("dots that are not encoded", f"{T}/../../../../etc/passwd", 404, "NotFoundException")
+    yield get("no name at all", f"{N}//tables", 404, "NotFoundException")
+    yield get("a prefix that is not ours", "/v1/other/namespaces", 404, "NotFoundException")
+    yield get("a route that does not exist", "/v2/namespaces", 404, "NotFoundException")
+    yield BadInput(
+        "Names and paths", "a method that is not served", "PUT", N, None, 405, "UnsupportedOperationException"
+    )
+    yield post("a namespace without levels", N, {"namespace": []})
+    yield post("an empty level in a body", N, {"namespace": ["a", ""]})
+    yield post("the separator inside a level", N, {"namespace": ["a\x1fb"]})
+    yield post("a level of 256 characters", N, {"namespace": ["n" * 256]})
+    yield post("10,000 levels", N, {"namespace": ["n"] * 10_000}, 404, "NoSuchNamespaceException")
+    yield post("a table without a name", T, _table(name=""))
+    yield post("a table's name with a tabulator", T, _table(name="a\tb"))
+    yield post("a table's name of 256 characters", T, _table(name="x" * 256))
+    yield post("a view's name with a NUL", V, {"name": "a\x00", "schema": SCHEMA, "view-version": VIEW_VERSION})
+    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "\x00"}}
+    yield post("a rename to a control character", "/v1/tables/rename", ends)
+    yield post("a rename to no name", "/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": ""}})
+    yield post("a rename to no namespace", "/v1/tables/rename", {**ends, "destination": {"namespace": [], "name": "x"}})
+
+
+def _locations() -> Iterator[BadInput]:
+    for what, location in (
+        ("elsewhere on the disk", "file:///etc/passwd"),
+        ("above the warehouse, by dots", "{warehouse}/../outside"),
+        ("above the warehouse, by encoded dots", "{warehouse}/%2e%2e/outside"),
+        ("above the warehouse, by doubly encoded dots", "{warehouse}/%252e%252e/outside"),
+        ("above the warehouse, by backslashes", "{warehouse}/..\\outside"),
+        ("beside the warehouse, sharing its beginning", "{warehouse}-other/t"),
+        ("the warehouse itself", "{warehouse}"),
+        ("a relative path", "db/t"),
+        ("another host", "file://host/t"),
+        ("a web address", "http://127.0.0.1/t"),
+        ("the cloud's metadata service", "http://169.254.169.254/latest/meta-data"),
+        ("a bucket that is not the warehouse's", "s3://somebody/else"),
+        ("credentials in the address", "s3://key:secret@bucket/t"),
+        ("a NUL", "{warehouse}/a\x00b"),
+        ("a query", "{warehouse}/t?x=1"),
+        ("5,000 characters", "{warehouse}/" + "x" * 5_000),
+    ):
+        yield BadInput("Locations", f"a table at: {what}", "POST", T, _table(location=location))
+        update = {"action": "set-location", "location": location}
+        yield BadInput("Locations", f"a table moved to: {what}", "POST", f"{T}/t", _commit(update))
+        body = {"name": "new", "metadata-location": location}
+        yield BadInput("Locations", f"a registered file at: {what}", "POST", f"{D}/register", body)
+    outside = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": "file:///etc"}
+    yield BadInput("Locations", "a view elsewhere on the disk", "POST", V, outside)
+    view = {"name": "new", "metadata-location": "file:///etc/passwd"}
+    yield BadInput("Locations", "a registered view elsewhere", "POST", f"{D}/register-view", view)
+    properties = {"updates": {"location": "file:///etc"}}
+    yield BadInput("Locations", "a namespace's location elsewhere", "POST", f"{D}/properties", properties)
+    path = _commit({"action": "set-properties", "updates": {"write.metadata.path": "file:///etc"}})
+    yield BadInput("Locations", "metadata files written elsewhere", "POST", f"{T}/t", path)
+    missing = {"name": "new", "metadata-location": "{warehouse}/db/none.metadata.json"}
+    yield BadInput(
+        "Locations", "a registered file that is not there", "POST", f"{D}/register", missing, 404, "NotFoundException"
+    )
+    view_as_table = {"name": "new", "metadata-location": "{view}"}
+    yield BadInput("Locations", "a view registered as a table", "POST", f"{D}/register", view_as_table)
+    table_as_view = {"name": "new", "metadata-location": "{location}"}
+    yield BadInput("Locations", "a table registered as a view", "POST", f"{D}/register-view", table_as_view)
+
+
+def _queries() -> Iterator[BadInput]:
+    for what, query in (
+        ("a page token we never gave out", "pageToken=%21%21"),
+        ("a page token that is no text", "pageToken=_w"),
+        ("a page token with a NUL", "pageToken=AA"),
+        ("a page size of zero", "pageSize=0"),
+        ("a negative page size", "pageSize=-1"),
+        ("a page size that is no number", "pageSize=ten"),
+        ("a page size in other digits", "pageSize=%D9%A3"),
+        ("a page size of 5,000 digits", "pageSize=" + "9" * 5_000),
+        ("an empty page size", "pageSize="),
+    ):
+        for path in (N, T, V, f"{D}/functions"):
+            kind = path.rsplit("/", 1)[1]
+            yield BadInput("Queries", f"{what}, listing {kind}", "GET", f"{path}?{query}")
+    yield BadInput("Queries", "a parent with a control character", "GET", f"{N}?parent=a%00")
+    yield BadInput("Queries", "a parent with an empty level", "GET", f"{N}?parent=a%1F")
+    yield BadInput("Queries", "snapshots neither all nor refs", "GET", f"{T}/t?snapshots=some")
+    yield BadInput("Queries", "a purge flag that is no boolean", "DELETE", f"{T}/t?purgeRequested=1")
+    yield BadInput(
+        "Queries",
+        "a warehouse elsewhere",
+        "GET",
+        "/v1/config?warehouse=s3://other",
+        None,
+        404,
+        "NoSuchWarehouseException",
+    )
+
+
+def _headers() -> Iterator[BadInput]:
+    for what, key in (
+        ("that is no UUID", "abc"),
+        ("of version 4", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f"),
+        ("with a forbidden variant", "017f22e2-79b0-7cc3-18c4-dc0c0c07398f"),
+        ("that is empty", ""),
+        ("of 10,000 characters", "0" * 8_000),
+    ):
+        header = (("Idempotency-Key", key),)
+        yield BadInput("Headers", f"an idempotency key {what}", "DELETE", f"{T}/t", headers=header)
+
+
+def _schemas() -> Iterator[BadInput]:
+    def make(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("New tables", what, "POST", T, body, status, type_)
+
+    yield make("no schema", {"name": "new"})
+    yield make("a schema that is no object", _table(schema=[]))
+    yield make("a schema without fields", _table(schema={"type": "struct"}))
+    yield make("a schema that is a list", _table(schema={"type": "list", "fields": []}))
+    yield make("a type nobody knows", _field("quaternion"))
+    yield make("a decimal of 39 digits", _field("decimal(39, 2)"))
+    yield make("a decimal without bounds", _field("decimal(99999999999999999999, 2)"))
+    yield make("a fixed type of negative length", _field("fixed[-1]"))
+    yield make("a type nested 200 deep", _field(_nested(200)))
+    yield make("a type nested 450 deep", _field(_nested(450)))
+    yield make("a type that is a number", _field(5))
+    yield make("a type that is an empty object", _field({}))
+    yield make("a field id beyond 32 bits", _field("int", id=2**31))
+    yield make("a field id beyond 64 bits", _field("int", id=2**64))
+    yield make("a field without a name", _field("int", name=None))
+    twice = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
+    yield make("two fields of one name", _table(schema={"type": "struct", "fields": twice}))
+    same_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
+    yield make("two fields of one id", _table(schema={"type": "struct", "fields": same_id}))
+    yield make(
+        "a field name that is a lone surrogate",
+        b'{"name": "new", "schema": {"type": "struct", "fields": '
+        b'[{"id": 1, "name": "\\udfff", "required": false, "type": "int"}]}}',
+    )
+
+    def spec(**field: Any) -> dict[str, Any]:
+        return _table(**{"partition-spec": {"spec-id": 0, "fields": [{"name": "p", "source-id": 1, **field}]}})
+
+    yield make("a partition transform that is a number", spec(transform=5))
+    yield make("zero buckets", spec(transform="bucket[0]"))
+    yield make("more buckets than 32 bits hold", spec(transform="bucket[99999999999]"))
+    yield make("a width of zero", spec(transform="truncate[0]"))
+    yield make("a year of a long", spec(transform="year"))
+    yield make("a partition on no column", spec(transform="identity", **{"source-id": 77}))
+    order = {
+        "order-id": 1,
+        "fields": [{"transform": "identity", "source-id": 1, "direction": "up", "null-order": "nulls-first"}],
+    }
+    yield make("a sort direction nobody knows", _table(**{"write-order": order}))
+    yield make("format version 0", _table(properties={"format-version": "0"}))
+    yield make("format version 99", _table(properties={"format-version": "99"}))
+    yield make("a format version that is no number", _table(properties={"format-version": "two"}))
+    yield make("a codec nobody knows", _table(properties={"write.metadata.compression-codec": "rar"}))
+    yield make("a name that is taken", _table(name="t"), 409, "AlreadyExistsException")
+    yield make("a name that a view has", _table(name="v"), 409, "AlreadyExistsException")
+
+
+def _commits() -> Iterator[BadInput]:
+    def send(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Commits", what, "POST", f"{T}/t", body, status, type_)
+
+    conflict: dict[str, Any] = {"status": 409, "type_": "CommitFailedException"}
+    yield send("no updates", {"requirements": []})
+    yield send("no requirements", {"updates": []})
+    yield send("updates that are an object", {"requirements": [], "updates": {}})
+    yield send("an update that is null", {"requirements": [], "updates": [None]})
+    yield send("an update without an action", _commit({"spec-id": 1}))
+    yield send("an update nobody knows", _commit({"action": "levitate"}))
+    yield send("an action that is a number", _commit({"action": 5}))
+    yield send("a requirement nobody knows", _commit(requirements=[{"type": "assert-calm"}]))
+    yield send("a requirement without its value", _commit(requirements=[{"type": "assert-table-uuid"}]))
+    yield send(
+        "a requirement of another table",
+        _commit(requirements=[{"type": "assert-table-uuid", "uuid": "other"}]),
+        **conflict,
+    )
+    yield send("a create where the table is there", _commit(requirements=[{"type": "assert-create"}]), **conflict)
+    yield send(
+        "a requirement beyond 64 bits",
+        _commit(requirements=[{"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 2**64}]),
+    )
+    yield send(
+        "another UUID for the table", _commit({"action": "assign-uuid", "uuid": "00000000-0000-4000-8000-000000000000"})
+    )
+    yield send("a UUID that is none", _commit({"action": "assign-uuid", "uuid": "x"}))
+    yield send(
+        "a format version that does not exist", _commit({"action": "upgrade-format-version", "format-version": 9})
+    )
+    yield send("a format version of old", _commit({"action": "upgrade-format-version", "format-version": 1}))
+    yield send("a current schema that does not exist", _commit({"action": "set-current-schema", "schema-id": 99}))
+    yield send("the last added schema, none being added", _commit({"action": "set-current-schema", "schema-id": -1}))
+    yield send("a default spec that does not exist", _commit({"action": "set-default-spec", "spec-id": 99}))
+    yield send(
+        "a default order that does not exist", _commit({"action": "set-default-sort-order", "sort-order-id": 99})
+    )
+    yield send("the current schema removed", _commit({"action": "remove-schemas", "schema-ids": [0]}))
+    yield send("the default spec removed", _commit({"action": "remove-partition-specs", "spec-ids": [0]}))
+    yield send("a snapshot without an id", _commit(_snapshot(**{"snapshot-id": None})))
+    yield send("a snapshot id beyond 64 bits", _commit(_snapshot(**{"snapshot-id": COMMIT_LIMIT})))
+    yield send("a snapshot id that is a fraction", _commit(_snapshot(**{"snapshot-id": 1.5})))
+    yield send(
+        "a snapshot time that is not finite",
+        b'{"requirements": [], "updates": [{"action": "add-snapshot", '
+        b'"snapshot": {"snapshot-id": 1, "timestamp-ms": 1e400, "summary": {}}}]}',
+    )
+    yield send("a snapshot without a manifest list", _commit(_snapshot(**{"manifest-list": None})))
+    yield send("a summary that holds no strings", _commit(_snapshot(summary={"operation": 1})))
+    yield send("one snapshot twice", _commit(_snapshot(), _snapshot()))
+    branch = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch"}
+    yield send("a branch to no snapshot", _commit({**branch, "snapshot-id": 99}))
+    yield send(
+        "a reference that is neither branch nor tag", _commit(_snapshot(), {**branch, "type": "twig", "snapshot-id": 1})
+    )
+    yield send("main as a tag", _commit(_snapshot(), {**branch, "type": "tag", "snapshot-id": 1}))
+    yield send("a property that is no string", _commit({"action": "set-properties", "updates": {"a": 1}}))
+    yield send(
+        "a reserved property that is nonsense",
+        _commit({"action": "set-properties", "updates": {"write.metadata.previous-versions-max": "many"}}),
+    )
+    missing = BadInput(
+        "Commits", "a table that is not there", "POST", f"{T}/none", _commit(), 404, "NoSuchTableException"
+    )
+    yield missing
+
+
+def _others() -> Iterator[BadInput]:
+    def send(what: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views") -> BadInput:
+        return BadInput(group, what, "POST", path, body, status, type_)
+
+    view = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+    yield send("no version", V, {"name": "new", "schema": SCHEMA})
+    yield send("a version without SQL", V, {**view, "view-version": {**VIEW_VERSION, "representations": []}})
+    double = [{"type": "sql", "sql": "SELECT 1", "dialect": dialect} for dialect in ("spark", "SPARK")]
+    yield send(
+        "two queries of one dialect",
+        V,
+        {**view, "view-version": {**VIEW_VERSION, "representations": double}},
+        type_="IllegalArgumentException",
+    )
+    yield send("an update nobody knows", f"{V}/v", {"updates": [{"action": "levitate"}]})
+    yield send("a table's update", f"{V}/v", {"updates": [{"action": "set-default-spec", "spec-id": 0}]})
+    yield send(
+        "a version that does not exist",
+        f"{V}/v",
+        {"updates": [{"action": "set-current-view-version", "view-version-id": 9}]},
+    )
+    group = "Transactions"
+    change = {"identifier": {"namespace": ["db"], "name": "t"}, **_commit()}
+    yield send("no changes", "/v1/transactions/commit", {"table-changes": []}, group=group)
+    yield send("a change of no table", "/v1/transactions/commit", {"table-changes": [_commit()]}, group=group)
+    yield send("one table twice", "/v1/transactions/commit", {"table-changes": [change, change]}, group=group)
+    group = "Metrics and signing"
+    yield send("a report of no type", f"{T}/t/metrics", {}, group=group)
+    yield send("a report nobody knows", f"{T}/t/metrics", {"report-type": "gossip"}, group=group)
+    yield send(
+        "a report of a snapshot that is text",
+        f"{T}/t/metrics",
+        {"report-type": "scan-report", "snapshot-id": "1"},
+        group=group,
+    )
+    yield send(
+        "a report of a snapshot beyond 64 bits",
+        f"{T}/t/metrics",
+        {"report-type": "scan-report", "snapshot-id": COMMIT_LIMIT},
+        group=group,
+    )
+    sign = {"region": "us-east-1", "uri": "http://169.254.169.254/latest", "method": "GET", "headers": {}}
+    yield send("a signature for a table on files", f"{T}/t/sign", sign, group=group)
+    yield send(
+        "properties to set and remove at once",
+        f"{D}/properties",
+        {"updates": {"a": "1"}, "removals": ["a"]},
+        422,
+        "UnprocessableEntityException",
+        "Namespaces",
+    )
+
+
+BAD_INPUTS = tuple(
+    one for many in (_bodies, _names, _locations, _queries, _headers, _schemas, _commits, _others) for one in many()
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A server with the table `db.t` and the view `db.v`, and what bodies may refer to."""
+
+    api: Api
+    stands_for: dict[str, str]
+
+    async def send(self, bad: BadInput) -> Answer:
+        body = self._filled(bad.body)
+        return await self.api(bad.method, bad.path, body, headers=dict(bad.headers))
+
+    def _filled(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for name, meaning in self.stands_for.items():
+                value = value.replace(f"{{{name}}}", meaning)
+            return value
+        if isinstance(value, dict):
+            return {key: self._filled(one) for key, one in value.items()}
+        return [self._filled(one) for one in value] if isinstance(value, list) else value
+
+
+async def prepare(api: Api) -> Prepared:
+    location = (await api.table())["metadata-location"]
+    view = (await api.view())["metadata-location"]
+    warehouse = api.server.parts.settings.warehouse_uri()
+    return Prepared(api, {"location": location, "view": view, "warehouse": warehouse})
+
+
+def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
+    """The reference page. What differs from run to run is replaced by what it is."""
+    lines = [
+        "# Bad inputs, and what they are answered",
+        "",
+        "Made by `python -m tests.api.bad_inputs` from the answers of a real server; a test compares them at each run.",
+        "Beyond this table the routes are fuzzed from the Iceberg REST specification and our own OpenAPI document, and",
+        "no input gets a 5xx (`tests/api/test_fuzz.py`).",
+    ]
+    group = ""
+    for bad, answer in answers:
+        if bad.group != group:
+            group = bad.group
+            lines += [
+                "",
+                f"## {group}",
+                "",
+                "| request | what is wrong | answer | type | message |",
+                "|---|---|---|---|---|",
+            ]
+        shown = bad.path if len(bad.path) <= 70 else bad.path[:67] + "…"
+        message = _stable(answer.json["error"]["message"], warehouse)
+        cells = (f"`{bad.method} {shown}`", bad.what, str(answer.status), answer.json["error"]["type"], message)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _stable(message: str, warehouse: str) -> str:
+    message = message.replace(warehouse, "<warehouse>").replace(warehouse.removeprefix("file://"), "<warehouse>")
+    message = re.sub(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "<uuid>", message)
+    message = re.sub(r"\b1[789]\d{11}\b", "<time>", message)
+    message = re.sub(r"has 5\d{3} characters", "has 5… characters", message)  # the warehouse's own path is among them
+    message = message.encode("unicode_escape").decode() if any(ch < " " for ch in message) else message
+    return message if len(message) <= 240 else message[:237] + "…"
+
+
+async def ask(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
+    """The answers to all of the table, from one server, and its warehouse."""
+    async with running(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
+        prepared = await prepare(Api(server))
+        answers = [(bad, await prepared.send(bad)) for bad in BAD_INPUTS]
+    return answers, prepared.stands_for["warehouse"]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        answers, warehouse = asyncio.run(ask(Path(home)))
+    PAGE.write_text(page(answers, warehouse))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Every input of the table is refused with the code and type that it says, and changes nothing. The page agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metaserver.store.port import EntryKind, InstantFilter
+from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, page, prepare
+from tests.api.client import Api
+from tests.server.rig import running
+
+
+async def test_each_is_refused_as_the_table_says_and_the_reference_page_agrees(tmp_path: Path) -> None:
+    answers, warehouse = await ask(tmp_path)
+    wrong = [
+        (bad.group, bad.what, answer.status, answer.raw[:300])
+        for bad, answer in answers
+        if (answer.status, answer.json.get("error", {}).get("type")) != (bad.status, bad.type)
+    ]
+    assert wrong == []
+    assert PAGE.read_text() == page(answers, warehouse), "run python -m tests.api.bad_inputs"
+
+
+async def test_none_of_them_leaves_a_trace(tmp_path: Path) -> None:
+    async with running(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
+        prepared = await prepare(Api(server))
+        store = server.parts.store
+
+        async def state() -> object:
+            found = [await store.entries(kind, ("db",), None, 100) for kind in EntryKind]
+            files = sorted(str(path) for path in (tmp_path / "warehouse").rglob("*") if path.is_file())
+            return found, files, await store.namespaces((), None, 100), await store.instants(InstantFilter(), 100)
+
+        before = await state()
+        for bad in BAD_INPUTS:
+            answer = await prepared.send(bad)
+            assert answer.status < 500, bad
+        assert await state() == before
+
+
+async def test_no_refusal_shows_what_belongs_to_the_server(tmp_path: Path) -> None:
+    answers, _ = await ask(tmp_path)
+    for bad, answer in answers:
+        for secret in (b"Traceback", b".py", b"sqlite", b"SELECT ", b"secret"):
+            assert secret not in answer.raw, (bad.what, secret)
+
+
+def test_no_case_is_there_twice() -> None:
+    names = [(bad.group, bad.what) for bad in BAD_INPUTS]
+    assert len(set(names)) == len(names)
