@@ -147,8 +147,8 @@ class Oidc:
         async with self._fetching:
             paused = self._failed and self._age_s(self._tried_s) < RETRY_S
             if self._attempts == before and not paused:
-                self._attempts += 1
                 await self._fetch()
+                self._attempts += 1
         if not self._failed:
             return
         if self._age_s(self._fetched_s) >= STALE_S or self._lookup(kid) is None:

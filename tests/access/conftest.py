@@ -1,0 +1,23 @@
+"""A real SQLite store and a clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.store.open import open_store
+from metaserver.store.port import PointerStore
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock(seed=7)
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: SimulatedClock) -> AsyncIterator[PointerStore]:
+    async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as store:
+        yield store

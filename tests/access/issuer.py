@@ -1,0 +1,97 @@
+"""An OIDC issuer on a real port: discovery document, JWK set, keys that rotate, and ways to misbehave."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from joserfc import jws
+from joserfc.jwk import ECKey, OKPKey, RSAKey
+
+from metaserver.clock import Clock
+from metaserver.settings import Settings
+
+AnyKey = RSAKey | ECKey | OKPKey
+AUDIENCE = "seamark-test"
+_RSA = [RSAKey.generate_key(2048, {"kid": f"rsa-{number}"}) for number in range(2)]
+"""Made once: RSA keys take their time."""
+
+
+def rsa_key(number: int = 0) -> RSAKey:
+    return _RSA[number]
+
+
+def ec_key(kid: str = "ec") -> ECKey:
+    return ECKey.generate_key("P-256", {"kid": kid})
+
+
+def okp_key(kid: str = "okp") -> OKPKey:
+    return OKPKey.generate_key("Ed25519", {"kid": kid})
+
+
+class LocalIssuer:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.url = ""
+        self.published: list[dict[str, Any]] = []
+        self.discoveries = 0
+        self.fetches = 0
+        self.broken: web.StreamResponse | None = None
+        self.discovery: dict[str, Any] = {}
+        """Put over the honest document."""
+
+    def publish(self, *keys: AnyKey) -> None:
+        self.published = [key.as_dict(private=False) for key in keys]
+
+    def settings(self, **given: Any) -> Settings:
+        return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **given})
+
+    def claims(self, **given: Any) -> dict[str, Any]:
+        """Good ones, but for `given`; None leaves a claim out."""
+        now_s = self.clock.now_ms() // 1000
+        all_claims = {
+            "iss": self.url, "aud": AUDIENCE, "sub": "ann", "iat": now_s, "nbf": now_s, "exp": now_s + 300, **given,
+        }  # fmt: skip
+        return {name: value for name, value in all_claims.items() if value is not None}
+
+    def token(self, key: AnyKey, algorithm: str = "RS256", header: dict[str, Any] | None = None, **claims: Any) -> str:
+        given = {"alg": algorithm, "kid": key.kid, **(header or {})}
+        named = {name: value for name, value in given.items() if value is not None}
+        payload = json.dumps(self.claims(**claims)).encode()
+        registry = jws.JWSRegistry(algorithms=[algorithm], strict_check_header=False)
+        registry.max_header_length = registry.max_payload_length = 1 << 20
+        return jws.serialize_compact(named, payload, key, registry=registry)
+
+    async def _discover(self, request: web.Request) -> web.Response:
+        self.discoveries += 1
+        return web.json_response({"issuer": self.url, "jwks_uri": f"{self.url}/keys", **self.discovery})
+
+    async def _keys(self, request: web.Request) -> web.StreamResponse:
+        self.fetches += 1
+        if self.broken is not None:
+            return web.Response(
+                status=self.broken.status, headers=self.broken.headers, body=getattr(self.broken, "body", None)
+            )
+        return web.json_response({"keys": self.published})
+
+
+@asynccontextmanager
+async def local_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
+    issuer = LocalIssuer(clock)
+    app = web.Application()
+    app.router.add_get("/.well-known/openid-configuration", issuer._discover)
+    app.router.add_get("/keys", issuer._keys)
+    async with TestServer(app, host="127.0.0.1") as server:
+        issuer.url = str(server.make_url("")).rstrip("/")
+        yield issuer
+
+
+def forged(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
+    """Any three parts at all."""
+    parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
+    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)

@@ -1,0 +1,364 @@
+"""OIDC against a real issuer over HTTP: who is believed, who is not, and keys that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from aiohttp import web
+from joserfc.jwk import ECKey, OctKey, RSAKey
+
+from metaserver.access import oidc as room
+from metaserver.access.authenticator import Authenticator, open_authenticator
+from metaserver.access.jwt import LEEWAY_S, LENGTH_MAX
+from metaserver.access.principal import Principal
+from metaserver.clock import SimulatedClock
+from metaserver.errors import BadRequest, RetryLater, Unauthenticated
+from metaserver.store.port import Grant, PointerStore, SaveGrant
+from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forged, local_issuer, okp_key, rsa_key
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
+    async with local_issuer(clock) as issuer:
+        issuer.publish(rsa_key())
+        yield issuer
+
+
+@pytest.fixture
+async def opened(issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Open]:
+    """`await opened(**settings)`: an authenticator that believes the issuer."""
+    async with AsyncExitStack() as stack:
+
+        async def make(**given: Any) -> Authenticator:
+            return await stack.enter_async_context(open_authenticator(issuer.settings(**given), store, clock))
+
+        yield make
+
+
+async def login(authenticator: Authenticator, token: str) -> Principal:
+    return await authenticator.authenticate({"Authorization": f"Bearer {token}"}, "10.0.0.1")
+
+
+async def refused(authenticator: Authenticator, token: str, why: str) -> None:
+    with pytest.raises(Unauthenticated, match=why):
+        await login(authenticator, token)
+
+
+async def test_a_subject_is_named_with_a_prefix_that_no_token_can_have(issuer: LocalIssuer, opened: Open) -> None:
+    principal = await login(await opened(), issuer.token(rsa_key(), sub="admin"))
+    assert (principal.name, principal.via, principal.grants) == ("oidc:admin", "oidc", ())
+
+
+async def test_every_kind_of_key_is_believed_with_its_own_algorithm(issuer: LocalIssuer, opened: Open) -> None:
+    elliptic, edwards = ec_key(), okp_key()
+    issuer.publish(rsa_key(), elliptic, edwards)
+    authenticator = await opened()
+    for key, algorithm in ((rsa_key(), "RS256"), (elliptic, "ES256"), (edwards, "Ed25519")):
+        assert (await login(authenticator, issuer.token(key, algorithm))).name == "oidc:ann"
+    assert issuer.fetches == 1
+
+
+@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # the test's signing side
+async def test_eddsa_by_its_old_name_is_believed_too(issuer: LocalIssuer, opened: Open) -> None:
+    edwards = okp_key()
+    issuer.publish(edwards)
+    assert (await login(await opened(), issuer.token(edwards, "EdDSA"))).name == "oidc:ann"
+
+
+async def test_roles_come_from_the_claim_and_from_stored_grants(
+    issuer: LocalIssuer, opened: Open, store: PointerStore
+) -> None:
+    await store.transact([SaveGrant(Grant("oidc:ann", "admin", ("z",))), SaveGrant(Grant("ann", "admin", ()))])
+    roles = ["reader", r"writer:a.b\.c", "offline_access", "admin:", "admin:..", "root", 7, None, "ADMIN"]
+    token = issuer.token(rsa_key(), realm={"roles": roles})
+    principal = await login(await opened(oidc_roles_claim="realm.roles"), token)
+    assert principal.grants == (
+        Grant("oidc:ann", "reader"),
+        Grant("oidc:ann", "writer", ("a", "b.c")),
+        Grant("oidc:ann", "admin", ("z",)),
+    )
+    without = await login(await opened(), token)
+    assert without.grants == (Grant("oidc:ann", "admin", ("z",)),)
+
+
+async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened: Open) -> None:
+    authenticator = await opened(oidc_principal_claim="email")
+    assert (await login(authenticator, issuer.token(rsa_key(), email="a@x"))).name == "oidc:a@x"
+    for nobody in (None, "", 7, ["a"], "a\nb", "a" * 300):
+        await refused(authenticator, issuer.token(rsa_key(), email=nobody), "email|principal")
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        ({"iss": "https://else.example"}, "issuer"),
+        ({"iss": None}, "issuer"),
+        ({"aud": "another"}, "audience"),
+        ({"aud": None}, "audience"),
+        ({"aud": ["another"]}, "audience"),
+        ({"aud": {AUDIENCE: 1}}, "audience"),
+        ({"aud": AUDIENCE + "x"}, "audience"),
+        ({"exp": None}, "never expires"),
+        ({"exp": "soon"}, "exp is not a number"),
+        ({"exp": True}, "exp is not a number"),
+        ({"exp": 1e300}, "exp is not a time"),
+        ({"exp": 10**400}, "exp is not a time"),
+        ({"exp": 5}, "expired"),
+        ({"nbf": 9_999_999_999}, "not valid yet .nbf"),
+        ({"iat": 9_999_999_999}, "not valid yet .iat"),
+        ({"nbf": "x"}, "nbf is not a number"),
+        ({"sub": None}, "names nobody"),
+    ],
+)
+async def test_wrong_claims_are_refused(issuer: LocalIssuer, opened: Open, claims: dict[str, Any], why: str) -> None:
+    await refused(await opened(), issuer.token(rsa_key(), **claims), why)
+
+
+async def test_an_audience_among_others_is_enough(issuer: LocalIssuer, opened: Open) -> None:
+    await login(await opened(), issuer.token(rsa_key(), aud=["another", AUDIENCE]))
+
+
+async def test_times_are_kept_to_the_second_with_a_small_leeway(
+    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+) -> None:
+    authenticator = await opened()
+    now_s = clock.now_ms() // 1000
+    token = issuer.token(rsa_key(), exp=now_s + 10, nbf=now_s + LEEWAY_S, iat=now_s + LEEWAY_S)
+    await login(authenticator, token)
+    await refused(authenticator, issuer.token(rsa_key(), nbf=now_s + LEEWAY_S + 1), "not valid yet")
+    clock.advance((10 + LEEWAY_S) * 1000 - 1)
+    await login(authenticator, token)
+    clock.advance(1)
+    await refused(authenticator, token, "expired")
+
+
+async def test_no_signature_at_all_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+    authenticator = await opened()
+    for algorithm in ("none", "None", "NONE", "", None, 5):
+        await refused(authenticator, forged({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()), "must be signed with")
+    await refused(authenticator, forged({"kid": "rsa-0"}, issuer.claims()), "must be signed with")
+    await refused(authenticator, forged({"alg": "RS256", "kid": "rsa-0"}, issuer.claims()), "signature")
+
+
+async def test_hmac_keyed_with_the_public_key_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+    authenticator = await opened()
+    public = rsa_key().as_pem(private=False)
+    for algorithm in ("HS256", "RS256"):
+        unsigned = forged({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()).rpartition(".")[0]
+        digest = hmac.digest(public, unsigned.encode(), hashlib.sha256)
+        token = f"{unsigned}.{forged({}, {}, digest).rpartition('.')[2]}"
+        await refused(authenticator, token, "must be signed with RS256" if algorithm == "HS256" else "signature")
+
+
+async def test_an_algorithm_that_is_not_its_keys_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+    elliptic = ec_key()
+    issuer.publish(rsa_key(), elliptic)
+    authenticator = await opened()
+    await refused(authenticator, issuer.token(elliptic, "ES256", {"kid": "rsa-0"}), "must be signed with RS256")
+    await refused(authenticator, issuer.token(rsa_key(), "RS256", {"kid": "ec"}), "must be signed with ES256")
+    await refused(authenticator, issuer.token(rsa_key(), "RS512"), "must be signed with RS256")
+    await refused(authenticator, issuer.token(rsa_key(), "PS256"), "must be signed with RS256")
+
+
+async def test_another_key_under_a_known_kid_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+    await refused(await opened(), issuer.token(rsa_key(1), header={"kid": "rsa-0"}), "signature")
+
+
+async def test_a_changed_claim_breaks_the_signature(issuer: LocalIssuer, opened: Open) -> None:
+    head, _, signature = issuer.token(rsa_key()).split(".")
+    claims = forged({}, issuer.claims(sub="root")).split(".")[1]
+    await refused(await opened(), f"{head}.{claims}.{signature}", "signature")
+
+
+async def test_keys_within_the_token_itself_are_not_looked_at(issuer: LocalIssuer, opened: Open) -> None:
+    mine = rsa_key(1)
+    header = {"kid": None, "jwk": mine.as_dict(private=False), "jku": f"{issuer.url}/keys"}
+    await refused(await opened(), issuer.token(mine, header=header), "signature")
+
+
+async def test_extensions_that_must_be_understood_are_refused(issuer: LocalIssuer, opened: Open) -> None:
+    authenticator = await opened()
+    for header in ({"crit": ["b64"], "b64": False}, {"crit": ["exp"]}, {"b64": False}):
+        await refused(authenticator, forged({"alg": "RS256", "kid": "rsa-0", **header}, issuer.claims()), "extension")
+
+
+async def test_unknown_header_fields_of_real_issuers_are_let_be(issuer: LocalIssuer, opened: Open) -> None:
+    header = {"typ": "at+jwt", "x5t": "abc", "nonce": "n", "pi.atm": "1", "x5c": ["A" * 2000]}
+    await login(await opened(), issuer.token(rsa_key(), header=header))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "a.b.c", "..", "a.b", "a.b.c.d", "é.é.é", "e30.e30.", "W10.W10.W10", "bnVsbA.bnVsbA.x", "e30=.e30=.",
+        "e+/.e30.x", "\x00.\x00.\x00", "e30.e30", " . . ", "eyJ9.eyJ9.x", "e.e.e", "W1tbW1tb.e30.x",
+    ],
+)  # fmt: skip
+async def test_nonsense_is_refused_and_never_asks_the_issuer(issuer: LocalIssuer, opened: Open, token: str) -> None:
+    await refused(await opened(), token, "token")
+    assert issuer.fetches == 0
+
+
+async def test_a_huge_token_is_refused_unread(issuer: LocalIssuer, opened: Open) -> None:
+    authenticator = await opened()
+    await refused(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "at most")
+    await refused(authenticator, "a" * LENGTH_MAX + ".b.c", "at most")
+    deep = base64.urlsafe_b64encode(b"[" * 6000).decode()
+    await refused(authenticator, f"{deep}.{deep}.x", "JSON")
+    assert issuer.fetches == 0
+
+
+# Keys ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_key_is_found_when_its_first_token_comes(
+    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+) -> None:
+    authenticator = await opened()
+    await login(authenticator, issuer.token(rsa_key(0)))
+    issuer.publish(rsa_key(0), rsa_key(1))
+    clock.advance(61_000)
+    await login(authenticator, issuer.token(rsa_key(1)))
+    await login(authenticator, issuer.token(rsa_key(0)))
+    assert issuer.fetches == 2
+
+
+async def test_unknown_keys_cause_one_fetch_a_minute_however_many_they_are(
+    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+) -> None:
+    authenticator = await opened()
+    await login(authenticator, issuer.token(rsa_key()))
+    unknown = [forged({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
+    for round_of in (1, 2, 3):
+        await asyncio.gather(*(refused(authenticator, token, "does not publish") for token in unknown))
+        assert issuer.fetches == round_of
+        clock.advance(60_000)
+        unknown = [forged({"alg": "RS256", "kid": f"{round_of}-{number}"}, issuer.claims()) for number in range(30)]
+
+
+async def test_the_first_tokens_share_one_fetch(issuer: LocalIssuer, opened: Open) -> None:
+    authenticator = await opened()
+    await asyncio.gather(*(login(authenticator, issuer.token(rsa_key())) for _ in range(20)))
+    assert (issuer.discoveries, issuer.fetches) == (1, 1)
+
+
+async def test_a_withdrawn_key_is_not_believed_for_long(
+    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+) -> None:
+    authenticator = await opened()
+    await login(authenticator, issuer.token(rsa_key(0)))
+    issuer.publish(rsa_key(1))
+    clock.advance(int(room.FRESH_S * 1000))
+    await refused(authenticator, issuer.token(rsa_key(0)), "does not publish")
+
+
+async def test_an_issuer_that_fails_does_not_lock_out_those_whose_keys_are_known(
+    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+) -> None:
+    authenticator = await opened()
+    await login(authenticator, issuer.token(rsa_key()))
+    issuer.broken = web.Response(status=500)
+    clock.advance(int(room.FRESH_S * 1000))
+    for _ in range(5):
+        await login(authenticator, issuer.token(rsa_key()))
+    assert issuer.fetches == 2
+    clock.advance(int(room.RETRY_S * 1000))
+    await login(authenticator, issuer.token(rsa_key()))
+    assert issuer.fetches == 3
+    with pytest.raises(RetryLater):  # may be signed with a new key that we cannot read
+        await login(authenticator, issuer.token(rsa_key(1)))
+    clock.advance(int(room.STALE_S * 1000))
+    with pytest.raises(RetryLater):
+        await login(authenticator, issuer.token(rsa_key()))
+    issuer.broken = None
+    clock.advance(int(room.RETRY_S * 1000))
+    await login(authenticator, issuer.token(rsa_key()))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        web.Response(status=500),
+        web.Response(status=302, headers={"Location": "/.well-known/openid-configuration"}),
+        web.Response(body=b"<html>"),
+        web.Response(body=b"[]"),
+        web.Response(body=b'{"keys": 7}'),
+        web.Response(body=b'{"keys": []}'),
+        web.Response(body=b'{"keys": [7, null, {}]}'),
+        web.Response(body=b'{"keys": "' + b"x" * room.BYTES_MAX + b'"}'),
+    ],
+    ids=["500", "redirect", "html", "list", "number", "empty", "no-keys", "huge"],
+)
+async def test_an_issuer_without_usable_keys_is_a_503(
+    issuer: LocalIssuer, opened: Open, answer: web.StreamResponse
+) -> None:
+    issuer.broken = answer
+    with pytest.raises(RetryLater, match="keys of the issuer") as caught:
+        await login(await opened(), issuer.token(rsa_key()))
+    assert caught.value.retry_after_s >= 1
+
+
+async def test_an_issuer_that_is_away_is_a_503(opened: Open, issuer: LocalIssuer, unused_tcp_port: int) -> None:
+    gone = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(RetryLater):
+        await login(await opened(oidc_issuer=gone), issuer.token(rsa_key(), iss=gone))
+
+
+@pytest.mark.parametrize(
+    "discovery", [{"issuer": "https://else.example"}, {"jwks_uri": 7}, {"jwks_uri": "file:///etc/passwd"}]
+)
+async def test_a_discovery_document_that_is_not_of_the_issuer_is_not_followed(
+    issuer: LocalIssuer, opened: Open, discovery: dict[str, Any]
+) -> None:
+    issuer.discovery = discovery
+    with pytest.raises(RetryLater):
+        await login(await opened(), issuer.token(rsa_key()))
+    assert issuer.fetches == 0
+
+
+async def test_the_configured_url_of_keys_needs_no_discovery(issuer: LocalIssuer, opened: Open) -> None:
+    await login(await opened(oidc_jwks_url=f"{issuer.url}/keys"), issuer.token(rsa_key()))
+    assert issuer.discoveries == 0
+
+
+async def test_a_token_without_a_kid_is_checked_where_there_is_one_key_only(
+    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+) -> None:
+    authenticator = await opened()
+    token = issuer.token(rsa_key(), header={"kid": None})
+    await login(authenticator, token)
+    issuer.publish(rsa_key(0), rsa_key(1))
+    clock.advance(int(room.FRESH_S * 1000))
+    await refused(authenticator, issuer.token(rsa_key(), header={"kid": None}), "does not publish")
+    await refused(authenticator, forged({"alg": "RS256", "kid": 7}, issuer.claims()), "kid")
+
+
+def test_only_public_keys_for_our_algorithms_are_taken_from_a_set() -> None:
+    rsa = rsa_key().as_dict(private=False)
+    small = RSAKey.generate_key(2048).as_dict(private=False) | {"kid": "small", "n": rsa["n"][:171]}
+    document = {
+        "keys": [
+            rsa,
+            small,
+            OctKey.generate_key(256, {"kid": "oct"}).as_dict(private=True),
+            ECKey.generate_key("P-384", {"kid": "p384"}).as_dict(private=False),
+            {**rsa, "kid": "encrypts", "use": "enc"},
+            {**rsa, "kid": "pss", "alg": "PS256"},
+            {**rsa, "kid": "broken", "n": "!!!" * 200},
+            {"kty": "EC", "crv": "P-256", "kid": "off-curve", "x": "AA", "y": "AA"},
+            {"kty": "RSA", "kid": "empty"},
+        ]
+    }
+    assert list(room.read_keys(document)) == ["rsa-0"]
+    for nothing in (None, [], {"keys": {}}, {}):
+        with pytest.raises(BadRequest):
+            room.read_keys(nothing)
