@@ -9,7 +9,7 @@ from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
 from metaserver.api.keys import CATALOG, SETTINGS
-from metaserver.api.requests import allow, caller, path_name, path_namespace
+from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response, page_size
 from metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
 from metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
@@ -108,7 +108,7 @@ async def list_dropped(request: web.Request) -> web.Response:
     ),
 )
 async def undrop(request: web.Request) -> web.Response:
-    body = await request.read()
+    body = await read_body(request)
     wanted = decode_as(body, UndropBody, "The body") if body else UndropBody()
     namespace = check_namespace(tuple(wanted.namespace)) if wanted.namespace is not None else None
     name = check_name(wanted.name, "name") if wanted.name is not None else None

@@ -56,6 +56,7 @@ class _Around:
             response, error = await self._traced(self._tracer, request, handler, template, described, request_id)
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
+            response.headers["Server"] = "seamark"  # else aiohttp tells its own and Python's versions
             if self._drain.is_set():
                 response.force_close()
         principal = request.get(PRINCIPAL)

@@ -104,12 +104,12 @@ async def test_no_path_however_broken_is_a_server_error(server: Running, path: s
 @pytest.mark.parametrize(
     "raw",
     [
-        b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
-        b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + b"a" * 9000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: " + b"a" * 9000 + b"\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"nonsense\r\n\r\n",
     ],

@@ -41,7 +41,7 @@ def eventually(what: Callable[[], bool], timeout_s: float = 20) -> None:
 def slow_post(server: Seamark, body: bytes) -> socket.socket:
     """A POST whose body has not come yet: a request in flight for as long as we like."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-    head = f"POST /v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])
     time.sleep(0.3)
     return sock
