@@ -1,0 +1,217 @@
+"""Who is believed in which mode, and that what is taken away is gone at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
+
+from metaserver.access.authenticator import Authenticator, open_authenticator
+from metaserver.access.issued import ISSUER
+from metaserver.access.tokens import create_token, revoke_token
+from metaserver.clock import SimulatedClock
+from metaserver.errors import Forbidden, Unauthenticated
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant, PointerStore, RemoveGrant, SaveGrant
+from tests.access.issuer import forged, local_issuer, rsa_key
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def opened(store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def make(**given: Any) -> Authenticator:
+            settings = Settings(**{"auth": "token", **given})
+            return await stack.enter_async_context(open_authenticator(settings, store, clock))
+
+        yield make
+
+
+def bearer(token: str) -> CIMultiDict[str]:
+    return CIMultiDict({"authorization": f"Bearer {token}"})
+
+
+async def refused(authenticator: Authenticator, token: str, why: str) -> None:
+    with pytest.raises(Unauthenticated, match=why):
+        await authenticator.authenticate(bearer(token), None)
+
+
+async def test_without_logins_everybody_is_an_admin(opened: Open) -> None:
+    authenticator = await opened(auth="none")
+    for headers in ({}, {"Authorization": "Bearer anything"}, {"Host": "localhost:8181"}):
+        principal = await authenticator.authenticate(headers, "127.0.0.1")
+        assert (principal.name, principal.grants) == ("anonymous", (Grant("anonymous", "admin"),))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "[::1]:8181", "x.localhost", "127.9.9.9:80", "LOCALHOST"])
+async def test_without_logins_this_machine_is_served_by_its_names(opened: Open, host: str) -> None:
+    authenticator = await opened(auth="none")
+    await authenticator.authenticate({"Host": host}, "127.0.0.1")
+    await authenticator.authenticate({"Host": host, "Origin": f"http://{host}"}, "::1")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "evil.example:8181"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "localhost.evil.example"},
+        {"Host": "evil@127.0.0.1x"},
+        {"Host": "192.168.1.5:8181"},
+        {"Host": "[::1"},
+        {"Host": "localhost", "Origin": "https://evil.example"},
+        {"Host": "localhost", "Origin": "null"},
+        {"Host": "localhost", "Origin": ""},
+        {"Origin": "http://localhost.evil.example"},
+    ],
+)
+async def test_without_logins_a_browser_from_elsewhere_is_refused(opened: Open, headers: dict[str, str]) -> None:
+    with pytest.raises(Forbidden, match="configure auth"):
+        await (await opened(auth="none")).authenticate(headers, "127.0.0.1")
+
+
+async def test_without_logins_another_machine_is_refused(opened: Open) -> None:
+    for remote in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "nonsense"):
+        with pytest.raises(Forbidden, match="own machine"):
+            await (await opened(auth="none")).authenticate({}, remote)
+
+
+async def test_a_token_names_its_principal_with_its_grants_as_they_are_now(
+    opened: Open, store: PointerStore, clock: SimulatedClock
+) -> None:
+    secret = await create_token(store, clock, "ann", None, [Grant("ann", "reader", ("a",))])
+    authenticator = await opened()
+    principal = await authenticator.authenticate(bearer(secret), None)
+    assert (principal.name, principal.via) == ("ann", "token")
+    assert principal.grants == (Grant("ann", "reader", ("a",)),)
+    await store.transact([RemoveGrant(Grant("ann", "reader", ("a",))), SaveGrant(Grant("ann", "admin", ("b",)))])
+    assert (await authenticator.authenticate(bearer(secret), None)).grants == (Grant("ann", "admin", ("b",)),)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (None, "asks for a login"),
+        ("", "asks for a login"),
+        ("Basic YTpi", "not a bearer"),
+        ("Bearer", "not a bearer"),
+        ("Bearer ", "not a bearer"),
+        ("smk_x", "not a bearer"),
+        ("Bearer smk_", "unknown"),
+        ("Bearer smk_" + "x" * 43, "unknown"),
+        ("Bearer nonsense", "unknown"),
+        ("Bearer smk_\udce4", "unknown"),
+        ("Bearer é", "unknown"),
+        ("Bearer a.b.c", "not JSON"),
+    ],
+)
+async def test_missing_and_unknown_logins_say_what_to_send(opened: Open, header: str | None, why: str) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    with pytest.raises(Unauthenticated, match=why):
+        await (await opened()).authenticate(headers, None)
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer "])
+async def test_the_scheme_is_read_in_any_case(
+    opened: Open, store: PointerStore, clock: SimulatedClock, scheme: str
+) -> None:
+    secret = await create_token(store, clock, "ann", None, None)
+    await (await opened()).authenticate({"Authorization": f"{scheme} {secret}"}, None)
+
+
+async def test_a_token_ends_on_every_replica_with_its_revocation(
+    opened: Open, store: PointerStore, clock: SimulatedClock, tmp_path: Path
+) -> None:
+    secret = await create_token(store, clock, "ann", None, None)
+    authenticator = await opened()
+    issued, _ = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    async with (
+        open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
+        open_authenticator(Settings(auth="token"), other, clock) as replica,
+    ):
+        for shown in (secret, issued):
+            assert (await replica.authenticate(bearer(shown), None)).name == "ann"
+        await revoke_token(other, clock, "ann")
+    for shown in (secret, issued):
+        await refused(authenticator, shown, "ann was revoked")
+    await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
+    for shown in (secret, issued):  # the new token of that name does not revive them
+        await refused(authenticator, shown, "ann was revoked")
+
+
+async def test_a_token_ends_when_it_expires_and_what_was_issued_from_it_not_later(
+    opened: Open, store: PointerStore, clock: SimulatedClock
+) -> None:
+    secret = await create_token(store, clock, "ann", 100, None)
+    authenticator = await opened(oauth_token_ttl_s=3600)
+    issued, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    assert ttl_s == 100
+    clock.advance(99_999)
+    await authenticator.authenticate(bearer(secret), None)
+    clock.advance(1)
+    await refused(authenticator, secret, "expired")
+    await refused(authenticator, issued, "expired")
+    await create_token(store, clock, "ann", None, None)
+    await refused(authenticator, secret, "expired")
+
+
+async def test_an_issued_token_lives_as_long_as_the_setting_says(
+    opened: Open, store: PointerStore, clock: SimulatedClock
+) -> None:
+    secret = await create_token(store, clock, "ann", None, [Grant("ann", "writer")])
+    authenticator = await opened(oauth_token_ttl_s=10)
+    issued, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    assert ttl_s == 10
+    assert secret not in issued
+    principal = await authenticator.authenticate(bearer(issued), None)
+    assert (principal.name, principal.grants) == ("ann", (Grant("ann", "writer"),))
+    clock.advance(10_000)
+    await refused(authenticator, issued, "expired")
+
+
+async def test_an_issued_token_that_was_not_signed_by_us_is_refused(
+    opened: Open, store: PointerStore, clock: SimulatedClock
+) -> None:
+    secret = await create_token(store, clock, "ann", None, None)
+    authenticator = await opened()
+    login = await authenticator.login(secret)
+    assert login.token is not None
+    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": login.token.digest}
+    for algorithm in ("none", "HS256", "RS256", "HS512"):
+        await refused(authenticator, forged({"alg": algorithm, "kid": ISSUER}, claims), "signed with|signature")
+    issued, _ = authenticator.issuer.issue(login.token)
+    head, body, signature = issued.split(".")
+    await refused(authenticator, f"{head}.{forged({}, claims).split('.')[1]}.{signature}", "signature")
+    await refused(authenticator, f"{head}.{body}.", "signature")
+    await refused(authenticator, f"{head}.{body}.{signature[:-8]}", "signature")
+
+
+async def test_a_token_issued_to_anybody_opens_nothing_once_logins_are_asked_for(opened: Open) -> None:
+    issued, _ = (await opened(auth="none")).issuer.issue(None)
+    await refused(await opened(), issued, "asked for no login")
+
+
+async def test_each_mode_believes_its_own_kinds_only(opened: Open, store: PointerStore, clock: SimulatedClock) -> None:
+    secret = await create_token(store, clock, "ann", None, None)
+    async with local_issuer(clock) as issuer:
+        issuer.publish(rsa_key())
+        given = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
+        tokens, oidc = await opened(), await opened(auth="oidc", **given)
+        both = await opened(auth="token+oidc", **given)
+        issued, _ = tokens.issuer.issue((await tokens.login(secret)).token)
+        foreign = issuer.token(rsa_key())
+        await refused(tokens, foreign, "only its own")
+        await refused(oidc, secret, "only tokens of its OIDC issuer")
+        await refused(oidc, issued, "only tokens of its OIDC issuer")
+        for shown, name in ((secret, "ann"), (issued, "ann"), (foreign, "oidc:ann")):
+            assert (await both.authenticate(bearer(shown), None)).name == name
+        # our issuer's name, its own key: not ours to believe
+        await refused(both, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")

@@ -1,0 +1,162 @@
+"""Roles and scopes: against a brute-force model, and against every route there is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.access.authorizer import RULES, Authorizer, Scope, changes
+from metaserver.access.principal import (
+    ANONYMOUS,
+    Principal,
+    Role,
+    check_principal_name,
+    check_token_name,
+    make_grant,
+    parse_path,
+    parse_role,
+    show_path,
+)
+from metaserver.api.app import add_routes
+from metaserver.api.describe import description_of
+from metaserver.api.keys import SETTINGS
+from metaserver.errors import BadRequest, Forbidden
+from metaserver.settings import Settings
+from metaserver.store.port import Grant, NamespacePath
+
+AUTHORIZER = Authorizer()
+PATHS: list[NamespacePath] = [path for depth in range(4) for path in itertools.product("ab", repeat=depth)]
+ROLES = ["reader", "writer", "admin"]
+
+grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"]), st.sampled_from(PATHS)), max_size=4)
+
+
+def rights(held: list[Grant]) -> set[tuple[str, NamespacePath]]:
+    """The model: every (role, namespace) that the grants give, written out one by one."""
+    all_of_them = set()
+    for grant in held:
+        for path in PATHS:
+            inside = len(path) >= len(grant.namespace) and all(
+                path[at] == level for at, level in enumerate(grant.namespace)
+            )
+            if inside and grant.role in ROLES:
+                all_of_them |= {(role, path) for role in ROLES[: ROLES.index(grant.role) + 1]}
+    return all_of_them
+
+
+@given(grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
+def test_what_is_allowed_is_what_the_grants_write_out(
+    held: list[Grant], operation: str, namespace: NamespacePath
+) -> None:
+    principal, rule, model = Principal("p", tuple(held)), RULES[operation], rights(held)
+    if rule.scope is Scope.LOGIN:
+        expected = True
+    elif rule.scope is Scope.CATALOG:
+        expected = (rule.role.value, ()) in model
+    elif rule.scope is Scope.SEEN:
+        expected = not namespace or any(
+            ("reader", path) in model and path[: len(namespace)] == namespace for path in PATHS
+        )
+    else:
+        expected = (rule.role.value, namespace) in model
+    assert AUTHORIZER.allows(principal, operation, namespace) is expected
+    if expected:
+        AUTHORIZER.require(principal, operation, namespace)
+    else:
+        with pytest.raises(Forbidden):
+            AUTHORIZER.require(principal, operation, namespace)
+
+
+@given(grants, st.sampled_from(PATHS))
+def test_a_namespace_is_visible_exactly_where_something_on_its_line_is_granted(
+    held: list[Grant], namespace: NamespacePath
+) -> None:
+    model = rights(held)
+    expected = any(("reader", path) in model and path[: len(namespace)] == namespace for path in PATHS)
+    assert AUTHORIZER.visible(Principal("p", tuple(held)), namespace) is expected
+
+
+@given(grants, grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
+def test_more_grants_never_allow_less(
+    held: list[Grant], more: list[Grant], operation: str, namespace: NamespacePath
+) -> None:
+    if AUTHORIZER.allows(Principal("p", tuple(held)), operation, namespace):
+        assert AUTHORIZER.allows(Principal("p", (*held, *more)), operation, namespace)
+
+
+def test_every_route_that_needs_a_login_has_a_rule_of_its_own() -> None:
+    app = web.Application()
+    app[SETTINGS] = Settings()
+    add_routes(app)
+    described = [description_of(route.handler) for route in app.router.routes()]
+    needed = {one.operation for one in described if not one.public}
+    assert needed == set(RULES)
+
+
+def test_an_operation_without_a_rule_is_an_admins_of_everything() -> None:
+    AUTHORIZER.require(ANONYMOUS, "newThing", ("a",))
+    with pytest.raises(Forbidden):
+        AUTHORIZER.require(Principal("p", (Grant("p", "admin", ("a",)), Grant("p", "writer"))), "newThing", ("a",))
+    assert changes("newThing")
+
+
+def test_what_changes_something_is_told_from_what_reads() -> None:
+    for operation in ("createTable", "updateTable", "dropTable", "purgeDropped", "createToken", "addGrant", "undrop"):
+        assert changes(operation), operation
+    for operation in ("loadTable", "listTables", "getConfig", "metrics", "signRequest", "listTimeline"):
+        assert not changes(operation), operation
+
+
+def test_a_refusal_names_who_what_where_and_the_command_that_would_allow_it() -> None:
+    with pytest.raises(Forbidden) as caught:
+        AUTHORIZER.require(Principal("ann"), "createTable", ("a b", "c.d"))
+    assert caught.value.message == (
+        r"ann may not createTable in a b.c\.d: it needs the role writer on namespace a b.c\.d or one above it. "
+        r"An admin gives it with: seamark grant add ann writer --namespace 'a b.c\.d'"
+    )
+    with pytest.raises(Forbidden, match=r"role admin on the whole catalog.*grant add 'oidc:x y' admin$"):
+        AUTHORIZER.require(Principal("oidc:x y"), "createToken", ())
+    with pytest.raises(Forbidden, match=r"role writer on the whole catalog.*grant add ann writer$"):
+        AUTHORIZER.require(Principal("ann", (Grant("ann", "admin", ("a",)),)), "registerTable", ("a",))
+
+
+# Names and scopes as text --------------------------------------------------------------------------------------------
+
+levels = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=8)
+
+
+@given(st.lists(levels, min_size=1, max_size=4).map(tuple))
+def test_any_namespace_can_be_written_and_read_back(path: NamespacePath) -> None:
+    assert parse_path(show_path(path)) == path
+    assert parse_role(f"writer:{show_path(path)}") == (Role.WRITER, path)
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a\\", "a\\b", "\\", "a\x00", "a\x1fb", "x" * 256])
+def test_a_scope_that_is_not_well_formed_is_refused_rather_than_widened(text: str) -> None:
+    with pytest.raises(BadRequest):
+        parse_path(text)
+    with pytest.raises(BadRequest):
+        parse_role(f"reader:{text}")
+
+
+@pytest.mark.parametrize("text", ["", "Reader", "reader ", "root", " admin", "reader;a", "*"])
+def test_only_the_three_roles_are_roles(text: str) -> None:
+    with pytest.raises(BadRequest, match="reader, writer, admin"):
+        parse_role(text)
+
+
+@pytest.mark.parametrize("name", ["oidc:ann", "a:b", "", "anonymous", "-x", "a b", "a\n", "é", "x" * 129, "a/b", "a+b"])
+def test_a_token_cannot_be_called_what_would_be_mistaken(name: str) -> None:
+    with pytest.raises(BadRequest):
+        check_token_name(name)
+
+
+@pytest.mark.parametrize("name", ["oidc:", "oidc:a\nb", "other:ann", "anonymous", "OIDC:ann"])
+def test_grants_go_to_names_that_somebody_can_have(name: str) -> None:
+    with pytest.raises(BadRequest):
+        make_grant(name, "reader", ())
+    assert check_principal_name("oidc:auth0|5 f:g") == "oidc:auth0|5 f:g"

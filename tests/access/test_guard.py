@@ -1,0 +1,83 @@
+"""A server does not start as an open door, nor as one without a key; and says what to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from metaserver.access.guard import check_binding, check_logins, is_loopback_address
+from metaserver.access.tokens import create_token, revoke_token
+from metaserver.clock import SimulatedClock
+from metaserver.errors import ConfigError
+from metaserver.settings import Settings
+from metaserver.store.port import Grant, PointerStore, SaveGrant
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.255.0.9", "::1", "localhost", "127.1", "::ffff:127.0.0.1"])
+def test_loopback_needs_no_login(host: str) -> None:
+    check_binding(Settings(host=host))
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "", "0", "::0", "192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1", "::ffff:0.0.0.0", "10.1"]
+)
+def test_anything_else_without_a_login_is_refused_with_the_commands_that_mend_it(host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_binding(Settings(host=host, home=Path("/srv/sea mark"), port=80))
+    shown = host or "''"
+    assert "\n  seamark token create admin --role admin --home '/srv/sea mark'\n" in caught.value.message
+    assert f"\n  seamark serve --auth token --host {shown} --port 80 --home '/srv/sea mark'\n" in caught.value.message
+    for auth in ("token", "oidc", "token+oidc"):
+        check_binding(Settings(host=host, auth=auth))
+
+
+def test_a_host_name_counts_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*addresses: str) -> None:
+        found = [(2, 1, 6, "", (address, 0)) for address in addresses]
+        monkeypatch.setattr("metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: found)
+
+    resolve("127.0.0.1", "::1")
+    check_binding(Settings(host="box"))
+    for addresses in (("127.0.0.1", "192.0.2.1"), ("192.0.2.1",), ()):
+        resolve(*addresses)
+        with pytest.raises(ConfigError):
+            check_binding(Settings(host="box"))
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 300, "a..b"])
+def test_a_host_that_does_not_resolve_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match="Cannot resolve"):
+        check_binding(Settings(host=host))
+
+
+def test_zones_and_nonsense_are_no_loopback() -> None:
+    assert is_loopback_address("::1%lo")
+    for text in ("fe80::1%eth0", "", "localhost", "127.0.0.1.evil", "127.0.0.1/8"):
+        assert not is_loopback_address(text)
+
+
+async def test_only_tokens_and_no_live_one_is_refused_with_the_command(
+    store: PointerStore, clock: SimulatedClock
+) -> None:
+    settings = Settings(auth="token", home=Path("/srv/x"), database="postgresql://u:secret@db/x")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="seamark token create admin --role admin --home /srv/x") as caught:
+            await check_logins(settings, store, clock)
+        assert "secret" not in caught.value.message
+        await create_token(store, clock, "ann", 5, None)
+        await check_logins(settings, store, clock)
+        await revoke_token(store, clock, "ann")
+    for auth in ("none", "token+oidc"):
+        await check_logins(Settings(auth=auth), store, clock)
+
+
+async def test_oidc_users_who_may_do_nothing_are_worth_a_warning(store: PointerStore, clock: SimulatedClock) -> None:
+    with structlog.testing.capture_logs() as logs:
+        await check_logins(Settings(auth="oidc"), store, clock)
+        await check_logins(Settings(auth="oidc", oidc_roles_claim="roles"), store, clock)
+        await store.transact([SaveGrant(Grant("oidc:ann", "admin"))])
+        await check_logins(Settings(auth="oidc"), store, clock)
+    assert len(logs) == 1
+    assert "seamark grant add" in logs[0]["event"]

@@ -1,0 +1,93 @@
+"""Tokens of this server: what is stored, how they end, and what a new one of an old name may do."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from metaserver.access.tokens import create_token, digest_of, live_tokens, revoke_token
+from metaserver.clock import SimulatedClock, SystemClock
+from metaserver.errors import AlreadyExists, BadRequest, NotFound
+from metaserver.store.port import Grant, PointerStore, SaveGrant
+
+
+async def test_only_the_digest_is_stored(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> None:
+    secret = await create_token(store, clock, "ann", 60, [Grant("ann", "reader", ("a",))])
+    assert secret.startswith("smk_")
+    assert len(secret) == 4 + 43
+    [token] = await store.tokens()
+    assert token.digest == hashlib.sha256(secret.encode()).hexdigest() == digest_of(secret)
+    assert (token.name, token.expires_ms) == ("ann", clock.now_ms() + 60_000)
+    assert await store.grants("ann") == [Grant("ann", "reader", ("a",))]
+    for file in tmp_path.iterdir():
+        assert secret.encode() not in file.read_bytes()
+        assert secret[4:].encode() not in file.read_bytes()
+
+
+async def test_no_two_secrets_are_alike(store: PointerStore) -> None:
+    secrets = [await create_token(store, SystemClock(), f"t{number}", None, None) for number in range(50)]
+    assert len(set(secrets)) == 50
+
+
+async def test_a_name_has_one_live_token(store: PointerStore, clock: SimulatedClock) -> None:
+    await create_token(store, clock, "ann", 60, None)
+    with pytest.raises(AlreadyExists):
+        await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
+    assert await store.grants("ann") == []  # nothing of the refused one stays
+    clock.advance(60_000)
+    await create_token(store, clock, "ann", None, None)
+    assert [token.name for token in await live_tokens(store, clock)] == ["ann"]
+
+
+async def test_of_many_who_create_one_name_one_succeeds(store: PointerStore, clock: SimulatedClock) -> None:
+    async def attempt() -> bool:
+        try:
+            await create_token(store, clock, "ann", None, [])
+        except AlreadyExists:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(attempt() for _ in range(20)))) == 1
+
+
+async def test_given_grants_replace_those_of_the_name_and_none_given_keeps_them(
+    store: PointerStore, clock: SimulatedClock
+) -> None:
+    await store.transact([SaveGrant(Grant("ann", "admin")), SaveGrant(Grant("bob", "admin"))])
+    await create_token(store, clock, "ann", None, [Grant("ann", "reader", ("a",)), Grant("ann", "reader", ("b",))])
+    assert await store.grants("ann") == [Grant("ann", "reader", ("a",)), Grant("ann", "reader", ("b",))]
+    await revoke_token(store, clock, "ann")
+    await create_token(store, clock, "ann", None, None)
+    assert len(await store.grants("ann")) == 2
+    await revoke_token(store, clock, "ann")
+    await create_token(store, clock, "ann", None, [])
+    assert await store.grants("ann") == []
+    assert await store.grants("bob") == [Grant("bob", "admin")]
+
+
+async def test_what_cannot_be_revoked_says_so(store: PointerStore, clock: SimulatedClock) -> None:
+    with pytest.raises(NotFound, match="ann"):
+        await revoke_token(store, clock, "ann")
+    await create_token(store, clock, "ann", 1, None)
+    clock.advance(1000)
+    with pytest.raises(NotFound):
+        await revoke_token(store, clock, "ann")
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, 10**18])
+async def test_a_lifetime_that_cannot_be_is_refused(store: PointerStore, clock: SimulatedClock, ttl_s: int) -> None:
+    with pytest.raises(BadRequest, match="seconds"):
+        await create_token(store, clock, "ann", ttl_s, None)
+    assert await store.tokens() == []
+
+
+@pytest.mark.parametrize(
+    "grant", [Grant("ann", "root"), Grant("ann", "reader", ("",)), Grant("ann", "reader", ("\x00",))]
+)
+async def test_a_grant_that_cannot_be_leaves_no_token(store: PointerStore, clock: SimulatedClock, grant: Grant) -> None:
+    with pytest.raises(BadRequest):
+        await create_token(store, clock, "ann", None, [grant])
+    assert await store.tokens() == []
