@@ -1,0 +1,161 @@
+"""Requests made up from the specifications, valid and broken: none gets a 5xx, refusals have the standard's shape, and
+what succeeds answers as the Iceberg REST specification says.
+
+A server process of its own is asked, so that a crash would show. Half of the requests are aimed at a namespace, a table
+and a view that exist, since made-up names end at a 404. A failure prints the request and the seed to run it again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error, response_schema_conformance
+from schemathesis.core.errors import SchemathesisError
+from schemathesis.core.result import Err
+from schemathesis.schemas import APIOperation
+
+from metaserver.cli.reference import openapi_document
+from metaserver.wire import decode_json
+from tests.api.client import SCHEMA, VIEW_VERSION
+from tests.api.standard import NOT_YET, document
+from tests.services.seamark import Seamark
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+EXAMPLES = 15
+EXAMPLES_LONG = 200
+_AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
+
+
+def _standard() -> dict[str, Any]:
+    """The specification with our server's paths: no prefix, and only what is served."""
+    spec = copy.deepcopy(document())
+    paths = {}
+    for template, methods in spec["paths"].items():
+        kept = {
+            key: value
+            for key, value in methods.items()
+            if not (isinstance(value, dict) and value.get("operationId") in NOT_YET)
+        }
+        kept["parameters"] = [one for one in kept.get("parameters", ()) if not one["$ref"].endswith("/prefix")]
+        if set(kept) != {"parameters"}:
+            paths[template.replace("/{prefix}/", "/")] = kept
+    return {**spec, "paths": paths, "servers": [{"url": "/"}]}
+
+
+def _operations(spec: dict[str, Any]) -> list[Any]:
+    schema = schemathesis.openapi.from_dict(spec)
+    found = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
+    assert len(found) == sum(len(set(one) - {"parameters"}) for one in spec["paths"].values())
+    return [pytest.param(one, id=f"{one.method.upper()} {one.path}") for one in found]
+
+
+STANDARD = _operations(_standard())
+OURS = _operations(decode_json(openapi_document().encode(), "our document"))
+
+
+class Target:
+    """A server that is filled again whenever a lucky example emptied it."""
+
+    def __init__(self, server: Seamark) -> None:
+        self.server = server
+        self.http = requests.Session()
+        self._tables = f"{server.base_url}/v1/namespaces/db/tables"
+        self._views = f"{server.base_url}/v1/namespaces/db/views"
+
+    def fill(self) -> None:
+        if self.http.head(f"{self._tables}/t").status_code == 404:
+            self.http.post(f"{self.server.base_url}/v1/namespaces", json={"namespace": ["db"]})
+            self.http.post(self._tables, json={"name": "t", "schema": SCHEMA})
+        if self.http.head(f"{self._views}/v").status_code == 404:
+            self.http.post(self._views, json={"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION})
+
+    def check(self, case: schemathesis.Case[Any], *, conform: bool) -> None:
+        try:
+            response = case.call(base_url=self.server.base_url, session=self.http, timeout=20)
+        except (requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL, UnicodeEncodeError):
+            return  # nothing that HTTP could carry
+        # Of errors the specification says two things; ours are held to the one that its clients parse.
+        conform = conform and response.status_code < 400
+        checks = [not_a_server_error, *([response_schema_conformance] if conform else [])]
+        case.validate_response(response, checks=checks)
+        assert response.status_code < 500, case.as_curl_command()
+        if response.status_code >= 400 and case.method.upper() != "HEAD" and response.content:
+            error = decode_json(response.content, "an error").get("error")
+            if isinstance(error, dict):
+                assert set(error) == {"message", "type", "code", "stack"}
+                assert error["code"] == response.status_code
+            else:  # RFC 6749 has its own shape for the token endpoint
+                assert case.path == "/v1/oauth/tokens"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    # Long-polls would be held open for a minute; drops leave nothing behind that a later example could trip over.
+    env = {"SEAMARK_WATCH_TIMEOUT_S": "0.05", "SEAMARK_BODY_LIMIT_BYTES": "1000000"}
+    with Seamark(tmp_path_factory.mktemp("fuzz") / "home", env=env) as server:
+        target = Target(server)
+        target.fill()
+        yield target
+        assert server.running(), "the server did not survive"
+        assert "unexpected error" not in server.log.read_text()
+        target.http.close()
+
+
+def _campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examples: int, *, conform: bool) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data())
+    def run(data: st.DataObject) -> None:
+        mode = data.draw(st.sampled_from(GenerationMode))
+        try:
+            strategy = operation.as_strategy(generation_mode=mode)
+        except SchemathesisError:
+            strategy = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+        case = data.draw(strategy)
+        if data.draw(st.booleans()):
+            for name in set(_AIMS) & set(case.path_parameters or ()):
+                case.path_parameters[name] = _AIMS[name]
+        target.fill()
+        target.check(case, conform=conform)
+
+    run()
+
+
+@pytest.mark.parametrize("operation", STANDARD)
+def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: Target) -> None:
+    _campaign(operation, target, EXAMPLES, conform=True)
+
+
+@pytest.mark.parametrize("operation", OURS)
+def test_no_request_to_our_own_routes_gets_a_server_error(operation: Any, target: Target) -> None:
+    _campaign(operation, target, EXAMPLES, conform=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("operation", STANDARD)
+def test_long_campaign_on_the_standard_routes(operation: Any, target: Target) -> None:
+    _campaign(operation, target, EXAMPLES_LONG, conform=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("operation", OURS)
+def test_long_campaign_on_our_own_routes(operation: Any, target: Target) -> None:
+    _campaign(operation, target, EXAMPLES_LONG, conform=False)
