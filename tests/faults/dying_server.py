@@ -1,39 +1,44 @@
-"""A server that kills itself with SIGKILL at a chosen step of a chosen commit.
+"""A server that kills itself with SIGKILL at a chosen step of a change, once it is armed.
 
-    python -m tests.faults.dying_server STEP NTH HOME PORT
+    SEAMARK_HOME=… SEAMARK_PORT=… python -m tests.faults.dying_server
 
-The parts are the real ones; each step is a wrapper around one of them, put in at the composition root.
+It dies when a step is passed that the file `<home>/fuse` names (`STEP NTH`, counted from when the file appeared). The
+parts are the real ones; each step is a wrapper around one of them, put in at the composition root.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from metaserver import server
 from metaserver.catalog.commit import Committer
-from metaserver.settings import Settings
-from metaserver.store.port import CreateEntry, SwapPointer
+from metaserver.settings import Settings, load
+from metaserver.store.port import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 
+_CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
 STEPS = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap", "before-reply")
+
+
+FUSE = "fuse"
 
 
 class Fuse:
     """Burns down by one at each pass of its step, and takes the process with it at the end."""
 
-    def __init__(self, step: str, passes: int) -> None:
-        self._step = step
-        self._left = passes
+    def __init__(self, home: Path) -> None:
+        self._file = home / FUSE
+        self._passed = 0
 
     def passes(self, step: str) -> None:
-        if step != self._step:
+        if not self._file.exists():
             return
-        self._left -= 1
-        if self._left == 0:
+        armed, nth = self._file.read_text().split()
+        self._passed += step == armed
+        if self._passed == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -48,7 +53,7 @@ class Wrapped:
 
 class Store(Wrapped):
     async def transact(self, operations: Any) -> Any:
-        commits = any(isinstance(operation, SwapPointer | CreateEntry) for operation in operations)
+        commits = any(isinstance(operation, _CHANGES) for operation in operations)
         if commits:
             self._fuse.passes("before-swap")
         result = await self._inner.transact(operations)
@@ -64,8 +69,8 @@ class Objects(Wrapped):
         self._fuse.passes("after-metadata-write")
 
 
-def main(step: str, nth: int, home: Path, port: int) -> None:
-    fuse = Fuse(step, nth)
+def main(settings: Settings) -> None:
+    fuse = Fuse(settings.home)
     open_store, open_objects, commit = server.open_store, server.open_objects, Committer.commit
 
     @asynccontextmanager
@@ -86,9 +91,8 @@ def main(step: str, nth: int, home: Path, port: int) -> None:
     server.open_store = store  # type: ignore[assignment]
     server.open_objects = objects  # type: ignore[assignment]
     Committer.commit = replies  # type: ignore[method-assign]
-    settings = Settings(home=home, port=port)
     server.run(settings, server.bind(settings, shared=False), lambda: None)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(load({}, os.environ))

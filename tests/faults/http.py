@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
 from tests.catalog.rig import SCHEMA, append
+
+
+def new_key() -> str:
+    """An idempotency key: a UUID of version 7."""
+    return str(uuid.UUID(int=(uuid.uuid4().int & ~(0xF << 76)) | 0x7 << 76))
 
 
 class Lost(Exception):
@@ -19,9 +25,10 @@ class Client:
         self._host = urlsplit(base_url).netloc
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
+        self.headers: dict[str, str] = {}
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """Status and decoded body. Lost when no answer came."""
+        """Status and decoded body; the answer's headers are in `headers`. Lost when no answer came."""
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
         try:
@@ -29,6 +36,7 @@ class Client:
             self._connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
             answer = self._connection.getresponse()
             text = answer.read()
+            self.headers = dict(answer.getheaders())
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Lost(str(error)) from error
@@ -63,6 +71,18 @@ class Client:
         ids = [snapshot["snapshot-id"] for snapshot in snapshots]
         assert parents == [None, *ids][: len(ids)], "the snapshots are not one chain"
         return ids
+
+    def files(self, name: str = "t") -> list[str]:
+        """The metadata files that must be there: the pointer's, and those of its log."""
+        status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
+        assert status == 200, body
+        log = [entry["metadata-file"] for entry in body["metadata"].get("metadata-log", [])]
+        return [body["metadata-location"], *log]
+
+    def tables(self) -> list[str]:
+        status, body = self.call("GET", "/v1/namespaces/db/tables")
+        assert status == 200, body
+        return [found["name"] for found in body["identifiers"]]
 
     def append(
         self, snapshot_id: int, parent: int | None, sequence: int, name: str = "t", key: str | None = None

@@ -1,67 +1,150 @@
-"""kill -9 at every step of a commit: never half of one, and a retry gets the first outcome."""
+"""kill -9 at every step of a change: never half of one, and a retry gets the first outcome."""
 
 from __future__ import annotations
 
-import sys
-import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.catalog.rig import SCHEMA, append
 from tests.faults.dying_server import STEPS
-from tests.faults.http import Client, Lost
-from tests.services.process import ManagedProcess, free_port, http_ok
-from tests.services.seamark import Seamark
+from tests.faults.http import Client, new_key
+from tests.faults.mortal import Mortal
+from tests.services.s3 import S3
+
+RETRIES = ("with its idempotency key", "blindly", "as another commit on the same base")
+HAPPENED = ("after-swap", "before-reply")
 
 
-def _uuid7() -> str:
-    return str(uuid.UUID(int=(uuid.uuid4().int & ~(0xF << 76)) | 0x7 << 76))
+def _die_and_retry(server: Mortal, step: str, retry: str) -> None:
+    """Two commits are acknowledged, the third dies at `step`; then it is retried on a server that came back."""
+    client = server.start()
+    assert client.create_table()[0] == 200
+    for snapshot_id in (1, 2):
+        status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id)
+        assert status == 200, body
+    key = new_key() if retry.startswith("with") else None
+    server.dies(step, 1, lambda: client.append(3, 2, 3, key=key))
+
+    client = server.start()
+    happened = step in HAPPENED
+    assert client.chain() == ([1, 2, 3] if happened else [1, 2])
+    if retry.startswith("as another"):
+        status, _ = client.append(900, 2, 3)
+        assert status == (409 if happened else 200)
+        assert client.chain() == [1, 2, 3 if happened else 900]
+        return
+    for _ in range(2):
+        status, body = client.append(3, 2, 3, key=key)
+        assert status == 200, body
+        assert body["metadata"]["current-snapshot-id"] == 3
+    assert client.chain() == [1, 2, 3]
+    assert client.append(4, 3, 4)[0] == 200
 
 
-@pytest.mark.parametrize("retry", ["with its idempotency key", "blindly", "as another commit on the same base"])
+@pytest.mark.parametrize("retry", RETRIES)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_server_leaves_all_of_a_commit_or_nothing(tmp_path: Path, step: str, retry: str) -> None:
-    port, home = free_port(), tmp_path / "home"
-    home.mkdir()
-    argv = [sys.executable, "-m", "tests.faults.dying_server", step, "3", str(home), str(port)]
-    root = str(Path(__file__).parents[2])
-    dying = ManagedProcess(argv, log=tmp_path / "dying.log", env={"PYTHONPATH": root}, cwd=tmp_path)
-    base_url = f"http://127.0.0.1:{port}"
-    dying.start(lambda: http_ok(f"{base_url}/readyz"), timeout_s=30)
-    key = _uuid7()
-    try:
-        client = Client(base_url)
-        assert client.create_table()[0] == 200  # the first pass of most steps
-        sequence = 0
-        lost = None
-        for snapshot_id in range(1, 6):
-            try:
-                status, body = client.append(snapshot_id, sequence or None, sequence + 1, key=key if sequence else None)
-            except Lost:
-                lost = snapshot_id
-                break
-            assert status == 200, body
-            sequence = snapshot_id
-            key = _uuid7()
-        assert lost is not None, f"the server did not die at {step}"
-    finally:
-        dying.stop()
+    with Mortal(tmp_path / "home") as server:
+        _die_and_retry(server, step, retry)
 
-    with Seamark(home, port=port) as server:
+
+@pytest.mark.parametrize(("step", "retry"), [(step, RETRIES[number % 2]) for number, step in enumerate(STEPS)])
+def test_the_same_on_postgresql_and_s3(
+    tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str, step: str, retry: str
+) -> None:
+    env = {**s3.seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
+    with Mortal(tmp_path / "home", env) as server:
+        _die_and_retry(server, step, retry)
         client = Client(server.base_url)
-        acknowledged = list(range(1, lost))
-        chain = client.chain()
-        happened = chain == [*acknowledged, lost]
-        assert happened or chain == acknowledged, chain
-        assert happened == (step in ("after-swap", "before-reply")), f"{step}: {chain}"
-        parent = acknowledged[-1] if acknowledged else None
-        if retry == "as another commit on the same base":
-            status, _ = client.append(900, parent, lost)
-            assert status == (409 if happened else 200)
-            assert client.chain() == ([*acknowledged, lost] if happened else [*acknowledged, 900])
-            return
-        status, body = client.append(lost, parent, lost, key=key if retry.startswith("with") and parent else None)
-        assert status == 200, body
-        assert body["metadata"]["current-snapshot-id"] == lost
-        assert client.chain() == [*acknowledged, lost]
-        assert client.append(lost + 1, lost, lost + 1)[0] == 200
+        for location in client.files():
+            assert (s3.root / location.removeprefix("s3://")).is_file()
+
+
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [("before-metadata-write", 1), ("after-metadata-write", 1), ("before-swap", 1), ("after-swap", 1)],
+    ids=lambda value: str(value),
+)
+def test_a_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path, step: str, nth: int) -> None:
+    names = ("a", "b", "c")
+    changes = []
+    for name in names:
+        requirements, updates = append(7, None, 1)
+        identifier = {"namespace": ["db"], "name": name}
+        changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
+    body = {"table-changes": changes}
+    key = {"Idempotency-Key": new_key()}
+    with Mortal(tmp_path / "home") as server:
+        client = server.start()
+        for name in names:
+            assert client.create_table(name)[0] == 200
+        # "after-metadata-write" once: one of the three files is there, the others are not
+        server.dies(step, nth, lambda: client.call("POST", "/v1/transactions/commit", body, key))
+        client = server.start()
+        expected = [7] if step in HAPPENED else []
+        assert [client.chain(name) for name in names] == [expected] * 3
+        for _ in range(2):
+            assert client.call("POST", "/v1/transactions/commit", body, key)[0] == 204
+        assert [client.chain(name) for name in names] == [[7]] * 3
+
+
+def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
+    """By name: a request, the status of its first outcome, and whether it has happened, of a client."""
+    location = client.files("source")[0]
+    renamed = {"source": {"namespace": ["db"], "name": "old"}, "destination": {"namespace": ["db"], "name": "new"}}
+    return {
+        "create": (
+            ("POST", "/v1/namespaces/db/tables", {"name": "made", "schema": SCHEMA}),
+            200,
+            lambda now: "made" in now.tables(),
+        ),
+        "rename": (
+            ("POST", "/v1/tables/rename", renamed),
+            204,
+            lambda now: _one_of(now.tables(), "new", "old") == "new",
+        ),
+        "register": (
+            ("POST", "/v1/namespaces/db/register", {"name": "twin", "metadata-location": location}),
+            200,
+            lambda now: "twin" in now.tables(),
+        ),
+        "drop": (
+            ("DELETE", "/v1/namespaces/db/tables/doomed", None),
+            204,
+            lambda now: _one_of([*now.tables(), *_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed",
+        ),
+    }
+
+
+def _one_of(found: list[str], *names: str) -> str:
+    there = [name for name in names if name in found]
+    assert len(there) == 1, f"of {names}, {there} are there"
+    return there[0]
+
+
+def _dropped(client: Client) -> list[str]:
+    _, body = client.call("GET", "/api/v1/dropped")
+    return [f"dropped:{row['name']}" for row in body["dropped"]]
+
+
+@pytest.mark.parametrize("step", ["after-metadata-write", "before-swap", "after-swap"])
+def test_a_killed_create_rename_register_or_drop_happened_or_did_not(tmp_path: Path, step: str) -> None:
+    with Mortal(tmp_path / "home") as server:
+        client = server.start()
+        for name in ("source", "old", "doomed"):
+            assert client.create_table(name)[0] == 200
+        for what, (request, status, has_happened) in _changes(client).items():
+            if step == "after-metadata-write" and what != "create":
+                continue  # the others write no file
+            key = {"Idempotency-Key": new_key()}
+            server.dies(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
+            client = server.start()
+            assert has_happened(client) == (step == "after-swap"), what
+            for _ in range(2):
+                answered, body = client.call(*request, key)
+                assert answered == status, (what, body)
+                assert has_happened(client), what
+        for name in client.tables():
+            assert client.chain(name) == []
