@@ -41,6 +41,8 @@ class Scope(Enum):
 class Rule(msgspec.Struct, frozen=True):
     role: Role
     scope: Scope = Scope.NAMESPACE
+    reads: bool = False
+    """A reader's operations do in any case."""
 
 
 _UNKNOWN = Rule(Role.ADMIN, Scope.CATALOG)
@@ -64,8 +66,10 @@ def _rules() -> dict[str, Rule]:
         rules[name] = Rule(Role.READER, Scope.SEEN)
     for name in ("registerTable", "registerView"):
         rules[name] = Rule(Role.WRITER, Scope.CATALOG)
-    for name in ("listTokens", "createToken", "revokeToken", "listAudit"):
+    for name in ("createToken", "revokeToken"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
+    for name in ("listTokens", "listAudit"):
+        rules[name] = Rule(Role.ADMIN, Scope.CATALOG, reads=True)
     return rules
 
 
@@ -75,7 +79,8 @@ RULES = _rules()
 
 def changes(operation: str) -> bool:
     """Whether the operation changes something that an audit is about. Unknown operations do, so that none is missed."""
-    return RULES.get(operation, _UNKNOWN).role is not Role.READER
+    rule = RULES.get(operation, _UNKNOWN)
+    return not rule.reads and rule.role is not Role.READER
 
 
 class Authorizer:

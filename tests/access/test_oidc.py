@@ -359,6 +359,7 @@ def test_only_public_keys_for_our_algorithms_are_taken_from_a_set() -> None:
         ]
     }
     assert list(room.read_keys(document)) == ["rsa-0"]
-    for nothing in (None, [], {"keys": {}}, {}):
+    nothings: list[object] = [None, [], {"keys": {}}, {}]
+    for nothing in nothings:
         with pytest.raises(BadRequest):
             room.read_keys(nothing)

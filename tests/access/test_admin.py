@@ -1,0 +1,178 @@
+"""Administration over HTTP: tokens, grants and the audit log, each for those whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.access.tokens import create_token
+from metaserver.clock import SystemClock
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant
+from tests.server.rig import Running, running, some_settings
+
+
+class Administered:
+    def __init__(self, server: Running, secrets: dict[str, str]) -> None:
+        self.server = server
+        self.secrets = secrets
+
+    async def call(self, who: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """(status, JSON or None)."""
+        secret = self.secrets.get(who, who)
+        async with self.server.http.request(
+            method, self.server.url + path, json=body, headers={"Authorization": f"Bearer {secret}"}
+        ) as answer:
+            return answer.status, await answer.json() if await answer.read() else None
+
+
+@pytest.fixture
+async def administered(tmp_path: Path) -> AsyncIterator[Administered]:
+    """root is an admin of everything, ns an admin of the namespace a, bob a writer of everything."""
+    clock, secrets = SystemClock(), {}
+    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+        for name, grant in (("root", Grant("root", "admin")), ("ns", Grant("ns", "admin", ("a",)))):
+            secrets[name] = await create_token(store, clock, name, None, [grant])
+        secrets["bob"] = await create_token(store, clock, "bob", None, [Grant("bob", "writer")])
+    async with running(tmp_path, auth="token", page_limit=100) as server:
+        yield Administered(server, secrets)
+
+
+async def test_a_token_is_made_used_listed_and_revoked(administered: Administered) -> None:
+    body = {"name": "new", "expires-in-s": 60, "grants": [{"role": "reader", "namespace": ["db"]}]}
+    status, made = await administered.call("root", "POST", "/api/v1/tokens", body)
+    assert status == 201
+    assert made["name"] == "new"
+    assert (await administered.call(made["token"], "GET", "/v1/namespaces/db"))[0] == 200
+    _, listed = await administered.call("root", "GET", "/api/v1/tokens")
+    [shown] = [token for token in listed["tokens"] if token["name"] == "new"]
+    assert shown["live"] is True
+    assert shown["expires-ms"] == shown["created-ms"] + 60_000
+    assert set(shown) == {"id", "name", "live", "created-ms", "expires-ms", "revoked-ms"}
+    assert (await administered.call("root", "POST", "/api/v1/tokens", body))[0] == 409
+    assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 204
+    assert (await administered.call(made["token"], "GET", "/v1/namespaces/db"))[0] == 401
+    assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 404
+    _, listed = await administered.call("root", "GET", "/api/v1/tokens")
+    [shown] = [token for token in listed["tokens"] if token["name"] == "new"]
+    assert shown["live"] is False
+
+
+async def test_listings_come_in_pages_that_miss_and_double_nothing(administered: Administered) -> None:
+    for number in range(4):
+        await administered.call(
+            "root", "POST", "/api/v1/tokens", {"name": f"t{number}", "grants": [{"role": "reader"}]}
+        )
+    await administered.server.parts.audit.flush()
+    for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
+        seen: list[Any] = []
+        token: str | None = ""
+        while token is not None:
+            status, page = await administered.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
+            assert status == 200
+            assert len(page[items]) <= 3
+            seen += page[items]
+            token = page["next-page-token"]
+        assert len(seen) == expected
+        assert len({str(one) for one in seen}) == expected
+
+
+async def test_grants_take_effect_with_the_next_request(administered: Administered) -> None:
+    grant = {"principal": "bob", "role": "admin", "namespace": ["db", "x.y"]}
+    for _ in range(2):
+        assert (await administered.call("root", "PUT", "/api/v1/grants", grant))[0] == 204
+    _, listed = await administered.call("bob", "GET", "/api/v1/grants?principal=bob")
+    assert listed["grants"] == [grant, {"principal": "bob", "role": "writer", "namespace": []}]
+    query = "principal=bob&role=admin&namespace=db%1Fx.y"
+    assert (await administered.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 204
+    assert (await administered.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 403
+    assert (await administered.call("root", "DELETE", f"/api/v1/grants?{query}"))[0] == 404
+    assert (await administered.call("bob", "GET", "/v1/namespaces/db"))[0] == 200
+    assert (await administered.call("root", "DELETE", "/api/v1/grants?principal=bob&role=writer"))[0] == 204
+    assert (await administered.call("bob", "GET", "/v1/namespaces/db"))[0] == 403
+
+
+async def test_an_admin_of_a_namespace_gives_and_sees_grants_there_and_nowhere_else(
+    administered: Administered,
+) -> None:
+    async def put(namespace: list[str]) -> int:
+        grant = {"principal": "oidc:eve", "role": "admin", "namespace": namespace}
+        return (await administered.call("ns", "PUT", "/api/v1/grants", grant))[0]
+
+    assert [await put(path) for path in (["a"], ["a", "b"], ["b"], [])] == [204, 204, 403, 403]
+    _, listed = await administered.call("ns", "GET", "/api/v1/grants")
+    assert [(one["principal"], one["namespace"]) for one in listed["grants"]] == [
+        ("ns", ["a"]),
+        ("oidc:eve", ["a"]),
+        ("oidc:eve", ["a", "b"]),
+    ]
+    _, listed = await administered.call("bob", "GET", "/api/v1/grants")
+    assert [one["principal"] for one in listed["grants"]] == ["bob"]
+
+
+@pytest.mark.parametrize("who", ["ns", "bob"])
+async def test_tokens_and_the_audit_log_are_for_admins_of_everything(administered: Administered, who: str) -> None:
+    for method, path in (
+        ("GET", "/api/v1/tokens"),
+        ("POST", "/api/v1/tokens"),
+        ("DELETE", "/api/v1/tokens/root"),
+        ("GET", "/api/v1/audit"),
+    ):
+        status, body = await administered.call(who, method, path)
+        assert (status, body["error"]["type"]) == (403, "ForbiddenException")
+        assert f"{who} may not" in body["error"]["message"]
+
+
+async def test_the_audit_log_tells_who_did_what(administered: Administered) -> None:
+    await administered.call("bob", "GET", "/api/v1/tokens")
+    await administered.call("root", "PUT", "/api/v1/grants", {"principal": "x", "role": "reader"})
+    await administered.server.parts.audit.flush()
+    _, listed = await administered.call("root", "GET", "/api/v1/audit")
+    assert [(one["who"], one["action"], one["outcome"], one["resource"]) for one in listed["records"]] == [
+        ("bob", "listTokens", "denied", "/api/v1/tokens"),
+        ("root", "addGrant", "allowed", "/api/v1/grants"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/v1/tokens", None),
+        ("POST", "/api/v1/tokens", []),
+        ("POST", "/api/v1/tokens", {}),
+        ("POST", "/api/v1/tokens", {"name": 7}),
+        ("POST", "/api/v1/tokens", {"name": "a:b"}),
+        ("POST", "/api/v1/tokens", {"name": "anonymous"}),
+        ("POST", "/api/v1/tokens", {"name": "t", "expires-in-s": 0}),
+        ("POST", "/api/v1/tokens", {"name": "t", "expires-in-s": 10**30}),
+        ("POST", "/api/v1/tokens", {"name": "t", "expires-in-s": "1d"}),
+        ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "root"}]}),
+        ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "reader", "namespace": [""]}]}),
+        ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "reader", "namespace": "a"}]}),
+        ("POST", "/api/v1/tokens", {"name": "t", "grant": []}),
+        ("PUT", "/api/v1/grants", None),
+        ("PUT", "/api/v1/grants", {"principal": "a:b", "role": "reader"}),
+        ("PUT", "/api/v1/grants", {"principal": "oidc:", "role": "reader"}),
+        ("PUT", "/api/v1/grants", {"principal": "x", "role": "Reader"}),
+        ("PUT", "/api/v1/grants", {"principal": "x", "role": "reader", "namespace": ["\x00"]}),
+        ("DELETE", "/api/v1/grants", None),
+        ("DELETE", "/api/v1/grants?principal=x", None),
+        ("DELETE", "/api/v1/grants?principal=x&role=root", None),
+        ("DELETE", "/api/v1/grants?principal=x&role=reader&namespace=%1F", None),
+        ("GET", "/api/v1/grants?principal=%00", None),
+        ("GET", "/api/v1/grants?pageSize=0", None),
+        ("GET", "/api/v1/tokens?pageToken=!", None),
+        ("GET", "/api/v1/audit?pageSize=-1", None),
+        ("GET", "/api/v1/audit?pageToken=AA", None),
+        ("DELETE", "/api/v1/tokens/%00", None),
+    ],
+)
+async def test_nonsense_is_a_400_that_says_what_is_wrong(
+    administered: Administered, method: str, path: str, body: Any
+) -> None:
+    status, answer = await administered.call("root", method, path, body)
+    assert status == 400, answer
+    assert answer["error"]["message"]

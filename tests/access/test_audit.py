@@ -1,0 +1,134 @@
+"""The audit log: what is kept, what is never lost, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import structlog
+
+from metaserver.access.audit import AuditLog, open_audit, outcome_of
+from metaserver.clock import SimulatedClock
+from metaserver.errors import CommitUnknown, RetryLater
+from metaserver.store.port import AuditRecord, Operation, PointerStore, SaveAudit
+
+
+class Moody:
+    """A store whose transactions wait for the gate, and fail as often as told, before or after they happen."""
+
+    def __init__(self, store: PointerStore) -> None:
+        self.store = store
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures: list[str] = []
+        self.sizes: list[int] = []
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        await self.gate.wait()
+        failure = self.failures.pop() if self.failures else ""
+        if failure == "before":
+            raise RetryLater("the database is away")
+        done = await self.store.transact(operations)
+        if failure == "after":
+            raise CommitUnknown("the connection was lost")
+        [save] = operations
+        assert isinstance(save, SaveAudit)
+        self.sizes.append(len(save.records))
+        return done
+
+
+@pytest.fixture
+def moody(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("metaserver.access.audit._RETRY_S", 0.01)
+    return Moody(store)
+
+
+async def record(audit: AuditLog, operation: str = "createTable", status: int = 200, **given: Any) -> None:
+    fields: dict[str, Any] = {"who": "ann", "resource": "/v1/x", "request_id": "r", "remote": "10.0.0.1", **given}
+    await audit.record(operation=operation, status=status, **fields)
+
+
+async def kept(store: PointerStore) -> list[AuditRecord]:
+    return await store.audit(None, 100_000)
+
+
+async def test_changes_and_refusals_are_kept_and_reads_are_not(store: PointerStore, clock: SimulatedClock) -> None:
+    async with open_audit(store, clock) as audit:
+        await record(audit, "createTable", 200)
+        await record(audit, "updateTable", 409, kind="commit_conflict")
+        await record(audit, "loadTable", 200)
+        await record(audit, "loadTable", 404, kind="no_such_table")
+        await record(audit, "loadTable", 403, kind="forbidden")
+        await record(audit, "listTables", 401, who="anonymous", remote=None)
+        await record(audit, "dropTable", 500)
+    assert [(one.action, one.outcome, one.status, one.who, one.remote) for one in await kept(store)] == [
+        ("createTable", "allowed", 200, "ann", "10.0.0.1"),
+        ("updateTable", "failed:commit_conflict", 409, "ann", "10.0.0.1"),
+        ("loadTable", "denied", 403, "ann", "10.0.0.1"),
+        ("listTables", "denied", 401, "anonymous", ""),
+        ("dropTable", "failed:500", 500, "ann", "10.0.0.1"),
+    ]
+    assert outcome_of(304, None) == "allowed"
+
+
+async def test_reads_are_kept_where_that_is_asked_for(store: PointerStore, clock: SimulatedClock) -> None:
+    async with open_audit(store, clock, reads=True) as audit:
+        await record(audit, "loadTable", 200)
+    assert [one.action for one in await kept(store)] == ["loadTable"]
+
+
+async def test_records_are_written_in_batches(moody: Any, clock: SimulatedClock) -> None:
+    moody.gate.clear()
+    async with open_audit(moody, clock, batch=10) as audit:
+        for number in range(35):
+            await record(audit, request_id=str(number))
+        assert audit.waiting == 35
+        moody.gate.set()
+        await audit.flush()
+        assert audit.waiting == 0
+    assert len(moody.sizes) <= 5
+    assert [one.request_id for one in await kept(moody.store)] == [str(number) for number in range(35)]
+
+
+async def test_changes_and_refusals_wait_for_room_and_reads_give_way(moody: Any, clock: SimulatedClock) -> None:
+    moody.gate.clear()
+    async with open_audit(moody, clock, reads=True, capacity=5, batch=5) as audit:
+        waiters = [asyncio.create_task(record(audit, "createTable")) for _ in range(30)]
+        waiters += [asyncio.create_task(record(audit, "loadTable", 403)) for _ in range(30)]
+        await asyncio.sleep(0.05)
+        assert 0 < sum(waiter.done() for waiter in waiters) <= 10
+        await asyncio.wait_for(record(audit, "loadTable", 200), 1)
+        assert audit.dropped == 1
+        moody.gate.set()
+        await asyncio.gather(*waiters)
+    assert audit.dropped == 1
+    assert len(await kept(moody.store)) == 60
+
+
+async def test_a_database_that_fails_loses_and_doubles_nothing(moody: Any, clock: SimulatedClock) -> None:
+    moody.failures = ["before", "after", "before", "after", "after"]
+    async with open_audit(moody, clock, batch=3) as audit:
+        for number in range(9):
+            await record(audit, request_id=str(number))
+    assert [one.request_id for one in await kept(moody.store)] == [str(number) for number in range(9)]
+    assert audit.dropped == 0
+
+
+async def test_closing_does_not_wait_for_ever_and_says_what_is_lost(moody: Any, clock: SimulatedClock) -> None:
+    moody.gate.clear()
+    with structlog.testing.capture_logs() as logs:
+        async with open_audit(moody, clock, batch=4, close_timeout_s=0.05) as audit:
+            for _ in range(7):
+                await record(audit)
+    assert audit.dropped == 7
+    assert [log["records"] for log in logs] == [7]
+
+
+async def test_any_text_of_a_request_can_be_kept(store: PointerStore, clock: SimulatedClock) -> None:
+    async with open_audit(store, clock) as audit:
+        await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, who="\x00")
+    [one] = await kept(store)
+    assert one.resource.startswith("/v1/\ufffd??é")
+    assert len(one.resource) == 1024

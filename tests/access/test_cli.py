@@ -1,0 +1,122 @@
+"""`seamark token` and `seamark grant`, as an operator types them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from metaserver.access.authenticator import open_authenticator
+from metaserver.access.principal import Principal
+from metaserver.cli.main import cli
+from metaserver.clock import SystemClock
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import AuditRecord, Grant
+
+
+def seamark(home: Path, *arguments: str) -> Result:
+    done = CliRunner().invoke(cli, [*arguments, "--home", str(home)], prog_name="seamark")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+def who_is(home: Path, secret: str) -> Principal:
+    async def ask() -> Principal:
+        settings, clock = Settings(home=home, auth="token"), SystemClock()
+        async with (
+            open_store(settings.database_url(), clock=clock) as store,
+            open_authenticator(settings, store, clock) as authenticator,
+        ):
+            return await authenticator.authenticate({"Authorization": f"Bearer {secret}"}, None)
+
+    return asyncio.run(ask())
+
+
+def audited(home: Path) -> list[AuditRecord]:
+    async def read() -> list[AuditRecord]:
+        async with open_store(Settings(home=home).database_url(), clock=SystemClock()) as store:
+            return await store.audit(None, 100)
+
+    return asyncio.run(read())
+
+
+def test_the_first_admin_is_made_in_a_home_that_is_not_there_yet(tmp_path: Path) -> None:
+    home = tmp_path / "new"
+    done = seamark(home, "token", "create", "admin", "--role", "admin")
+    assert done.exit_code == 0
+    secret = done.stdout.strip()  # alone on standard output, for scripts
+    assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
+    assert "admin on the whole catalog" in done.stderr
+    assert secret not in done.stderr
+
+
+def test_a_role_can_be_for_namespaces_and_a_time(tmp_path: Path) -> None:
+    options = ("--role", "writer", "--namespace", "a.b", "--namespace", r"c\.d", "--expires-in", "3d")
+    secret = seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()
+    grants = (Grant("ann", "writer", ("a", "b")), Grant("ann", "writer", ("c.d",)))
+    assert who_is(tmp_path, secret).grants == grants
+    listed = seamark(tmp_path, "token", "list").stdout
+    assert "ann" in listed
+    assert "live" in listed
+    assert secret not in listed
+    shown = seamark(tmp_path, "grant", "list").stdout.splitlines()
+    assert [line.split() for line in shown[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
+
+
+def test_a_revoked_token_is_refused_and_can_be_replaced(tmp_path: Path) -> None:
+    old = seamark(tmp_path, "token", "create", "ann", "--role", "reader").stdout.strip()
+    assert seamark(tmp_path, "token", "create", "ann").exit_code == 1
+    assert seamark(tmp_path, "token", "revoke", "ann").exit_code == 0
+    with pytest.raises(Exception, match="revoked"):
+        who_is(tmp_path, old)
+    new = seamark(tmp_path, "token", "create", "ann").stdout.strip()
+    assert who_is(tmp_path, new).grants == (Grant("ann", "reader"),)
+
+
+def test_grants_are_given_and_taken(tmp_path: Path) -> None:
+    assert seamark(tmp_path, "grant", "add", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
+    assert "oidc:bob" in seamark(tmp_path, "grant", "list", "oidc:bob").stdout
+    assert "oidc:bob" not in seamark(tmp_path, "grant", "list", "ann").stdout
+    refused = seamark(tmp_path, "grant", "remove", "oidc:bob", "writer")
+    assert refused.exit_code == 1
+    assert "does not exist" in refused.stderr
+    assert seamark(tmp_path, "grant", "remove", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
+    assert "oidc:bob" not in seamark(tmp_path, "grant", "list").stdout
+
+
+def test_what_operators_do_is_audited(tmp_path: Path) -> None:
+    seamark(tmp_path, "token", "create", "ann", "--role", "reader")
+    seamark(tmp_path, "grant", "add", "ann", "writer", "--namespace", "a")
+    seamark(tmp_path, "token", "revoke", "ann")
+    records = audited(tmp_path)
+    assert [(one.action, one.resource) for one in records] == [
+        ("createToken", "ann"),
+        ("addGrant", "ann writer on a"),
+        ("revokeToken", "ann"),
+    ]
+    assert all(one.who.startswith("cli:") for one in records)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("token", "create", "a:b"), 1, "letters, digits"),
+        (("token", "create", "ann", "--role", "root"), 2, "reader"),
+        (("token", "create", "ann", "--namespace", "a"), 2, "--role"),
+        (("token", "create", "ann", "--expires-in", "soon"), 2, "3d|number and"),
+        (("token", "create", "ann", "--expires-in", "0d"), 2, "number and"),
+        (("token", "create", "ann", "--expires-in", "999y"), 1, "seconds"),
+        (("token", "create", "ann", "--role", "reader", "--namespace", "a..b"), 1, "namespace"),
+        (("token", "revoke", "ann"), 1, "does not exist"),
+        (("grant", "add", "a:b", "reader"), 1, "oidc:<subject>"),
+        (("token", "list", "--database", "mysql://x"), 2, "sqlite"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = seamark(tmp_path, *arguments)
+    assert done.exit_code == code
+    assert any(part in done.stderr for part in says.split("|")), done.stderr
+    assert "Traceback" not in done.output

@@ -1,0 +1,231 @@
+"""The OAuth token endpoint over a real server, as clients of the field use it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import ForbiddenError, OAuthError
+
+from metaserver.access.tokens import create_token, revoke_token
+from metaserver.clock import SystemClock
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant
+from tests.access.issuer import AUDIENCE, local_issuer, rsa_key
+from tests.server.rig import Running, running, some_settings
+
+EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
+
+
+@pytest.fixture
+async def secrets(tmp_path: Path) -> dict[str, str]:
+    clock = SystemClock()
+    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+        return {
+            name: await create_token(store, clock, name, None, [Grant(name, role)])
+            for name, role in (("ann", "admin"), ("bob", "reader"))
+        }
+
+
+@pytest.fixture
+async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Running]:
+    async with running(tmp_path, auth="token", oauth_token_ttl_s=600) as one:
+        yield one
+
+
+def basic(credential: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(credential.encode()).decode()}
+
+
+async def ask(server: Running, form: dict[str, str], headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    async with server.http.post(f"{server.url}/v1/oauth/tokens", data=form, headers=headers) as answer:
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert (answer.status == 401) is ("WWW-Authenticate" in answer.headers)
+        return answer.status, await answer.json()
+
+
+async def name_of(server: Running, token: str) -> str | None:
+    """Who the server says that is, by what it puts into the audit; None where it refuses."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
+        if answer.status != 200:
+            return None
+    return (await server.parts.authenticator.login(token)).principal.name
+
+
+def exchange(subject: str, **given: str) -> dict[str, str]:
+    form = {"grant_type": EXCHANGE, "subject_token": subject, "subject_token_type": ACCESS_TOKEN, "scope": "catalog"}
+    return {**form, **given}
+
+
+@pytest.mark.parametrize("way", ["form", "basic", "secret only", "basic secret only"])
+async def test_client_credentials_give_a_token(server: Running, secrets: dict[str, str], way: str) -> None:
+    form = {"grant_type": "client_credentials", "scope": "catalog"}
+    headers = {}
+    if way == "form":
+        form |= {"client_id": "ann", "client_secret": secrets["ann"]}
+    elif way == "basic":
+        headers = basic(f"ann:{secrets['ann']}")
+    elif way == "secret only":
+        form |= {"client_secret": secrets["ann"]}
+    else:
+        headers = basic(secrets["ann"])
+    status, body = await ask(server, form, headers)
+    assert status == 200
+    assert (body["token_type"], body["expires_in"], body["issued_token_type"]) == ("bearer", 600, ACCESS_TOKEN)
+    assert secrets["ann"] not in body["access_token"]
+    assert await name_of(server, body["access_token"]) == "ann"
+
+
+async def test_what_was_issued_ends_with_the_token_it_was_made_from(server: Running, secrets: dict[str, str]) -> None:
+    _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
+    _, refreshed = await ask(server, exchange(body["access_token"]))
+    await revoke_token(server.parts.store, server.parts.clock, "bob")
+    assert await name_of(server, body["access_token"]) is None
+    assert await name_of(server, refreshed["access_token"]) is None
+    status, refusal = await ask(server, exchange(refreshed["access_token"]))
+    assert (status, refusal["error"]) == (400, "invalid_grant")
+
+
+async def test_java_clients_refresh_by_exchange(server: Running, secrets: dict[str, str]) -> None:
+    _, first = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
+    bearer = {"Authorization": f"Bearer {first['access_token']}"}
+    status, second = await ask(server, exchange(first["access_token"]), bearer)
+    assert status == 200
+    assert second["issued_token_type"] == ACCESS_TOKEN
+    assert second["access_token"] != first["access_token"]
+    assert await name_of(server, second["access_token"]) == "ann"
+    # a bearer token given as `token` is exchanged as it is
+    status, third = await ask(server, exchange(secrets["ann"]))
+    assert await name_of(server, third["access_token"]) == "ann"
+
+
+async def test_an_expired_token_is_refreshed_with_the_credentials_of_its_holder_only(
+    tmp_path: Path, secrets: dict[str, str]
+) -> None:
+    async with running(tmp_path, auth="token") as server:
+        token = (await server.parts.authenticator.login(secrets["ann"])).token
+        issuer = server.parts.authenticator.issuer
+        issuer._ttl_s = -60  # issued a minute after its end
+        expired, _ = issuer.issue(token)
+        issuer._ttl_s = 600
+        assert await name_of(server, expired) is None
+        status, body = await ask(server, exchange(expired))
+        assert (status, body["error"]) == (400, "invalid_grant")
+        status, body = await ask(server, exchange(expired), basic(f"ann:{secrets['ann']}"))
+        assert status == 200
+        assert await name_of(server, body["access_token"]) == "ann"
+        status, body = await ask(server, exchange(expired), basic(f"bob:{secrets['bob']}"))
+        assert (status, body["error"]) == (400, "invalid_grant")
+        status, body = await ask(server, exchange(expired), basic("ann:smk_wrong"))
+        assert (status, body["error"]) == (401, "invalid_client")
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "error"),
+    [
+        ({}, 400, "unsupported_grant_type"),
+        ({"grant_type": "password"}, 400, "unsupported_grant_type"),
+        ({"grant_type": "client_credentials"}, 401, "invalid_client"),
+        ({"grant_type": "client_credentials", "client_id": "ann"}, 401, "invalid_client"),
+        ({"grant_type": "client_credentials", "client_secret": "smk_wrong"}, 401, "invalid_client"),
+        ({"grant_type": "client_credentials", "client_secret": "é\x00\n"}, 401, "invalid_client"),
+        ({"grant_type": EXCHANGE}, 400, "invalid_request"),
+        ({"grant_type": EXCHANGE, "subject_token": "x"}, 400, "invalid_request"),
+        (exchange("x", subject_token_type="urn:x"), 400, "invalid_request"),
+        (exchange("x", requested_token_type="urn:x"), 400, "invalid_request"),
+        (exchange("x"), 400, "invalid_grant"),
+        (exchange("smk_wrong"), 400, "invalid_grant"),
+        (exchange("a.b.c"), 400, "invalid_grant"),
+    ],
+)
+async def test_refusals_are_in_oauths_form(server: Running, form: dict[str, str], status: int, error: str) -> None:
+    answered, body = await ask(server, form)
+    assert (answered, body["error"]) == (status, error)
+    assert set(body) == {"error", "error_description"}
+    assert body["error_description"]
+
+
+async def test_a_secret_under_another_name_is_refused(server: Running, secrets: dict[str, str]) -> None:
+    form = {"grant_type": "client_credentials", "client_id": "bob", "client_secret": secrets["ann"]}
+    assert (await ask(server, form))[0] == 401
+    status, body = await ask(server, form | {"client_id": "ann"}, basic(f"bob:{secrets['bob']}"))
+    assert (status, body["error"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "error"),
+    [
+        (b'{"grant_type": "client_credentials"}', "application/json", "invalid_request"),
+        (b"grant_type=client_credentials&grant_type=x", None, "invalid_request"),
+        (b"grant_type=%ff", None, "invalid_request"),
+        (b"\xff\xfe", None, "invalid_request"),
+        (b"no pairs", None, "invalid_request"),
+        (b"a=1&" * 40, None, "invalid_request"),
+        (b"a=" + b"x" * 70_000, None, "invalid_request"),
+        (b"", None, "unsupported_grant_type"),
+    ],
+)
+async def test_bodies_that_are_no_form_are_refused(server: Running, body: bytes, kind: str | None, error: str) -> None:
+    headers = {"Content-Type": kind or "application/x-www-form-urlencoded"}
+    async with server.http.post(f"{server.url}/v1/oauth/tokens", data=body, headers=headers) as answer:
+        assert (answer.status, (await answer.json())["error"]) == (400, error)
+
+
+@pytest.mark.parametrize("header", ["Basic", "Basic !!!", "Basic /////w==", "Basic eA"])
+async def test_basic_credentials_that_are_none_are_refused(server: Running, header: str) -> None:
+    status, body = await ask(server, {"grant_type": "client_credentials"}, {"Authorization": header})
+    assert (status, body["error"]) == (401, "invalid_client")
+
+
+async def test_without_logins_clients_that_insist_get_a_token(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        for form in (
+            {"grant_type": "client_credentials", "client_id": "any", "client_secret": "thing"},
+            {"grant_type": "client_credentials"},
+            exchange("whatever"),
+        ):
+            status, body = await ask(server, form)
+            assert status == 200
+            headers = {"Authorization": f"Bearer {body['access_token']}"}
+            assert (await server.get("/v1/config", headers=headers))[0] == 200
+        assert (await ask(server, {"grant_type": "x"}))[0] == 400
+
+
+async def test_a_token_of_the_oidc_issuer_comes_back_with_the_time_it_has_left(tmp_path: Path) -> None:
+    async with local_issuer(SystemClock()) as issuer:
+        issuer.publish(rsa_key())
+        given: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
+        async with running(tmp_path, auth="oidc", **given) as server:
+            token = issuer.token(rsa_key())
+            status, body = await ask(server, exchange(token))
+            assert (status, body["access_token"]) == (200, token)
+            assert 200 < body["expires_in"] <= 300
+            status, body = await ask(server, exchange(issuer.token(rsa_key(), aud="x")))
+            assert (status, body["error"]) == (400, "invalid_grant")
+
+
+async def test_the_endpoint_is_among_those_that_clients_are_told_of(server: Running, secrets: dict[str, str]) -> None:
+    _, config = await server.get("/v1/config", headers={"Authorization": f"Bearer {secrets['ann']}"})
+    assert "POST /v1/oauth/tokens" in config["endpoints"]
+
+
+async def test_pyiceberg_logs_in_with_a_credential(server: Running, secrets: dict[str, str]) -> None:
+    def use(credential: str) -> list[Any]:
+        with pytest.warns(DeprecationWarning, match="OAuth|oauth"):
+            catalog = RestCatalog("c", uri=server.url, credential=credential)
+        found: list[Any] = catalog.list_namespaces()
+        catalog.create_namespace("made")
+        return found
+
+    assert await asyncio.to_thread(use, f"ann:{secrets['ann']}") == [("db",)]
+    with pytest.raises(ForbiddenError, match="bob may not createNamespace in made"):
+        await asyncio.to_thread(use, f"bob:{secrets['bob']}")
+    with pytest.raises(OAuthError, match="invalid_client"):
+        await asyncio.to_thread(use, "ann:wrong")

@@ -1,0 +1,74 @@
+"""No secret comes out where it should not: logs, representations, audit, answers, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from metaserver.access.tokens import create_token, digest_of
+from metaserver.clock import SystemClock
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant
+from tests.server.rig import running, some_settings
+
+
+async def test_no_token_comes_out_in_logs_audit_answers_or_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    clock = SystemClock()
+    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+        secret = await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
+    seen: list[str] = []
+    with structlog.testing.capture_logs() as logs:
+        async with running(tmp_path, auth="token") as server:
+
+            async def send(method: str, path: str, **options: object) -> str:
+                async with server.http.request(method, server.url + path, **options) as answer:  # type: ignore[arg-type]
+                    seen.append(f"{answer.headers} {await answer.text()}")
+                    return await answer.text()
+
+            bearer = {"Authorization": f"Bearer {secret}"}
+            await send("GET", "/v1/config", headers=bearer)
+            await send("GET", "/v1/config", headers={"Authorization": f"Basic {secret}"})
+            await send("GET", "/v1/config", headers={"Authorization": f"Bearer x{secret}"})
+            await send("POST", "/v1/namespaces", headers=bearer, json={"namespace": ["made"]})
+            await send("GET", "/api/v1/tokens", headers=bearer)
+            form = {"grant_type": "client_credentials", "client_id": "bob", "client_secret": secret}
+            await send("POST", "/v1/oauth/tokens", data=form)
+            await send("POST", f"/v1/oauth/tokens?client_secret={secret}", data={"grant_type": "x"})
+            await send("GET", f"/v1/namespaces?token={secret}")
+            issued = seen_token = (await server.parts.authenticator.login(secret)).token
+            assert issued is not None
+            jwt, _ = server.parts.authenticator.issuer.issue(seen_token)
+            await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}"})
+            await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}x"})
+            await server.parts.audit.flush()
+            audit = repr(await server.parts.store.audit(None, 1000))
+            shown = repr(server.parts.authenticator) + repr(vars(server.parts.authenticator.issuer))
+    everything = {"answers": str(seen), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": shown}
+    assert len(logs) > 5
+    assert "createNamespace" in audit
+    for where, text in everything.items():
+        for hidden in (secret, secret[4:], jwt, jwt.rpartition(".")[2], digest_of(secret)):
+            assert hidden not in text, where
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            assert secret.encode() not in file.read_bytes()
+            assert jwt.encode() not in file.read_bytes()
+
+
+def test_settings_show_no_secrets_as_text() -> None:
+    settings = Settings(
+        database="postgresql://u:hunter2@db/x?password=hunter2",
+        s3_access_key_id="hunter2",
+        s3_secret_access_key="hunter2",
+        webhook_secret="hunter2",
+        webhook_urls=("https://u:hunter2@x/hunter2",),
+    )
+    assert "hunter2" not in str(settings.redacted())
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in str(settings)
