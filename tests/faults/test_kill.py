@@ -17,77 +17,74 @@ RETRIES = ("with its idempotency key", "blindly", "as another commit on the same
 HAPPENED = ("after-swap", "before-reply")
 
 
-def _die_and_retry(server: Mortal, step: str, retry: str) -> None:
+def _die_and_retry(server: Mortal, client: Client, step: str, retry: str, name: str) -> Client:
     """Two commits are acknowledged, the third dies at `step`; then it is retried on a server that came back."""
-    client = server.start()
-    assert client.create_table()[0] == 200
+    assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
-        status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id)
+        status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id, name)
         assert status == 200, body
     key = new_key() if retry.startswith("with") else None
-    server.dies(step, 1, lambda: client.append(3, 2, 3, key=key))
+    server.dies(step, 1, lambda: client.append(3, 2, 3, name, key))
 
     client = server.start()
     happened = step in HAPPENED
-    assert client.chain() == ([1, 2, 3] if happened else [1, 2])
+    assert client.chain(name) == ([1, 2, 3] if happened else [1, 2]), (step, retry)
     if retry.startswith("as another"):
-        status, _ = client.append(900, 2, 3)
-        assert status == (409 if happened else 200)
-        assert client.chain() == [1, 2, 3 if happened else 900]
-        return
+        status, _ = client.append(900, 2, 3, name)
+        assert status == (409 if happened else 200), (step, retry)
+        assert client.chain(name) == [1, 2, 3 if happened else 900]
+        return client
     for _ in range(2):
-        status, body = client.append(3, 2, 3, key=key)
-        assert status == 200, body
+        status, body = client.append(3, 2, 3, name, key)
+        assert status == 200, (step, retry, body)
         assert body["metadata"]["current-snapshot-id"] == 3
-    assert client.chain() == [1, 2, 3]
-    assert client.append(4, 3, 4)[0] == 200
+    assert client.chain(name) == [1, 2, 3], (step, retry)
+    assert client.append(4, 3, 4, name)[0] == 200
+    return client
 
 
-@pytest.mark.parametrize("retry", RETRIES)
+# One server per test, which dies several times: what costs is to start one.
+
+
 @pytest.mark.parametrize("step", STEPS)
-def test_a_killed_server_leaves_all_of_a_commit_or_nothing(tmp_path: Path, step: str, retry: str) -> None:
+def test_a_killed_server_leaves_all_of_a_commit_or_nothing(tmp_path: Path, step: str) -> None:
     with Mortal(tmp_path / "home") as server:
-        _die_and_retry(server, step, retry)
+        client = server.start()
+        for number, retry in enumerate(RETRIES):
+            client = _die_and_retry(server, client, step, retry, f"t{number}")
 
 
-@pytest.mark.parametrize(("step", "retry"), [(step, RETRIES[number % 2]) for number, step in enumerate(STEPS)])
-def test_the_same_on_postgresql_and_s3(
-    tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str, step: str, retry: str
-) -> None:
+def test_the_same_on_postgresql_and_s3(tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str) -> None:
     env = {**s3.seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
     with Mortal(tmp_path / "home", env) as server:
-        _die_and_retry(server, step, retry)
-        client = Client(server.base_url)
-        for location in client.files():
-            assert (s3.root / location.removeprefix("s3://")).is_file()
+        client = server.start()
+        for number, step in enumerate(STEPS):
+            client = _die_and_retry(server, client, step, RETRIES[number % 2], f"t{number}")
+        for name in client.tables():
+            for location in client.files(name):
+                assert (s3.root / location.removeprefix("s3://")).is_file()
 
 
-@pytest.mark.parametrize(
-    ("step", "nth"),
-    [("before-metadata-write", 1), ("after-metadata-write", 1), ("before-swap", 1), ("after-swap", 1)],
-    ids=lambda value: str(value),
-)
-def test_a_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path, step: str, nth: int) -> None:
-    names = ("a", "b", "c")
-    changes = []
-    for name in names:
-        requirements, updates = append(7, None, 1)
-        identifier = {"namespace": ["db"], "name": name}
-        changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
-    body = {"table-changes": changes}
-    key = {"Idempotency-Key": new_key()}
+def test_a_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> None:
     with Mortal(tmp_path / "home") as server:
         client = server.start()
-        for name in names:
-            assert client.create_table(name)[0] == 200
-        # "after-metadata-write" once: one of the three files is there, the others are not
-        server.dies(step, nth, lambda: client.call("POST", "/v1/transactions/commit", body, key))
-        client = server.start()
-        expected = [7] if step in HAPPENED else []
-        assert [client.chain(name) for name in names] == [expected] * 3
-        for _ in range(2):
-            assert client.call("POST", "/v1/transactions/commit", body, key)[0] == 204
-        assert [client.chain(name) for name in names] == [[7]] * 3
+        # "after-metadata-write": of three files one is there
+        for step in ("after-metadata-write", "before-swap", "after-swap"):
+            names = [f"{table}-{step}" for table in "abc"]
+            changes = []
+            for name in names:
+                assert client.create_table(name)[0] == 200
+                requirements, updates = append(7, None, 1)
+                identifier = {"namespace": ["db"], "name": name}
+                changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
+            request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": new_key()})
+            server.dies(step, 1, lambda call=client.call, sent=request: call(*sent))
+            client = server.start()
+            expected = [7] if step in HAPPENED else []
+            assert [client.chain(name) for name in names] == [expected] * 3, step
+            for _ in range(2):
+                assert client.call(*request)[0] == 204
+            assert [client.chain(name) for name in names] == [[7]] * 3
 
 
 def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:

@@ -1,0 +1,45 @@
+"""A small disk of its own (tmpfs), to be filled to the last byte and emptied again."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class SmallDisk:
+    root: Path
+
+    def fill(self) -> None:
+        """Not one more byte fits."""
+        with (self.root / "ballast").open("ab", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                try:
+                    while file.write(b"\0" * size):
+                        pass
+                except OSError:
+                    continue
+
+    def free(self) -> None:
+        (self.root / "ballast").unlink()
+
+
+@contextmanager
+def small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
+    """Mounted at `root`. Skips the test where this user may not mount."""
+    root.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "seamark-test", str(root)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"a full disk needs the right to mount a tmpfs: {done.stderr.strip()}")
+    try:
+        yield SmallDisk(root)
+    finally:
+        # Lazily: a process that is still ending must not keep the test's folder.
+        subprocess.run(["umount", "--lazy", str(root)], check=True)

@@ -1,0 +1,116 @@
+"""An HTTP proxy before a server that loses requests and replies, as networks and load balancers do.
+
+What happens to a request is its fate, which `fate(method, path)` tells; the requests that were forwarded are counted
+with the server's answer, so that a test knows what the client cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+FATES = ("lost request", "lost reply", "gateway timeout", "sent twice")
+"""Never arrives · does its work and the connection breaks · does its work and the balancer answers 504 · the balancer
+sends it again on its own, and passes on the second answer."""
+
+Fate = Callable[[str, str], str | None]
+
+
+def seeded(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fate:
+    """One of FATES with probability `rate` for what `applies` to (method, path); prints the seed for the report."""
+    print(f"lossy proxy: seed {seed}, rate {rate}")
+    source = random.Random(seed)
+
+    def fate(method: str, path: str) -> str | None:
+        return source.choice(FATES) if applies(method, path) and source.random() < rate else None
+
+    return fate
+
+
+class LossyProxy:
+    """`base_url` for clients. `seen` are (fate, method, path, status of the server or None), in order."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = urlsplit(upstream).netloc
+        self.fate: Fate = lambda method, path: None
+        self.seen: list[tuple[str | None, str, str, int | None]] = []
+        self.base_url = ""
+
+    def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
+        """The server's answer, read to its end; its body is in `.data`."""
+        connection = http.client.HTTPConnection(self.upstream, timeout=60)
+        try:
+            connection.request(method, path, body or None, headers)
+            answer = connection.getresponse()
+            answer.data = answer.read()  # type: ignore[attr-defined]
+            return answer
+        finally:
+            connection.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: LossyProxy
+
+    def _pass_on(self) -> None:
+        proxy, method, path = self.proxy, self.command, self.path
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+        fate = proxy.fate(method, path)
+        if fate == "lost request":
+            proxy.seen.append((fate, method, path, None))
+            return self._hang_up()
+        answer = proxy.ask(method, path, body, headers)
+        if fate == "sent twice":
+            answer = proxy.ask(method, path, body, headers)
+        proxy.seen.append((fate, method, path, answer.status))
+        if fate == "lost reply":
+            return self._hang_up()
+        if fate == "gateway timeout":
+            return self._answer(504, [("Content-Type", "text/html")], b"<html>504 Gateway Timeout</html>")
+        skip = ("transfer-encoding", "content-length", "connection", "date", "server")
+        kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in skip]
+        return self._answer(answer.status, kept, answer.data)  # type: ignore[attr-defined]
+
+    do_GET = do_POST = do_HEAD = do_DELETE = do_PUT = _pass_on  # noqa: N815  names that http.server looks for
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if status not in (204, 304):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def lossy_proxy(upstream: str) -> Iterator[LossyProxy]:
+    """A proxy on a free port of 127.0.0.1 before the server at `upstream`; it loses nothing until told to."""
+    proxy = LossyProxy(upstream)
+    handler = type("Handler", (_Handler,), {"proxy": proxy})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    proxy.base_url = f"http://127.0.0.1:{server.server_address[1]}"
+    # Kept connections outlive the test; their threads wait for a request that never comes.
+    server.daemon_threads = True
+    server.block_on_close = False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,103 @@
+"""A disk without a byte left: a clear refusal at once, the table as it was, and work again once there is room."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.disk import SmallDisk, small_disk
+from tests.faults.http import Client, new_key
+from tests.services.process import http_ok
+from tests.services.seamark import Seamark
+
+PLACES = ("home, warehouse and log", "the warehouse only", "the database only")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
+
+
+def _server(place: str, disk: SmallDisk, tmp_path: Path) -> Seamark:
+    if place.startswith("home"):
+        return Seamark(disk.root / "home")
+    if place.startswith("the warehouse"):
+        return Seamark(tmp_path / "home", warehouse=f"file://{disk.root / 'lake'}")
+    return Seamark(tmp_path / "home", database=f"sqlite:///{disk.root / 'seamark.db'}")
+
+
+def _metadata_files(server: Seamark) -> list[Path]:
+    return sorted(Path(server.warehouse.removeprefix("file://")).rglob("*.metadata.json"))
+
+
+def _eventually(true: Callable[[], bool], timeout_s: float = 10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_full_disk_refuses_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+    with _server(place, disk, tmp_path) as server:
+        client = Client(server.base_url, timeout_s=20)
+        assert client.create_table()[0] == 200
+        done = 3
+        for snapshot_id in range(1, done + 1):
+            assert client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id)[0] == 200
+        for round_ in range(2):
+            disk.fill()
+            key = new_key()
+            while True:
+                # The database may still have room in pages of its log that it has already; not for ever.
+                began = time.monotonic()
+                status, body = client.append(done + 1, done, done + 1, key=key)
+                assert time.monotonic() - began < 10, "a full disk must not hang a commit"
+                if status != 200:
+                    break
+                done, key = done + 1, new_key()
+                assert done < 2000, "the disk is not full"
+            assert status == 503, body
+            assert "full" in body["error"]["message"], body
+            assert int(client.headers["Retry-After"]) >= 1
+            assert http_ok(f"{server.base_url}/healthz")
+            status, body = client.create_table("other")
+            assert status == 503, body
+            assert client.chain() == list(range(1, done + 1)), "the table is as it was"
+            # What was written for refused commits is removed; the pointer's file and its log are whole.
+            expected = {Path(location.removeprefix("file://")) for location in client.files()}
+            assert _eventually(lambda wanted=expected: set(_metadata_files(server)) == wanted), place
+
+            disk.free()
+            status, body = client.append(done + 1, done, done + 1, key=key)
+            assert status == 200, f"round {round_}: {body}"
+            done += 1
+            assert client.chain() == list(range(1, done + 1))
+        for path in _metadata_files(server):
+            json.loads(path.read_text())
+        server.kill9()
+        server.start()
+        assert Client(server.base_url).chain() == list(range(1, done + 1)), "and it is on the disk"
+
+
+def test_a_server_killed_on_a_full_disk_comes_back_once_there_is_room(tmp_path: Path, disk: SmallDisk) -> None:
+    with _server(PLACES[0], disk, tmp_path) as server:
+        client = Client(server.base_url)
+        assert client.create_table()[0] == 200
+        assert client.append(1, None, 1)[0] == 200
+        disk.fill()
+        status, _ = client.append(2, 1, 2)
+        assert status == 503
+        server.kill9()
+        disk.free()
+        server.start()
+        client = Client(server.base_url)
+        assert client.chain() == [1]
+        assert client.append(2, 1, 2)[0] == 200

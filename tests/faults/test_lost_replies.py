@@ -1,0 +1,181 @@
+"""Lost requests and replies between clients and server: after the retry it happened exactly once, and nothing that is
+live was deleted, neither by the server nor by a client that took a success for a failure (apache/iceberg#13867)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import requests
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
+from pyspark.sql import SparkSession
+
+from tests.catalog.rig import SCHEMA
+from tests.faults.http import Client, Lost, new_key
+from tests.faults.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+LOST = (Lost, requests.exceptions.ConnectionError, CommitStateUnknownException)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
+    with Seamark(tmp_path_factory.mktemp("lossy") / "home") as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: Seamark) -> Iterator[LossyProxy]:
+    with lossy_proxy(server.base_url) as proxy:
+        yield proxy
+
+
+def _until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
+    """Repeats the same request until the server's own answer arrives."""
+    for _ in range(50):
+        try:
+            status, body = call()
+        except (Lost, ValueError):  # ValueError: the balancer's answer is no JSON
+            continue
+        return status, body
+    raise AssertionError("no answer in 50 attempts")
+
+
+def _changes(method: str, path: str) -> bool:
+    return method in ("POST", "DELETE")
+
+
+@pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
+    client, name = Client(proxy.base_url), f"t{seed}{key}"
+    assert client.create_table(name)[0] == 200
+    proxy.fate = seeded(seed, 0.6, applies=_changes)
+    for snapshot_id in range(1, 31):
+        chosen = new_key() if key else None
+        parent = snapshot_id - 1 or None
+        status, body = _until_answered(
+            lambda at=snapshot_id, parent=parent, chosen=chosen: client.append(at, parent, at, name, chosen)
+        )
+        assert status == 200, f"seed {seed}: {body}"
+        assert body["metadata"]["current-snapshot-id"] == snapshot_id
+    assert {fate for fate, *_ in proxy.seen} >= {*FATES}, f"seed {seed} proved nothing"
+    proxy.fate = lambda method, path: None
+    assert client.chain(name) == list(range(1, 31))
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_creates_renames_drops_and_undrops_with_keys_happen_once(proxy: LossyProxy, seed: int) -> None:
+    client, namespace = Client(proxy.base_url), f"n{seed}"
+    proxy.fate = seeded(seed, 0.6, applies=_changes)
+
+    def change(method: str, path: str, body: Any = None) -> Any:
+        headers = {"Idempotency-Key": new_key()}
+        status, answer = _until_answered(lambda: client.call(method, path, body, headers))
+        assert status in (200, 204), f"seed {seed}: {method} {path}: {answer}"
+        return answer
+
+    change("POST", "/v1/namespaces", {"namespace": [namespace]})
+    for number in range(8):
+        made = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
+        ends = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
+        change("POST", "/v1/tables/rename", {"source": ends[0], "destination": ends[1]})
+        change("DELETE", f"/v1/namespaces/{namespace}/tables/b{number}")
+        change(
+            "POST",
+            f"/v1/namespaces/{namespace}/register",
+            {"name": f"c{number}", "metadata-location": made["metadata-location"]},
+        )
+    proxy.fate = lambda method, path: None
+    _, body = client.call("GET", f"/v1/namespaces/{namespace}/tables")
+    assert [found["name"] for found in body["identifiers"]] == [f"c{number}" for number in range(8)]
+    _, body = client.call("GET", f"/api/v1/dropped?namespace={namespace}")
+    assert [row["name"] for row in body["dropped"]] == [f"b{number}" for number in range(8)]
+
+
+def test_a_key_whose_outcome_was_cleaned_up_never_hears_that_the_commit_failed(
+    start_seamark: Callable[..., Seamark],
+) -> None:
+    """A 404 or 409 here would make Java delete the manifests of a commit that stands."""
+    server = start_seamark(env={"SEAMARK_METADATA_CACHE_BYTES": "0"})
+    client, key = Client(server.base_url), new_key()
+    assert client.create_table("brief")[0] == 200
+    keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+    path = "/v1/namespaces/db/tables/brief"
+    status, body = client.call(
+        "POST", path, {"requirements": [], "updates": [{"action": "set-properties", "updates": keep}]}
+    )
+    assert status == 200, body
+    uuid = body["metadata"]["table-uuid"]
+    assert client.append(1, None, 1, "brief", key)[0] == 200
+    for snapshot_id in range(2, 6):
+        assert client.append(snapshot_id, snapshot_id - 1, snapshot_id, "brief")[0] == 200
+    status, body = client.append(1, None, 1, "brief", key)
+    assert status == 200, body
+    assert (body["metadata"]["table-uuid"], body["metadata"]["current-snapshot-id"]) == (uuid, 5)
+    assert client.call("DELETE", path)[0] == 204
+    status, body = client.append(1, None, 1, "brief", key)
+    assert (status, body["error"]["type"]) == (500, "CommitStateUnknownException")
+
+
+def _commits_of(name: str) -> Callable[[str, str], bool]:
+    return lambda method, path: method == "POST" and path.endswith(f"/tables/{name}")
+
+
+def _expected(proxy: LossyProxy, name: str) -> int:
+    """How many rows the table must have: one for each commit that the server answered with 200."""
+    applies = _commits_of(name)
+    return sum(status == 200 for _, method, path, status in proxy.seen if applies(method, path))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("seed", [21, 22])
+def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy: LossyProxy, seed: int) -> None:
+    name = f"py{seed}"
+    rows = pa.table({"id": pa.array([1], pa.int64())})
+    certain = unknown = 0
+    with RestCatalog("lossy", uri=proxy.base_url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table(f"db.{name}", schema=rows.schema)
+        proxy.fate = seeded(seed, 0.6, applies=_commits_of(name))
+        for _ in range(12):
+            try:
+                catalog.load_table(f"db.{name}").append(rows)
+                certain += 1
+            except LOST:
+                unknown += 1
+    assert min(certain, unknown) > 0, f"seed {seed} proved nothing"
+    with RestCatalog("direct", uri=server.base_url) as catalog:
+        table = catalog.load_table(f"db.{name}")
+        assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _expected(proxy, name), f"seed {seed}"
+    assert certain <= _expected(proxy, name) <= certain + unknown
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("seed", [31])
+def test_spark_inserts_are_there_once_and_can_be_read(
+    spark: SparkSession, server: Seamark, proxy: LossyProxy, seed: int
+) -> None:
+    name = f"spark{seed}"
+    catalog = new_catalog(spark, proxy.base_url)
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.db")
+    spark.sql(f"CREATE TABLE {catalog}.db.{name} (id bigint) USING iceberg")
+    proxy.fate = seeded(seed, 0.6, applies=_commits_of(name))
+    certain = unknown = 0
+    for number in range(10):
+        try:
+            spark.sql(f"INSERT INTO {catalog}.db.{name} VALUES ({number})")
+            certain += 1
+        except Exception as error:  # noqa: BLE001  Spark's wrapper of Java's exception has no class of its own
+            print(f"insert {number}: {str(error).splitlines()[0][:200]}")
+            unknown += 1
+    print([(fate, status) for fate, _, path, status in proxy.seen if path.endswith(name)])
+    assert min(certain, unknown) > 0, f"seed {seed} proved nothing"
+    ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]
+    assert len(ids) == len(set(ids)), f"seed {seed}: a row is there twice: {sorted(ids)}"
+    assert certain <= len(ids) <= certain + unknown
+    assert len(Client(server.base_url).chain(name)) == len(ids)
