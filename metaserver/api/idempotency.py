@@ -16,10 +16,19 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.errors import from_seamark_error
-from metaserver.api.keys import CATALOG, CLOCK, SETTINGS, STORE
-from metaserver.api.requests import caller, who
+from metaserver.api.keys import CATALOG, CLOCK, PRINCIPAL, SETTINGS, STORE
+from metaserver.api.requests import caller, read_body
 from metaserver.catalog.values import Caller, IdempotencyKey
-from metaserver.errors import BadRequest, Forbidden, RequestError, RetryLater, TooLarge, Unauthenticated, Unprocessable
+from metaserver.errors import (
+    BadRequest,
+    CommitUnknown,
+    Forbidden,
+    RequestError,
+    RetryLater,
+    TooLarge,
+    Unauthenticated,
+    Unprocessable,
+)
 from metaserver.store.port import IdempotencyRecord, IdempotencyTaken, SaveIdempotency
 
 HEADER = "Idempotency-Key"
@@ -35,10 +44,12 @@ async def once(
     answer: Callable[[T], Awaitable[web.Response]],
     *,
     replayed: type[T] | None = None,
+    later: Callable[[], Awaitable[T]] | None = None,
 ) -> web.Response:
     """`answer(await work(caller))`, or the first answer where the request's key was used before.
 
-    `replayed` is what `work` returns, where the record may name a metadata file instead of holding the answer.
+    `replayed` is what `work` returns, where the record may name a metadata file instead of holding the answer; `later`
+    is asked for something that contains that outcome, once the file is gone.
     BadRequest for a key that is no UUIDv7; Unprocessable for one that came with another request.
     """
     key = await _key_of(request)
@@ -61,7 +72,7 @@ async def once(
     if first is None:
         raise RetryLater(f"Another request with the {HEADER} {key.key} is being answered; try again")
     _check_same(first, key)
-    return await _replay(request, first, answer, replayed)
+    return await _replay(request, first, answer, replayed, later)
 
 
 async def _key_of(request: web.Request) -> IdempotencyKey | None:
@@ -73,8 +84,8 @@ async def _key_of(request: web.Request) -> IdempotencyKey | None:
     key = given[0].strip().lower()
     if not _UUID7.fullmatch(key):
         raise BadRequest(f"{HEADER} is {given[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
-    scope = "\n".join((who(request), request.method, request.rel_url.raw_path))
-    return IdempotencyKey(key=key, scope=scope, request_hash=_hash(await request.read(), request.query_string))
+    scope = "\n".join((request[PRINCIPAL].name, request.method, request.rel_url.raw_path))
+    return IdempotencyKey(key=key, scope=scope, request_hash=_hash(await read_body(request), request.query_string))
 
 
 def _hash(body: bytes, query: str) -> str:
@@ -119,9 +130,15 @@ async def _replay(
     first: IdempotencyRecord,
     answer: Callable[[T], Awaitable[web.Response]],
     replayed: type[T] | None,
+    later: Callable[[], Awaitable[T]] | None,
 ) -> web.Response:
     if first.metadata_location is not None and replayed is not None:
-        loaded = await request.app[CATALOG].replay(first)
+        try:
+            loaded = await request.app[CATALOG].replay(first)
+        except CommitUnknown:
+            if later is None:
+                raise
+            return await answer(await later())
         assert isinstance(loaded, replayed), f"{first.metadata_location} was recorded by another operation"
         return await answer(loaded)
     if first.body is None:

@@ -124,10 +124,13 @@ async def update_table(request: web.Request) -> web.Response:
     async def work(caller: Caller) -> LoadedTable:
         return await request.app[CATALOG].tables.commit(caller, namespace, name, body.requirements, body.updates)
 
+    async def later() -> LoadedTable:
+        return await request.app[CATALOG].tables.after_commit(namespace, name, body.requirements)
+
     async def answer(loaded: LoadedTable) -> web.Response:
         return commit_answer(request, loaded, namespace, name)
 
-    return await once(request, work, answer, replayed=LoadedTable)
+    return await once(request, work, answer, replayed=LoadedTable, later=later)
 
 
 async def drop_table(request: web.Request) -> web.Response:

@@ -11,13 +11,13 @@ from metaserver.catalog.dropped import drop_operations
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
 from metaserver.errors import (
-    AlreadyExists,
     BadRequest,
     CommitConflict,
     CommitUnknown,
     Corrupt,
     NoSuchTable,
     NotFound,
+    ObjectExists,
     SeamarkError,
 )
 from metaserver.iceberg.metadata import TableMetadata
@@ -84,9 +84,10 @@ class Tables:
                     *self._parts.remember(caller, status=200, metadata_location=location),
                 ]
             )
-        except (AlreadyExists, IdempotencyTaken, NotFound):
-            # Known not to have happened. Else the file stays: an orphan is cheaper than a dangling pointer.
-            await self._remove_quietly(location)
+        except (CommitUnknown, ObjectExists):
+            raise  # an orphan is cheaper than a dangling pointer; and what was there before is not ours
+        except (SeamarkError, IdempotencyTaken):
+            await self._remove_quietly(location)  # known not to have happened
             raise
         return LoadedTable(entry=entry, metadata=metadata)
 
