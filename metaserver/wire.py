@@ -35,7 +35,7 @@ def decode_as(body: bytes, shape: type[T], what: str) -> T:
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:
-    """A namespace as it stands in a URL, already percent-decoded. BadRequest for an empty level or control characters."""
+    """A namespace as it stands in a URL, already percent-decoded. BadRequest for what no level can be."""
     return check_namespace(tuple(text.split(NAMESPACE_SEPARATOR)))
 
 
@@ -48,13 +48,15 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_name(name: str, what: str) -> str:
-    """A table, view, function or namespace level: 1 to 255 characters, no control characters or lone surrogates."""
+    """A table, view, function or namespace level: 1 to 255 characters, none of them a control; no dot segment."""
     if not name:
         raise BadRequest(f"Empty {what}: give it a name")
     if len(name) > 255:
         raise BadRequest(f"The {what} {name[:40]!r}… has {len(name)} characters; at most 255 are allowed")
     if any(ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff" for ch in name):
         raise BadRequest(f"The {what} {name!r} holds a control character; remove it")
+    if name in (".", ".."):
+        raise BadRequest(f"No {what} can be called {name!r}: HTTP clients take it out of every URL")
     return name
 
 

@@ -132,6 +132,8 @@ def _names() -> Iterator[BadInput]:
         "Names and paths", "a method that is not served", "PUT", N, None, 405, "UnsupportedOperationException"
     )
     yield post("a namespace without levels", N, {"namespace": []})
+    yield post("a level that URLs take for the parent folder", N, {"namespace": [".."]})
+    yield post("a table's name that URLs take for nothing", T, _table(name="."))
     yield post("an empty level in a body", N, {"namespace": ["a", ""]})
     yield post("the separator inside a level", N, {"namespace": ["a\x1fb"]})
     yield post("a level of 256 characters", N, {"namespace": ["n" * 256]})

@@ -42,28 +42,9 @@ keys = st.sampled_from(
         "commit.retry.num-retries",
     ]
 )
-primitives = st.sampled_from(
-    [
-        "int",
-        "long",
-        "float",
-        "double",
-        "string",
-        "decimal(9,2)",
-        "decimal(38,10)",
-        "date",
-        "timestamp",
-        "timestamptz_ns",
-        "binary",
-        "fixed[4]",
-        "uuid",
-        "boolean",
-        "unknown",
-        "variant",
-        "geometry",
-        "geography(srid:4326)",
-    ]
-)
+numbers = ["int", "long", "float", "double", "decimal(9,2)", "decimal(38,10)", "date", "timestamp", "timestamptz_ns"]
+others = ["string", "binary", "fixed[4]", "uuid", "boolean", "unknown", "variant", "geometry", "geography(srid:4326)"]
+primitives = st.sampled_from([*numbers, *others])
 
 
 def fields_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -234,11 +215,13 @@ def _campaign(server: Seamark, examples: int) -> None:
             ),
         )
         def run(version: str, commits: list[tuple[list[Any], list[Any]]]) -> None:
-            created = http.post(base, json={"name": "t", "schema": SCHEMA, "properties": {"format-version": version}})
+            table: Any = {"name": "t", "schema": SCHEMA, "properties": {"format-version": version}}
+            created = http.post(base, json=table)
             assert created.status_code == 200, created.text
             try:
                 for requirements, updates in commits:
-                    answer = http.post(f"{base}/t", json={"requirements": requirements, "updates": updates})
+                    body: Any = {"requirements": requirements, "updates": updates}
+                    answer = http.post(f"{base}/t", json=body)
                     outcomes[answer.status_code] = outcomes.get(answer.status_code, 0) + 1
                     assert answer.status_code in (200, 400, 409), answer.text
                     loaded = http.get(f"{base}/t")
@@ -252,6 +235,7 @@ def _campaign(server: Seamark, examples: int) -> None:
 
         run()
     assert {200, 400, 409} <= set(outcomes), outcomes
+    assert outcomes[200] > sum(outcomes.values()) / 20, f"hardly anything was committed: {outcomes}"
 
 
 def _check_readable(metadata: dict[str, Any]) -> None:
