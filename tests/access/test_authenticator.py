@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joserfc import jwt
+from joserfc.jwk import OctKey
 from multidict import CIMultiDict
 
 from metaserver.access.authenticator import Authenticator, open_authenticator
-from metaserver.access.issued import ISSUER
-from metaserver.access.tokens import create_token, revoke_token
+from metaserver.access.issued import ISSUER, SECRET_NAME
+from metaserver.access.tokens import create_token, digest_of, revoke_token
 from metaserver.clock import SimulatedClock
 from metaserver.errors import Forbidden, Unauthenticated
 from metaserver.settings import Settings
@@ -192,6 +194,19 @@ async def test_an_issued_token_that_was_not_signed_by_us_is_refused(
     await refused(authenticator, f"{head}.{forged({}, claims).split('.')[1]}.{signature}", "signature")
     await refused(authenticator, f"{head}.{body}.", "signature")
     await refused(authenticator, f"{head}.{body}.{signature[:-8]}", "signature")
+
+
+async def test_what_we_sign_for_another_purpose_is_no_access_token(
+    opened: Open, store: PointerStore, clock: SimulatedClock
+) -> None:
+    secret = await create_token(store, clock, "ann", None, None)
+    authenticator = await opened()
+    key = OctKey.import_key(await store.secret(SECRET_NAME, b""))
+    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
+    await authenticator.authenticate(bearer(jwt.encode({"alg": "HS256"}, claims, key)), None)
+    for wrong in ({"aud": "else"}, {"sub": 7}, {"token": None}):
+        await refused(authenticator, jwt.encode({"alg": "HS256"}, claims | wrong, key), "not an access token")
+    await refused(authenticator, jwt.encode({"alg": "HS256"}, claims | {"exp": None}, key), "never expires")
 
 
 async def test_a_token_issued_to_anybody_opens_nothing_once_logins_are_asked_for(opened: Open) -> None:

@@ -288,7 +288,7 @@ async def test_an_issuer_that_fails_does_not_lock_out_those_whose_keys_are_known
     "answer",
     [
         web.Response(status=500),
-        web.Response(status=302, headers={"Location": "/.well-known/openid-configuration"}),
+        web.Response(status=302, headers={"Location": "/moved"}),
         web.Response(body=b"<html>"),
         web.Response(body=b"[]"),
         web.Response(body=b'{"keys": 7}'),
