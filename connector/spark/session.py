@@ -27,7 +27,7 @@ def catalog_conf(
     Spark's own table cache is off: a commit by anybody is then seen by the next query, and Seamark answers an
     unchanged table with 304 anyway.
     """
-    properties = {"type": "rest", "uri": uri, "cache-enabled": "false"}
+    properties = {"type": "rest", "uri": uri, "cache-enabled": "false", "rest-catalog-purge": "true"}
     if warehouse:
         properties["warehouse"] = warehouse
     if token:
