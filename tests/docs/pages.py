@@ -1,0 +1,97 @@
+"""Markdown as far as our pages use it: fenced blocks with what is to be done with them, headings, links, inline code.
+
+A comment alone on the line above a fence says what the tests do with the block:
+
+| comment | block | what happens |
+|---|---|---|
+| `<!-- run -->` | bash, python | runs; a bash block leaves its environment to the ones after it |
+| `<!-- run: server -->` | bash | started in the background; goes on once `/readyz` answers, ends with the page |
+| `<!-- run: spark-catalog -->` | bash | its `--conf` lines are the catalog that later Spark blocks use |
+| `<!-- run: spark -->` | sql | runs in Spark, statement by statement |
+| `<!-- file: name -->` | any | written to `name` in the page's folder |
+| `<!-- output -->` | text | what the block before it printed; `…` stands for anything |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+_FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
+_MARK = re.compile(r"^\s*<!-- (run|run: [\w-]+|output|file: [\w./-]+) -->\s*$")
+_LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `mark` is what its comment says, empty without one. `line` counts from 1."""
+
+    language: str
+    mark: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Page:
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path.relative_to(REPO))
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """ValueError for a fence that is not closed or a comment that no block follows."""
+        found: list[Block] = []
+        inside: tuple[str, str, int] | None = None
+        mark, body = "", list[str]()
+        for number, line in enumerate(self.text.splitlines(), 1):
+            fence = _FENCE.match(line)
+            if inside is not None:
+                if fence and not fence[2]:
+                    language, its_mark, begun = inside
+                    found.append(Block(language, its_mark, "\n".join(body) + "\n", begun))
+                    inside, body = None, []
+                else:
+                    body.append(line)
+            elif fence:
+                inside, mark = (fence[2], mark, number), ""
+            elif mark:
+                raise ValueError(f"{self}:{number}: no block follows the comment {mark!r}")
+            elif marked := _MARK.match(line):
+                mark = marked[1]
+        if inside is not None:
+            raise ValueError(f"{self}:{inside[2]}: the block is not closed")
+        return found
+
+    @cached_property
+    def prose(self) -> str:
+        """Everything outside of fenced blocks."""
+        return re.sub(r"^\s*```\w*\s*$.*?^\s*```\s*$", "", self.text, flags=re.MULTILINE | re.DOTALL)
+
+    @property
+    def links(self) -> list[str]:
+        return _LINK.findall(self.prose)
+
+    @property
+    def inline_code(self) -> list[str]:
+        return _CODE.findall(self.prose)
+
+    @property
+    def anchors(self) -> set[str]:
+        """As GitHub makes them from headings: lower case, spaces to dashes; only letters, digits, - and _ stay."""
+        headings = re.findall(r"^#+ (.+)$", self.prose, flags=re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def all_pages() -> list[Page]:
+    """README and everything below docs/."""
+    return [Page(REPO / "README.md"), *(Page(path) for path in sorted((REPO / "docs").rglob("*.md")))]

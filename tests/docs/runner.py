@@ -1,0 +1,154 @@
+"""Runs a page from top to bottom, as a reader with a terminal would: its commands, its Python, its Spark SQL.
+
+What the pages cannot know is put in their place before a block runs: the free port for 8181, this test's bucket,
+store and database for the example's. Nothing else of a block is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from connector.spark.session import add_catalog
+from tests.docs.pages import Block, Page
+from tests.services.process import ManagedProcess, free_port, http_ok
+
+CATALOG = "sea"
+"""The catalog's name in all pages."""
+
+
+@dataclass
+class Run:
+    """One page in `folder`; `replace` are texts of the page and what stands for them here."""
+
+    page: Page
+    folder: Path
+    replace: Mapping[str, str]
+    spark: Callable[[], Any]
+    """The session, asked for only by pages that need it."""
+    running: contextlib.ExitStack
+    port: int = field(default_factory=free_port)
+    printed: str = ""
+    names: dict[str, Any] = field(default_factory=dict)
+    catalog: str = ""
+
+    def __post_init__(self) -> None:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        # The port where a page leaves it to its default.
+        self.environment = {**os.environ, "PATH": path, "SEAMARK_PORT": str(self.port)}
+        self.steps: dict[str, Callable[[str], str]] = {
+            "run bash": self._bash,
+            "run python": self._python,
+            "run: server bash": self._server,
+            "run: spark-catalog bash": self._spark_catalog,
+            "run: spark sql": self._spark_sql,
+        }
+
+    def block(self, block: Block) -> None:
+        """AssertionError, naming the line, when the block fails or printed something else than the page says."""
+        text = self._here(block.text)
+        try:
+            if block.mark == "output":
+                check_output(self.printed, text)
+            elif block.mark.startswith("file: "):
+                target = self.folder / block.mark.removeprefix("file: ")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text)
+            elif block.mark:
+                self.printed = self.steps[f"{block.mark} {block.language}"](text)
+        except Exception as error:
+            raise AssertionError(f"{self.page}:{block.line}: {error}") from error
+
+    def _here(self, text: str) -> str:
+        text = text.replace("8181", str(self.port))
+        for theirs, ours in self.replace.items():
+            text = text.replace(theirs, ours)
+        return text
+
+    def _bash(self, text: str) -> str:
+        after = self.folder / ".environment"
+        script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(after))}\n"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
+        )
+        if done.returncode:
+            raise AssertionError(f"ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        self.environment = dict(line.split("=", 1) for line in after.read_text().split("\0") if "=" in line)
+        return done.stdout
+
+    def _python(self, text: str) -> str:
+        out = io.StringIO()
+        before = dict(os.environ)
+        os.environ.update(self.environment)
+        try:
+            with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
+                exec(compile(text, str(self.page), "exec"), self.names)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return out.getvalue()
+
+    def _server(self, text: str) -> str:
+        process = ManagedProcess(
+            ["bash", "-euc", text], log=self.folder / "server.log", env=self.environment, cwd=self.folder
+        )
+        self.running.callback(process.stop)
+        process.start(lambda: http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=40)
+        return process.log.read_text()
+
+    def _spark_catalog(self, text: str) -> str:
+        """Spark runs already, so only the catalog's part of the command counts; under a name no other page has."""
+        self.catalog = f"{CATALOG}{self.port}"
+        conf = spark_conf(text)
+        prefix = f"spark.sql.catalog.{CATALOG}"
+        ours = {key.replace(prefix, f"spark.sql.catalog.{self.catalog}"): conf[key] for key in conf if prefix in key}
+        add_catalog(self.spark(), ours)
+        return ""
+
+    def _spark_sql(self, text: str) -> str:
+        lines: list[str] = []
+        for statement in filter(None, (part.strip() for part in text.split(";"))):
+            statement = re.sub(rf"\b{CATALOG}\.", f"{self.catalog}.", statement)
+            rows = self.spark().sql(statement).collect()
+            lines += ["\t".join(str(value) for value in row) for row in rows]
+        return "\n".join(lines)
+
+
+def spark_conf(command: str) -> dict[str, str]:
+    """The `--conf key=value` of a command."""
+    words = shlex.split(command.replace("\\\n", " "))
+    given = [words[at + 1] for at, word in enumerate(words) if word == "--conf"]
+    return dict(one.split("=", 1) for one in given)
+
+
+def check_output(printed: str, expected: str) -> None:
+    """Line by line, spaces at the ends aside; `…` in `expected` is anything within a line, alone on one any lines."""
+    pattern = []
+    for line in expected.strip().splitlines():
+        if line.strip() == "…":
+            pattern.append(r"(?:.*\n)*?")
+        else:
+            pattern.append(".*?".join(re.escape(part.strip(" ")) for part in line.split("…")) + r"\s*\n")
+    text = "\n".join(line.strip() for line in printed.strip().splitlines()) + "\n"
+    if not re.fullmatch("".join(pattern), text):
+        raise AssertionError(f"the page says\n{expected}\nand this was printed\n{printed}")
+
+
+@contextlib.contextmanager
+def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
+    """What the page started ends with the block; clients that leave sockets to the garbage collector are collected."""
+    with contextlib.ExitStack() as running:
+        run = Run(page, folder, replace, spark, running)
+        yield run
+        run.names.clear()
+        gc.collect()

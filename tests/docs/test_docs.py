@@ -1,0 +1,200 @@
+"""The pages do what they say: their commands run, their links lead somewhere, their settings exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from bench.connect import trino as trino_snippet
+from connector.spark.session import EXTENSIONS, catalog_conf
+from metaserver import errors
+from metaserver.api.metrics import Metrics
+from metaserver.cli.main import cli
+from metaserver.settings import CONFIG_VARIABLE, FIELDS, environment_name, load
+from tests.docs.pages import REPO, Block, Page, all_pages
+from tests.docs.runner import check_output, page_run, spark_conf
+from tests.services.process import DEPLOY
+
+PAGES = all_pages()
+OF_FIELDS = {"settings.md", "bad-inputs.md", "timeline.md", "database-schema.md", "0001-catalog.md"}
+"""Pages that speak of fields and columns, which look like settings; other tests hold them."""
+SETTING_LIKE = re.compile(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$")
+RUNNING = [page for page in PAGES if any(block.mark for block in page.blocks)]
+NOT_SETTINGS = {
+    *("client_id", "client_secret", "error_description"),  # OAuth
+    *("max_connections", "synchronous_commit", "pg_dump"),  # PostgreSQL
+    *("drop_table", "purge_table", "remove_orphan_files"),  # engines
+}
+"""Words of inline code that look like settings and are none."""
+
+
+def _marks(page: Page) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.spark] if any("spark" in block.mark for block in page.blocks) else []
+
+
+@pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
+@pytest.mark.parametrize("page", [pytest.param(page, marks=_marks(page), id=str(page)) for page in RUNNING])
+def test_a_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    replace: dict[str, str] = {}
+    runs = "".join(block.text for block in page.blocks if block.mark)
+    if "s3://lake" in runs:
+        s3 = request.getfixturevalue("s3")
+        replace |= {
+            "s3://lake": f"s3://{request.getfixturevalue('s3_bucket')}",
+            "http://s3.example:9000": s3.endpoint,
+            "the-access-key": s3.access_key,
+            "the-secret-key": s3.secret_key,
+        }
+    if "@db.example/" in runs:
+        replace["postgresql://seamark:secret@db.example/seamark"] = request.getfixturevalue("postgres_url")
+
+    def spark() -> Any:
+        return request.getfixturevalue("spark")
+
+    with page_run(page, tmp_path, replace, spark) as run:
+        for block in page.blocks:
+            run.block(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Page) -> None:
+    wrong = []
+    for link in page.links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.path if not path else (page.path.parent / path).resolve()
+        if not target.exists() or REPO not in (target, *target.parents):
+            wrong.append(f"{link}: no such file")
+        elif anchor and anchor not in Page(target).anchors:
+            wrong.append(f"{link}: no such heading")
+    assert wrong == []
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    waiting = [REPO / "README.md"]
+    while waiting:
+        path = waiting.pop()
+        if path in seen or path.suffix != ".md":
+            continue
+        seen.add(path)
+        waiting += [(path.parent / link.partition("#")[0]).resolve() for link in Page(path).links if ":" not in link]
+    assert {page.path for page in PAGES} - seen == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_variable_is_a_settings(page: Page) -> None:
+    known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, "SEAMARK_TOKEN"}
+    assert set(re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)) - known == set()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.path.name not in OF_FIELDS], ids=str)
+def test_every_name_that_looks_like_a_setting_is_one(page: Page) -> None:
+    kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
+    words = {
+        match[1] for code in page.inline_code if (match := re.match(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$", code))
+    }
+    words = {word for word in words if not word.startswith("seamark_")}
+    assert words - FIELDS.keys() - kinds - NOT_SETTINGS == set()
+
+
+def _toml_blocks() -> list[tuple[Page, Block]]:
+    return [(page, block) for page in PAGES for block in page.blocks if block.language == "toml"]
+
+
+TOML = [pytest.param(*one, id=f"{one[0]}:{one[1].line}") for one in _toml_blocks()]
+
+
+@pytest.mark.parametrize(("page", "block"), TOML)
+def test_a_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "seamark.toml"
+    file.write_text(block.text)
+    load({}, {}, file)
+
+
+def _commands() -> list[tuple[str, list[str]]]:
+    """(where, words) of every `seamark …` in the bash blocks."""
+    found = []
+    for page in PAGES:
+        for block in page.blocks:
+            if block.language != "bash":
+                continue
+            for line in block.text.replace("\\\n", " ").splitlines():
+                for part in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: [^|&;#)]*)?)", line):
+                    words = shlex.split(part)
+                    if words and not line.lstrip().startswith(("#", "docker", "kubectl")):
+                        found.append((f"{page}:{block.line}", words))
+    return found
+
+
+def test_every_seamark_command_has_its_flags() -> None:
+    commands = _commands()
+    assert len(commands) > 5
+    for where, words in commands:
+        command: click.Command = cli
+        at = 0
+        while isinstance(command, click.Group):
+            assert words[at : at + 1], f"{where}: {words} is no whole command"
+            assert words[at] in command.commands, f"{where}: no such command: {words}"
+            command, at = command.commands[words[at]], at + 1
+        flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+        for word in words[at:]:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:at])} has no {word}"
+
+
+def test_spark_is_configured_as_the_tests_and_the_demo_configure_it() -> None:
+    page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
+    first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
+    purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # of no effect before Iceberg 1.12
+    wanted = {"spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
+    assert spark_conf(first.text) == wanted
+    pom = (DEPLOY / "jars" / "pom.xml").read_text()
+    version = re.search(r"<iceberg.version>(.*)</", pom)
+    assert version is not None
+    for page in PAGES:
+        for artifact, used in re.findall(r"org\.apache\.iceberg:([\w.-]+):([\w.]+)", page.text):
+            assert artifact in pom, f"{page}: {artifact}"
+            assert used == version[1], f"{page}: {artifact} {used}"
+
+
+def test_trinos_properties_are_those_that_the_tests_start_it_with() -> None:
+    page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
+    tested = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
+    known = {line.partition("=")[0] for line in tested.splitlines() if "=" in line}
+    documented = {
+        line.partition("=")[0]
+        for block in page.blocks
+        if block.language == "properties"
+        for line in block.text.splitlines()
+        if line and not line.startswith("#")
+    }
+    assert documented - known == {"iceberg.rest-catalog.oauth2.credential"}
+
+
+def test_the_operators_page_names_every_metric() -> None:
+    text = (REPO / "docs" / "how-to" / "operate.md").read_text()
+    exposed = {family.name + ("_total" if family.type == "counter" else "") for family in Metrics().registry.collect()}
+    assert {name for name in exposed if f"`{name}`" not in text} == set()
+    assert set(re.findall(r"`(seamark_\w+)`", text)) - exposed == set()
+
+
+def test_output_that_differs_is_seen() -> None:
+    check_output("a\nb 12 c\n", "a\nb … c")
+    check_output("a\nx\ny\nz\n", "a\n…\nz")
+    for printed in ("a\nb 12 d\n", "b 1 c\n", "a\nb 1 c\nd\n"):
+        with pytest.raises(AssertionError):
+            check_output(printed, "a\nb … c")
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    page = Page(tmp_path / "page.md")
+    page.path.write_text("# One two\n[a](#one-two) [b](gone.md)\n```bash\n[c](not-a-link)\n```\n")
+    assert page.links == ["#one-two", "gone.md"]
+    assert page.anchors == {"one-two"}

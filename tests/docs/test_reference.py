@@ -1,0 +1,75 @@
+"""Reference pages that are lists say what the code has; those written by hand leave nothing out."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from aiohttp import web
+
+from metaserver.api.app import add_routes
+from metaserver.api.keys import SETTINGS
+from metaserver.api.openapi import build_document
+from metaserver.settings import Settings
+from metaserver.store.migrations import MIGRATIONS
+from metaserver.store.port import EntryKind, Instant, InstantState
+from metaserver.timeline.webhooks import cloud_event, instant_json
+from tests.api.standard import operations
+from tests.docs.pages import REPO, Page
+from tests.docs.reference import PAGES, REFERENCE, served_operations
+from tests.rck.kit import DISABLED_BY_THE_KIT
+
+INSTANT = Instant(
+    id="i",
+    action="commit",
+    state=InstantState.COMPLETED,
+    kind=EntryKind.TABLE,
+    namespace=("shop",),
+    name="orders",
+    uuid="u",
+    requested_ms=1,
+    completed_ms=2,
+    position="1",
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+    assert (REFERENCE / name).read_text() == PAGES[name](), "run `python -m tests.docs.reference`"
+
+
+def test_every_table_of_the_database_is_explained() -> None:
+    statements = "\n".join(sql for step in MIGRATIONS for group in step.values() for sql in group)
+    made = set(re.findall(r"CREATE TABLE (\w+)", statements)) | {"schema_version"}
+    page = Page(REFERENCE / "database-schema.md")
+    explained = set(re.findall(r"^\| `(\w+)` \|", page.text, flags=re.MULTILINE))
+    assert explained == made
+
+
+def test_the_timeline_page_shows_instants_and_events_as_they_are() -> None:
+    shown = [json.loads(block.text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"]
+    instants = next(one for one in shown if "instants" in one)["instants"]
+    assert instants
+    assert all(instant.keys() == instant_json(INSTANT).keys() for instant in instants)
+    event = next(one for one in shown if "specversion" in one)
+    assert event.keys() == cloud_event(INSTANT, "file:///w").keys()
+    assert event["type"] == cloud_event(INSTANT, "file:///w")["type"]
+
+
+def test_the_timeline_page_names_every_state_and_parameter() -> None:
+    app = web.Application()
+    app[SETTINGS] = Settings()
+    add_routes(app)
+    document = build_document(app)
+    text = (REFERENCE / "timeline.md").read_text()
+    wanted = {state.value for state in InstantState}
+    wanted |= {one["name"] for one in document["paths"]["/api/v1/timeline"]["get"]["parameters"]}
+    assert {name for name in wanted if f"`{name}`" not in text} == set()
+
+
+def test_the_readme_counts_as_the_code_does() -> None:
+    text = " ".join(Page(REPO / "README.md").text.split())
+    assert f"**{len(served_operations())} of the {len(operations())} operations**" in text
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    assert f"{words[len(DISABLED_BY_THE_KIT)]} of them are switched off by the kit itself" in text
