@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.report import RESULTS, Report, cells
+from bench.report import BUSY, RESULTS, Report, cells
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN = "<!-- bench: begin (filled by python -m bench.readme; do not edit) -->"
@@ -45,10 +45,12 @@ def section(folder: Path = RESULTS) -> str:
             case, *rest = cells(rows[claim], servers)
             lines.append("| " + " | ".join([f"[{name}](bench/results/{name}.md): {case}", *rest]) + " |")
     facts = next(iter(shown.values())).machine
+    busy = max(report.machine.get("load_before", 0) for report in shown.values())
     lines += [
         "",
         "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured in turns in one run, each"
         f" server on one core, the load on another ({facts['cpu']}, {facts['cores']} cores, {facts['when']}).",
+        *([f"Other work ran on the machine (load average up to {busy}): times are high."] if busy > BUSY else []),
         "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
         "",
     ]

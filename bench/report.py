@@ -23,6 +23,8 @@ from bench.measure import Sample, median_of
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "seamark"
+BUSY = 0.7
+"""Load average before a run, above which a report says that the machine was not its own."""
 
 
 @dataclass
@@ -115,7 +117,12 @@ class Report:
         lines += [f"- {note}" for note in self.notes]
         facts = self.machine
         about = f"{facts.get('cpu')}, {facts.get('cores')} cores, {facts.get('memory_gb')} GB; {facts.get('when')}"
-        lines += ["", f"Machine: {about}; Python {facts.get('python')}; commit {facts.get('commit')}.", ""]
+        lines += ["", f"Machine: {about}; Python {facts.get('python')}; commit {facts.get('commit')}."]
+        if facts.get("load_before", 0) > BUSY:
+            lines.append(
+                f"Other work ran on it (load average {facts['load_before']}): the ratios hold, the times are high."
+            )
+        lines.append("")
         return "\n".join(lines)
 
 

@@ -1,0 +1,35 @@
+"""Each bench runs to its table against real servers, and no request of Seamark's fails in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench import readme
+from bench.run import BENCHES
+from tests.services.process import REPO
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_makes_the_rows_that_the_readme_claims_and_seamark_fails_no_request(name: str) -> None:
+    argv = [sys.executable, "-m", "bench.run", "--quick", name]
+    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seamark failed" not in done.stdout
+    assert "seamark-pg failed" not in done.stdout
+    for case, measure in readme.CLAIMS[name]:
+        if "10,000 tables" not in case:  # a quick run makes fewer
+            assert case in done.stdout
+            assert measure in done.stdout
+
+
+def test_an_unknown_bench_is_refused_with_the_names_there_are() -> None:
+    argv = [sys.executable, "-m", "bench.run", "speed"]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "no bench speed" in done.stderr
+    assert "load_table" in done.stderr
