@@ -28,6 +28,7 @@ from metaserver.errors import (
     NotFound,
     ObjectExists,
     RequestError,
+    RetryLater,
     SeamarkError,
 )
 from metaserver.iceberg.metadata import TableMetadata, with_previous_file
@@ -40,8 +41,6 @@ from metaserver.store.port import (
     Entry,
     EntryKind,
     IdempotencyTaken,
-    Instant,
-    InstantState,
     NamespacePath,
     Operation,
     RecordInstant,
@@ -52,7 +51,6 @@ from metaserver.wire import show
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
-_SETTLE_TRIES = 5
 _CLEANUPS_LIMIT = 64
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 
@@ -122,7 +120,7 @@ class Committer:
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
             if attempt:
-                await self._back_off(attempt)
+                await self._parts.back_off(attempt)
             planned = [await self._plan(caller, change, alone=len(changes) == 1) for change in changes]
             try:
                 return await self._try(caller, planned, requested_ms, single)
@@ -154,24 +152,16 @@ class Committer:
 
     async def _swap(self, caller: Caller, planned: list[Planned], requested_ms: int, single: bool) -> None:
         operations: list[Operation] = []
-        instants: list[Instant] = []
         for plan in planned:
-            if not plan.location:
-                continue
-            operations.append(self._pointer_operation(plan))
-            record = self._instant(caller, plan, requested_ms)
-            instants.append(record.instant)
-            operations.append(record)
+            if plan.location:
+                operations += [self._pointer_operation(plan), self._instant(caller, plan, requested_ms)]
+        swaps = len(operations) // 2
         location = (planned[0].location or _location(planned[0])) if single else None
         operations += self._parts.remember(caller, status=200 if single else 204, metadata_location=location)
         if not operations:
             return
-        try:
-            await self._parts.transact(operations)
-        except CommitUnknown:
-            if not instants or not await self._settle(instants[0]):
-                raise
-        self.outcomes["committed"] += len(instants)
+        await self._parts.transact(operations)
+        self.outcomes["committed"] += swaps
 
     def _pointer_operation(self, plan: Planned) -> Operation:
         now = self._parts.clock.now_ms()
@@ -210,36 +200,6 @@ class Committer:
             fingerprint=fingerprint(change),
             summary=summary,
         )
-
-    async def _settle(self, instant: Instant) -> bool:
-        """Whether a transaction with a lost reply happened. True: it did. CommitConflict: it did not, and never will.
-
-        Not finding the instant proves nothing: the commit may still be under way in the database. So its id is taken by
-        a rolled-back instant: if that insert succeeds, the lost transaction can no longer commit; if the id is taken,
-        it has. CommitUnknown when the database does not answer either.
-        """
-        for attempt in range(1, _SETTLE_TRIES + 1):
-            try:
-                happened = await self._happened(instant)
-            except SeamarkError:
-                # Whatever keeps us from asking must not pass for an answer: the files would be removed.
-                await self._back_off(attempt)
-                continue
-            if not happened:
-                raise CommitConflict("The commit was rolled back after the database lost it; retry it")
-            return True
-        return False
-
-    async def _happened(self, instant: Instant) -> bool:
-        tombstone = msgspec.structs.replace(instant, state=InstantState.ROLLED_BACK, fingerprint=None)
-        try:
-            await self._parts.transact([RecordInstant(instant=tombstone)])
-        except AlreadyExists:
-            found = await self._parts.store.instant(instant.id)
-            if found is None:
-                raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
-            return found.state is InstantState.COMPLETED
-        return False
 
     async def _plan(self, caller: Caller, change: TableChange, *, alone: bool) -> Planned:
         creates = is_create(change)
@@ -340,20 +300,21 @@ class Committer:
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
 
-    async def _back_off(self, attempt: int) -> None:
-        ceiling_s = min(0.5, 0.005 * 2**attempt)
-        jitter = int.from_bytes(self._parts.clock.random_bytes(2), "big") / 65536
-        await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
-
     @contextlib.asynccontextmanager
     async def _locked(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
         """Commits to one table take turns within a process: a lost race would have written a file for nothing."""
+        timeout_s = self._parts.settings.storage_timeout_s
         async with contextlib.AsyncExitStack() as stack:
-            for name in sorted(names):
-                lock = self._locks.get(name)
-                if lock is None:
-                    lock = self._locks[name] = asyncio.Lock()
-                await stack.enter_async_context(lock)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    for name in sorted(names):
+                        lock = self._locks.get(name)
+                        if lock is None:
+                            lock = self._locks[name] = asyncio.Lock()
+                        await stack.enter_async_context(lock)
+            except TimeoutError:
+                # While storage hangs, each that waits would wait for all before it.
+                raise RetryLater(f"Commits to this table have waited for storage longer than {timeout_s:g} s") from None
             yield
 
 

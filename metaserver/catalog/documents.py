@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
-
 from metaserver.clock import Clock
 from metaserver.errors import BadRequest, NotFound, ObjectMissing
 from metaserver.iceberg.metadata import TableMetadata

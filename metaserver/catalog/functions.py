@@ -11,7 +11,7 @@ import msgspec
 
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller, LoadedFunction, Page
-from metaserver.errors import BadRequest, CommitConflict, CommitUnknown, NoSuchFunction, SeamarkError
+from metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
 from metaserver.store.port import CreateEntry, DropEntry, Entry, EntryKind, NamespacePath, Operation, SwapPointer
 from metaserver.wire import check_name, encode_json, show
 
@@ -45,7 +45,7 @@ class Functions:
         return await self._parts.list_names(EntryKind.FUNCTION, namespace, page_token, page_size)
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedFunction:
-        entry = await self._entry(namespace, name)
+        entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
         return LoadedFunction(entry=entry, document=await self._parts.documents.raw(entry.metadata_location))
 
     async def put(
@@ -58,14 +58,14 @@ class Functions:
             checked = msgspec.convert(document, _Document)
         except msgspec.ValidationError as error:
             raise BadRequest(f"The function's metadata is malformed: {error}") from None
-        parent = await self._parts.require_namespace(namespace)
         current = await self._parts.store.entry(EntryKind.FUNCTION, namespace, name)
         if current is not None and current.uuid != checked.function_uuid:
             raise BadRequest(
                 f"{show(namespace, name)} has function-uuid {current.uuid}; drop it before another takes its name"
             )
-        base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
-        folder = self._parts.warehouse.table_location(base, name, checked.function_uuid)
+        folder = await self._parts.choose_location(
+            caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
+        )
         location = f"{folder}/metadata/{self._parts.clock.uuid7()}.function.json"
         entry = Entry(
             kind=EntryKind.FUNCTION,
@@ -102,7 +102,7 @@ class Functions:
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
         """For good: a function is one small document, and putting it again brings it back."""
         requested_ms = self._parts.clock.now_ms()
-        entry = await self._entry(namespace, name)
+        entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
         drop = DropEntry(
             kind=EntryKind.FUNCTION, namespace=namespace, name=name, expected_location=entry.metadata_location
         )
@@ -112,9 +112,3 @@ class Functions:
             raise CommitConflict(
                 f"{show(namespace, name)} was replaced meanwhile; drop it again if you still want to"
             ) from None
-
-    async def _entry(self, namespace: NamespacePath, name: str) -> Entry:
-        entry = await self._parts.store.entry(EntryKind.FUNCTION, namespace, name)
-        if entry is None:
-            raise NoSuchFunction(f"Function does not exist: {show(namespace, name)}")
-        return entry

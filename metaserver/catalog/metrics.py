@@ -6,9 +6,8 @@ from typing import Any
 
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller, Page
-from metaserver.errors import BadRequest, NoSuchTable
+from metaserver.errors import BadRequest
 from metaserver.store.port import EntryKind, MetricsReport, NamespacePath, SaveMetricsReport
-from metaserver.wire import show
 
 _TYPES = ("scan-report", "commit-report")
 
@@ -25,7 +24,7 @@ class Metrics:
         snapshot_id = report.get("snapshot-id")
         if not isinstance(snapshot_id, int) or isinstance(snapshot_id, bool) or not -(2**63) <= snapshot_id < 2**63:
             raise BadRequest("snapshot-id must be a 64-bit integer")
-        uuid = await self._uuid(namespace, name)
+        uuid = (await self._parts.require_entry(EntryKind.TABLE, namespace, name)).uuid
         kept = MetricsReport(
             id=str(self._parts.clock.uuid7()),
             uuid=uuid,
@@ -42,15 +41,9 @@ class Metrics:
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None
     ) -> Page[MetricsReport]:
-        uuid = await self._uuid(namespace, name)
+        uuid = (await self._parts.require_entry(EntryKind.TABLE, namespace, name)).uuid
 
         async def read(after: str | None, limit: int) -> list[MetricsReport]:
             return await self._parts.store.metrics_reports(uuid, after, limit)
 
         return await self._parts.page(read, lambda row: row.id, page_token, page_size)
-
-    async def _uuid(self, namespace: NamespacePath, name: str) -> str:
-        entry = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
-        if entry is None:
-            raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
-        return entry.uuid

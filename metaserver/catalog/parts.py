@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from metaserver.catalog.documents import Documents
 from metaserver.catalog.values import Caller, Page
 from metaserver.clock import Clock
-from metaserver.errors import BadRequest, Forbidden, NoSuchNamespace
+from metaserver.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    CommitUnknown,
+    Forbidden,
+    NoSuchFunction,
+    NoSuchNamespace,
+    NoSuchTable,
+    NoSuchView,
+    SeamarkError,
+)
 from metaserver.objects.locations import Warehouse, parse_location
 from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
@@ -36,6 +50,9 @@ PATH_PROPERTIES = (
     "write.folder-storage.path",
 )
 """Table properties that name folders for files, besides the table's location."""
+
+_MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
+_SETTLE_TRIES = 5
 
 T = TypeVar("T")
 
@@ -86,12 +103,78 @@ class Parts:
             if key in properties and properties[key] != before.get(key):
                 await self.check_location(caller, properties[key], key)
 
-    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        """As the store's; wakes those who watch the timeline."""
-        results = await self.store.transact(operations)
-        if any(isinstance(operation, RecordInstant) for operation in operations):
+    async def transact(self, operations: Sequence[Operation]) -> None:
+        """As the store's; wakes those who watch the timeline. A lost outcome is settled where an instant tells of it.
+
+        CommitUnknown only when the database does not answer that question either; what the client then hears is that
+        nobody knows, and no file is removed.
+        """
+        instant = next((each.instant for each in operations if isinstance(each, RecordInstant)), None)
+        try:
+            await self.store.transact(operations)
+        except CommitUnknown:
+            if instant is None or not await self._settle(instant):
+                raise
+        if instant is not None:
             self.timeline.notify()
-        return results
+
+    async def _settle(self, instant: Instant) -> bool:
+        """Whether a transaction with a lost reply happened. True: it did. CommitConflict: it did not, and never will.
+
+        Not finding the instant proves nothing: the commit may still be under way in the database. So its id is taken by
+        a rolled-back instant: if that insert succeeds, the lost transaction can no longer commit; if the id is taken,
+        it has. False when the database does not answer either.
+        """
+        for attempt in range(1, _SETTLE_TRIES + 1):
+            try:
+                happened = await self._happened(instant)
+            except SeamarkError:
+                # Whatever keeps us from asking must not pass for an answer: the files would be removed.
+                await self.back_off(attempt)
+                continue
+            if not happened:
+                raise CommitConflict("The commit was rolled back after the database lost it; retry it")
+            return True
+        return False
+
+    async def _happened(self, instant: Instant) -> bool:
+        tombstone = structs.replace(
+            instant, state=InstantState.ROLLED_BACK, completed_ms=self.clock.now_ms(), fingerprint=None
+        )
+        try:
+            await self.store.transact([RecordInstant(instant=tombstone)])
+        except AlreadyExists:
+            found = await self.store.instant(instant.id)
+            if found is None:
+                raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
+            # A purge is recorded in flight; whatever is there and not rolled back is the lost transaction's.
+            return found.state is not InstantState.ROLLED_BACK
+        return False
+
+    async def back_off(self, attempt: int) -> None:
+        """Waits longer with each attempt, half a second at most, jittered."""
+        ceiling_s = min(0.5, 0.005 * 2**attempt)
+        jitter = int.from_bytes(self.clock.random_bytes(2), "big") / 65536
+        await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
+
+    async def require_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
+        """Where the pointer stands now. NoSuchTable, NoSuchView or NoSuchFunction."""
+        entry = await self.store.entry(kind, namespace, name)
+        if entry is None:
+            raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {show(namespace, name)}")
+        return entry
+
+    async def choose_location(
+        self, caller: Caller, kind: EntryKind, namespace: NamespacePath, name: str, uuid: str, asked: str | None
+    ) -> str:
+        """Where a new table, view or function lies: as asked, checked; else a fresh folder below its namespace's."""
+        if asked:
+            location = asked.rstrip("/") or asked
+            await self.check_location(caller, location, f"The {kind.value}'s location")
+            return location
+        parent = await self.require_namespace(namespace)
+        base = parent.properties.get("location") or self.warehouse.namespace_location(namespace)
+        return self.warehouse.table_location(base, name, uuid)
 
     def instant(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 from typing import Any
 
 from metaserver.catalog.commit import Committer, check_name_free, created_entry, metadata_location
@@ -15,7 +16,6 @@ from metaserver.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
-    NoSuchTable,
     NotFound,
     ObjectExists,
     SeamarkError,
@@ -49,10 +49,7 @@ class Tables:
 
     async def entry(self, namespace: NamespacePath, name: str) -> Entry:
         """Where the pointer stands now. NoSuchTable."""
-        entry = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
-        if entry is None:
-            raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
-        return entry
+        return await self._parts.require_entry(EntryKind.TABLE, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
         return await self._parts.store.entry(EntryKind.TABLE, namespace, name) is not None
@@ -125,8 +122,25 @@ class Tables:
         operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._parts.remember(caller, status=200, metadata_location=location)
         await self._parts.transact(operations)
+        await self._check_registered(caller, entry)
         stored = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
         return LoadedTable(entry=stored or entry, metadata=metadata)
+
+    async def _check_registered(self, caller: Caller, entry: Entry) -> None:
+        """A purge or a commit that cleans up may have seen the file unshared just before: then the name goes again."""
+        try:
+            await self._registrable(entry.metadata_location)
+        except (NotFound, BadRequest):
+            gone = self._parts.instant(caller, entry, "unregister", requested_ms=self._parts.clock.now_ms())
+            drop = DropEntry(
+                kind=entry.kind,
+                namespace=entry.namespace,
+                name=entry.name,
+                expected_location=entry.metadata_location,
+            )
+            with contextlib.suppress(CommitConflict, NotFound):  # it has moved on, so somebody could use it
+                await self._parts.transact([drop, gone])
+            raise
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
         """Forgets the name and leaves every file; commits that come later fail. Not undroppable: register it again."""
@@ -203,14 +217,9 @@ class Tables:
         check_name(request.name, "table name")
         await check_name_free(self._parts, namespace, request.name)
         uuid = str(self._parts.clock.uuid4())
-        location = request.location
-        if location:
-            location = location.rstrip("/") if len(location) > 1 else location
-            await self._parts.check_location(caller, location, "The table's location")
-        else:
-            parent = await self._parts.require_namespace(namespace)
-            base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
-            location = self._parts.warehouse.table_location(base, request.name, uuid)
+        location = await self._parts.choose_location(
+            caller, EntryKind.TABLE, namespace, request.name, uuid, request.location
+        )
         await self._parts.check_paths(caller, request.properties, {})
         return new_table(
             uuid=uuid,
@@ -223,10 +232,11 @@ class Tables:
         )
 
     async def _registrable(self, location: str) -> TableMetadata:
+        # Asked of the storage: what was read once is still in the cache when its file is gone.
+        if not await self._parts.objects.exists(location):
+            raise NotFound(f"Cannot register {location}: there is no such file")
         try:
             metadata = await self._parts.documents.table(location)
-        except NotFound:
-            raise
         except Corrupt as error:  # the client named this file: its mistake, not ours
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         purging = await self._parts.store.instants(

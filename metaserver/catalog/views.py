@@ -16,7 +16,6 @@ from metaserver.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
-    NoSuchView,
     SeamarkError,
 )
 from metaserver.iceberg.requirements import check_view_requirements
@@ -34,10 +33,7 @@ class Views:
         return await self._parts.list_names(EntryKind.VIEW, namespace, page_token, page_size)
 
     async def entry(self, namespace: NamespacePath, name: str) -> Entry:
-        entry = await self._parts.store.entry(EntryKind.VIEW, namespace, name)
-        if entry is None:
-            raise NoSuchView(f"View does not exist: {show(namespace, name)}")
-        return entry
+        return await self._parts.require_entry(EntryKind.VIEW, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
         return await self._parts.store.entry(EntryKind.VIEW, namespace, name) is not None
@@ -52,14 +48,9 @@ class Views:
         check_name(request.name, "view name")
         await self._check_name_free(namespace, request.name)
         uuid = str(self._parts.clock.uuid4())
-        location = request.location
-        if location:
-            location = location.rstrip("/") if len(location) > 1 else location
-            await self._parts.check_location(caller, location, "The view's location")
-        else:
-            parent = await self._parts.require_namespace(namespace)
-            base = parent.properties.get("location") or self._parts.warehouse.namespace_location(namespace)
-            location = self._parts.warehouse.table_location(base, request.name, uuid)
+        location = await self._parts.choose_location(
+            caller, EntryKind.VIEW, namespace, request.name, uuid, request.location
+        )
         await self._parts.check_paths(caller, request.properties, {})
         metadata = new_view(
             uuid=uuid,
