@@ -22,7 +22,6 @@ import structlog
 
 from metaserver.access.authorizer import changes
 from metaserver.clock import Clock
-from metaserver.errors import SeamarkError
 from metaserver.store.port import AuditRecord, PointerStore, SaveAudit
 
 CAPACITY = 10_000
@@ -114,8 +113,8 @@ class AuditLog:
         while True:
             try:
                 await self._store.transact([SaveAudit(records)])
-            except SeamarkError as error:
-                _log.warning("audit records wait for the database", error=error.message, waiting=self.waiting)
+            except Exception as error:  # noqa: BLE001  a writer that ends would hold up every request once the queue is full
+                _log.warning("audit records wait for the database", error=str(error), waiting=self.waiting)
                 await asyncio.sleep(_RETRY_S)
             else:
                 return

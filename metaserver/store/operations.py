@@ -257,12 +257,17 @@ def _restore_entry(op: port.RestoreEntry, now_ms: int) -> Steps[None]:
     yield from _put_entry(_moved(to_dropped(rows[0]).entry, op.namespace, op.name))
 
 
+_NAMED = ("entries", "dropped")
+
+
 def _forget_dropped(op: port.ForgetDropped, now_ms: int) -> Steps[None]:
     rows = yield Statement("DELETE FROM dropped WHERE id = $1 RETURNING uuid", (op.dropped_id,))
     if not rows:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
     if op.unshared:
-        live = yield Statement("SELECT namespace, name FROM entries WHERE uuid = $1 LIMIT 1", (rows[0][0],))
+        # In one statement: what is undropped between two would be seen by neither.
+        others = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
+        live = yield Statement(f"{others} LIMIT 1", (rows[0][0],))
         if live:
             raise CommitConflict(f"{show(unpack(live[0][0]), live[0][1])} has the same uuid, so its files are in use")
 

@@ -239,7 +239,7 @@ class RestoreEntry(msgspec.Struct, frozen=True):
 
 class ForgetDropped(msgspec.Struct, frozen=True):
     """Removes a dropped entry for good (before its purge). NotFound if it is gone: another replica was first.
-    With `unshared`, CommitConflict while a live entry has its uuid: that one's files are the same."""
+    With `unshared`, CommitConflict while another entry, live or dropped, has its uuid: it has the same files."""
 
     dropped_id: str
     unshared: bool = False

@@ -38,6 +38,8 @@ ATTEMPTS = 6
 """Runs of one transaction that deadlocks or loses its connection before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
 """For one connection, and how long opening waits for a server that is still starting."""
+ROLLBACK_TIMEOUT_S = 5.0
+"""For leaving a connection as it was found; one that takes longer is closed."""
 MIGRATION_LOCK = 0x5EA_3A4C
 """Key of the advisory lock under which replicas take turns to bring the schema up to date."""
 
@@ -50,6 +52,7 @@ _LOST = (
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # an idle connection was told of the shutdown, and is used before it is seen closed
     OSError,  # TimeoutError and ConnectionError among them
 )
 _UNDONE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
@@ -177,13 +180,14 @@ class _PostgresStore(DrivenStore):
                 return result
             except _UNDONE:
                 await asyncio.sleep(self._jitter_s(attempt))
-            except (asyncpg.DataError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            except (asyncpg.PostgresError, *_LOST) as error:
                 if not _is_lost(error):
                     raise self._error(error) from error
+                _terminate(connection)  # the pool would take it back, or wait for a server that does not answer
                 if isinstance(error, TimeoutError):
                     raise RetryLater(f"{self._where} took longer than {self._timeout_s:g} s") from error
             finally:
-                await self._pool.release(connection)
+                await self._release(connection)
         raise RetryLater(f"{self._where}: the transaction was undone {ATTEMPTS} times; retry")
 
     async def _acquire(self) -> Any:
@@ -195,6 +199,13 @@ class _PostgresStore(DrivenStore):
             raise RetryLater(f"{self._where} takes no more connections; retry") from None
         except (*_LOST, asyncpg.PostgresError) as error:
             raise RetryLater(f"{self._where} does not answer ({type(error).__name__})") from None
+
+    async def _release(self, connection: Any) -> None:
+        """Never fails: what came of the transaction is known by now, and must reach the one who asked."""
+        try:
+            await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
+        except (asyncpg.PostgresError, *_LOST):
+            _terminate(connection)
 
     async def _transaction(self, connection: Any, begin: Callable[[], Steps[T]]) -> T:
         await connection.execute("BEGIN")
@@ -240,8 +251,8 @@ def _is_lost(error: Exception) -> bool:
 async def _roll_back(connection: Any) -> None:
     """A connection whose transaction cannot be ended is closed, which ends it too."""
     try:
-        await connection.execute("ROLLBACK", timeout=5)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
+    except (asyncpg.PostgresError, *_LOST):
         _terminate(connection)
 
 

@@ -18,13 +18,16 @@ from yarl import URL
 
 @dataclass
 class Misbehaviour:
-    """Each count is spent by the next PUTs. `seen` are the requests, as `METHOD status-of-the-server`."""
+    """Each count is spent by the next PUTs; `delay_s` and `hang_all` are for every request. `seen`
+    are the requests, as `METHOD status-of-the-server`."""
 
     lose_replies: int = 0
     drop_requests: int = 0
     answer_500_after: int = 0
     conditional_501: bool = False
     hang: bool = False
+    hang_all: bool = False
+    delay_s: float = 0.0
     before_put: Callable[[], None] | None = None
     seen: list[str] = field(default_factory=list)
 
@@ -52,7 +55,9 @@ async def _forward(
 ) -> web.StreamResponse:
     body = await request.read()
     put = request.method == "PUT"
-    if put and mode.hang:
+    if mode.delay_s:
+        await asyncio.sleep(mode.delay_s)
+    if mode.hang_all or (put and mode.hang):
         mode.seen.append("PUT hung")
         await asyncio.sleep(60)
     if put and mode.drop_requests:

@@ -1,0 +1,188 @@
+"""Nothing live is ever deleted: commits that clean up after themselves, drops, purges, undrops, renames and registers,
+all at once; then every live table loads, and every file that it leads to is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from tests.catalog.rig import SCHEMA, append
+from tests.faults.http import Client
+from tests.services.seamark import Seamark
+
+KEEP_LITTLE = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
+TABLES = "/v1/namespaces/db/tables"
+NAMES = [f"t{number}" for number in range(6)]
+EXPECTED = {200, 204, 404, 409}
+"""400 aside (a register of what is being purged), whatever clients do to each other is one of these."""
+
+
+class Mischief:
+    """One client that does something random to a random table; every answer is counted by what it was."""
+
+    def __init__(self, base_url: str, seed: int, number: int) -> None:
+        self._client = Client(base_url)
+        self._random = random.Random(seed * 1000 + number)
+        self._next_snapshot = number * 1_000_000
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.unexplained: list[str] = []
+
+    def run(self, stop: threading.Event) -> None:
+        actions: list[tuple[Callable[[str], tuple[int, Any] | None], int]] = [
+            (self._commit, 12), (self._drop, 2), (self._undrop, 3), (self._rename, 2), (self._create, 2),
+            (self._register, 2), (self._purge, 1),
+        ]  # fmt: skip
+        while not stop.is_set():
+            action = self._random.choices([one for one, _ in actions], [weight for _, weight in actions])[0]
+            answer = action(self._random.choice(NAMES))
+            if answer is None:
+                continue
+            status, body = answer
+            self.answers[action.__name__.lstrip("_"), status] += 1
+            if status not in EXPECTED and not (status == 400 and action == self._register):
+                self.unexplained.append(f"{action.__name__}: {status} {body}")
+
+    def _commit(self, name: str) -> tuple[int, Any]:
+        status, body = self._client.call("GET", f"{TABLES}/{name}")
+        if status != 200:
+            return status, body
+        metadata = body["metadata"]
+        head = metadata.get("current-snapshot-id")
+        self._next_snapshot += 1
+        requirements, updates = append(
+            self._next_snapshot, None if head in (None, -1) else head, metadata["last-sequence-number"] + 1
+        )
+        updates[0]["snapshot"]["manifest-list"] = _write_snapshot(metadata["location"], self._next_snapshot)
+        requirements.append({"type": "assert-table-uuid", "uuid": metadata["table-uuid"]})
+        return self._client.call("POST", f"{TABLES}/{name}", {"requirements": requirements, "updates": updates})
+
+    def _drop(self, name: str) -> tuple[int, Any]:
+        purge = self._random.random() < 0.5
+        return self._client.call("DELETE", f"{TABLES}/{name}?purgeRequested={str(purge).lower()}")
+
+    def _dropped(self) -> dict[str, Any] | None:
+        status, body = self._client.call("GET", "/api/v1/dropped")
+        assert status == 200, body
+        return self._random.choice(body["dropped"]) if body["dropped"] else None
+
+    def _undrop(self, name: str) -> tuple[int, Any] | None:
+        row = self._dropped()
+        return row and self._client.call("POST", f"/api/v1/dropped/{row['id']}/undrop", {"name": name})
+
+    def _purge(self, _: str) -> tuple[int, Any] | None:
+        row = self._dropped()
+        return row and self._client.call("DELETE", f"/api/v1/dropped/{row['id']}")
+
+    def _rename(self, name: str) -> tuple[int, Any]:
+        to = self._random.choice(NAMES)
+        ends = {"source": {"namespace": ["db"], "name": name}, "destination": {"namespace": ["db"], "name": to}}
+        return self._client.call("POST", "/v1/tables/rename", ends)
+
+    def _create(self, name: str) -> tuple[int, Any]:
+        return self._client.call("POST", TABLES, {"name": name, "schema": SCHEMA, "properties": KEEP_LITTLE})
+
+    def _register(self, name: str) -> tuple[int, Any]:
+        """A second name for a live table, or a name for a dropped one: both share their files from then on."""
+        row = self._dropped() if self._random.random() < 0.5 else None
+        if row is None:
+            status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
+            if status != 200:
+                return status, body
+        location = (row or body)["metadata-location"]
+        body = {"name": name, "metadata-location": location, "overwrite": self._random.random() < 0.3}
+        return self._client.call("POST", "/v1/namespaces/db/register", body)
+
+
+def _path(location: str) -> Path:
+    return Path(location.removeprefix("file://"))
+
+
+def _snapshot_files(location: str, snapshot_id: int) -> list[str]:
+    """What a snapshot of this test consists of: data file, manifest, manifest list."""
+    return [
+        f"{location}/data/{snapshot_id}.parquet",
+        *(f"{location}/metadata/{kind}-{snapshot_id}.avro" for kind in "ml"),
+    ]
+
+
+def _write_snapshot(location: str, snapshot_id: int) -> str:
+    """The files of an append, with the fields that lead from one to the next. Returns the manifest list's location."""
+    data, manifest, manifest_list = _snapshot_files(location, snapshot_id)
+    for path in (data, manifest):
+        _path(path).parent.mkdir(parents=True, exist_ok=True)
+    _path(data).write_bytes(b"PAR1")
+    named = [
+        (manifest, _record("data_file", _record("file_path", "string")["type"]), {"data_file": {"file_path": data}}),
+        (manifest_list, _record("manifest_path", "string"), {"manifest_path": manifest}),
+    ]
+    for path, field, row in named:
+        with _path(path).open("wb") as file:
+            fastavro.writer(file, {"type": "record", "name": "row", "fields": [field]}, [row])
+    return manifest_list
+
+
+def _record(name: str, kind: Any) -> Any:
+    if name == "file_path":
+        return {"type": {"type": "record", "name": "file", "fields": [{"name": name, "type": kind}]}}
+    return {"name": name, "type": kind}
+
+
+def _missing(server: Seamark) -> list[str]:
+    """Of all that live tables lead to, what is not there; and tables that do not load."""
+    client = Client(server.base_url)
+    found = []
+    for name in client.tables():
+        status, body = client.call("GET", f"{TABLES}/{name}")
+        if status != 200:
+            found.append(f"{name}: {status} {body}")
+            continue
+        metadata = body["metadata"]
+        needed = [body["metadata-location"], *(entry["metadata-file"] for entry in metadata["metadata-log"])]
+        for snapshot in metadata.get("snapshots", []):
+            needed += _snapshot_files(metadata["location"], snapshot["snapshot-id"])
+        found += [f"{name}: {location}" for location in needed if not _path(location).is_file()]
+    return found
+
+
+def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
+    print(f"live files: FAULT_SEED={seed}")
+    clients = [Mischief(server.base_url, seed, number) for number in range(1, 5)]
+    Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
+    for _ in range(rounds):
+        stop = threading.Event()
+        with ThreadPoolExecutor(len(clients)) as pool:
+            work = [pool.submit(client.run, stop) for client in clients]
+            stop.wait(seconds)
+            stop.set()
+            for one in work:
+                one.result(timeout=60)
+        assert [line for client in clients for line in client.unexplained] == [], f"FAULT_SEED={seed}"
+        assert _missing(server) == [], f"FAULT_SEED={seed}"
+    answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
+    print(f"live files: {sorted(answers.items())}")
+    for what in ("commit", "drop", "undrop", "rename", "create", "register"):
+        assert answers[what, 200] + answers[what, 204] > 0, f"FAULT_SEED={seed}: no {what} succeeded, {answers}"
+    server.restart()
+    assert _missing(server) == [], f"FAULT_SEED={seed}, after a restart"
+
+
+ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"}
+
+
+def test_no_live_file_is_deleted_whatever_clients_do_to_each_other(start_seamark: Callable[..., Seamark]) -> None:
+    _campaign(start_seamark(env=ENV), seed=51, rounds=3, seconds=1.5)
+
+
+@pytest.mark.slow
+def test_the_same_from_a_random_seed(start_seamark: Callable[..., Seamark]) -> None:
+    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    _campaign(start_seamark(env=ENV), seed=seed, rounds=10, seconds=6)

@@ -1,0 +1,149 @@
+"""PostgreSQL goes away in the middle of commits, in every way it can: nothing acknowledged is lost, clients are told to
+come again, and both replicas go on by themselves when it is back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.http import Client
+from tests.faults.writers import progress, writing
+from tests.services.postgres import Postgres, postgres_server
+from tests.services.process import ServiceFailed, http_ok
+from tests.services.seamark import Seamark
+
+
+@dataclass(frozen=True)
+class Pair:
+    postgres: Postgres
+    replicas: tuple[Seamark, Seamark]
+
+    @property
+    def base_urls(self) -> list[str]:
+        return [replica.base_url for replica in self.replicas]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two replicas on a PostgreSQL of their own, which tests may kill."""
+    home = tmp_path_factory.mktemp("pair")
+    with postgres_server() as postgres:
+        url = postgres.create_database()
+        warehouse = f"file://{home / 'lake'}"
+        with (
+            Seamark(home / "a", database=url, warehouse=warehouse) as first,
+            Seamark(home / "b", database=url, warehouse=warehouse) as second,
+        ):
+            yield Pair(postgres, (first, second))
+
+
+def _answers(postgres: Postgres) -> bool:
+    with contextlib.suppress(ServiceFailed):
+        return postgres.sql("SELECT 1") == "1"
+    return False
+
+
+def _start(postgres: Postgres) -> None:
+    postgres.process.start(lambda: _answers(postgres), timeout_s=60)
+
+
+def _stopped(postgres: Postgres) -> None:
+    postgres.process.stop(first=signal.SIGINT)
+
+
+def _killed(postgres: Postgres) -> None:
+    """All its processes at once, as by a power cut; each has a group of its own."""
+    main = psutil.Process(postgres.process.pid)
+    everyone = [main, *main.children(recursive=True)]
+    for process in everyone:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            os.kill(process.pid, signal.SIGKILL)
+    psutil.wait_procs(everyone[1:], timeout=10)
+    postgres.process.stop()
+
+
+def _exists(location: str) -> bool:
+    return Path(location.removeprefix("file://")).is_file()
+
+
+def _until(true: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("ends", [_stopped, _killed], ids=["stopped", "killed -9"])
+def test_a_database_that_goes_and_comes_back_loses_no_acknowledged_commit(
+    pair: Pair, ends: Callable[[Postgres], None]
+) -> None:
+    name = f"t{ends.__name__}"
+    client = Client(pair.base_urls[0])
+    assert client.create_table(name)[0] == 200
+    with writing(pair.base_urls, name, seed=5) as notes:
+        assert progress(notes, 20, 30), notes
+        ends(pair.postgres)
+        try:
+            for url in pair.base_urls:
+                client = Client(url, timeout_s=20)
+                status, body = client.append(1, None, 1, name)
+                assert status == 503, body
+                assert int(client.headers["Retry-After"]) >= 1
+                assert client.call("GET", "/readyz")[0] == 503
+                assert http_ok(f"{url}/healthz"), "an orchestrator must not restart it for this"
+        finally:
+            _start(pair.postgres)
+        assert _until(lambda: all(http_ok(f"{url}/readyz") for url in pair.base_urls), 15), "ready by themselves"
+        assert progress(notes, 20, 30), notes
+    for url in pair.base_urls:
+        notes.check(Client(url), name, _exists, f"{ends.__name__}, {dict(notes.outcomes)}")
+
+
+def test_connections_that_are_cut_in_the_middle_of_commits_lose_nothing(pair: Pair) -> None:
+    client = Client(pair.base_urls[0])
+    assert client.create_table("cut")[0] == 200
+    cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
+    with writing(pair.base_urls, "cut", seed=6) as notes:
+        for _ in range(12):
+            assert progress(notes, 3, 30), notes
+            pair.postgres.sql(cut)
+        assert progress(notes, 20, 30), notes
+    for url in pair.base_urls:
+        notes.check(Client(url), "cut", _exists, f"cut, {dict(notes.outcomes)}")
+
+
+@pytest.mark.slow
+def test_a_database_that_hangs_leaves_the_server_responsive_and_loses_nothing(pair: Pair) -> None:
+    """SIGSTOP to all its processes: connections stay open and nothing answers, as when its host's disk hangs."""
+    client = Client(pair.base_urls[0])
+    assert client.create_table("hung")[0] == 200
+    main = psutil.Process(pair.postgres.process.pid)
+    with writing(pair.base_urls, "hung", seed=7) as notes:
+        assert progress(notes, 20, 30), notes
+        everyone = [main, *main.children(recursive=True)]
+        for process in everyone:
+            process.suspend()
+        try:
+            time.sleep(1)
+            for url in pair.base_urls:
+                began = time.monotonic()
+                assert http_ok(f"{url}/healthz")
+                assert time.monotonic() - began < 1
+                assert Client(url).call("GET", "/readyz")[0] == 503
+            time.sleep(40)  # past every time limit of the store
+        finally:
+            for process in everyone:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+        assert progress(notes, 20, 120), notes
+    notes.check(Client(pair.base_urls[1]), "hung", _exists, f"hung, {dict(notes.outcomes)}")

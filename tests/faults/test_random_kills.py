@@ -1,0 +1,48 @@
+"""A campaign: one of two replicas is killed at a random moment, again and again, while clients commit through both."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.http import Client
+from tests.faults.writers import progress, writing
+from tests.services.seamark import Seamark
+
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "15"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
+    start_seamark: Callable[..., Seamark], postgres_url: str
+) -> None:
+    """FAULT_SEED repeats the moments of a run (not the machine's own timing), FAULT_ROUNDS makes it longer."""
+    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    print(f"random kills: FAULT_SEED={seed} FAULT_ROUNDS={ROUNDS}")
+    source = random.Random(seed)
+    first = start_seamark("a", database=postgres_url)
+    second = start_seamark("b", database=postgres_url, warehouse=first.warehouse)
+    base_urls = [first.base_url, second.base_url]
+    assert Client(first.base_url).create_table()[0] == 200
+    with writing(base_urls, "t", seed) as notes:
+        for round_ in range(ROUNDS):
+            assert progress(notes, 5, 60), (seed, round_, notes.unexplained)
+            time.sleep(source.random() * 0.3)
+            victim = source.choice((first, second))
+            victim.kill9()
+            time.sleep(source.random() * 0.2)
+            victim.start(60)
+    for url in base_urls:
+        notes.check(
+            Client(url),
+            "t",
+            lambda location: Path(location.removeprefix("file://")).is_file(),
+            f"FAULT_SEED={seed}, {dict(notes.outcomes)}",
+        )
+    print(f"random kills: {dict(notes.outcomes)}")

@@ -1,0 +1,135 @@
+"""A real server over a real S3 store through bad weather: slow, failing, hanging, losing replies. What was acknowledged
+is there, what was refused is not, the pointer's file exists; and whoever does not need the storage is served."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.http import Client, new_key
+from tests.faults.writers import progress, writing
+from tests.objects.s3_proxy import Misbehaviour, misbehaving
+from tests.services.process import free_port, http_ok
+from tests.services.s3 import S3
+from tests.services.seamark import Seamark
+
+TIMEOUT_S = 2
+
+
+@asynccontextmanager
+async def _behind_weather(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
+    """A server that reaches the store through the proxy, gives up after TIMEOUT_S, and tries once more."""
+    port = free_port()
+    env = {**s3.seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
+    env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}
+    async with misbehaving(s3.endpoint, port) as weather:
+        server = Seamark(home, warehouse=f"s3://{s3.create_bucket()}/lake", env=env)
+        await asyncio.to_thread(server.start)
+        try:
+            yield server, weather
+        finally:
+            weather.hang = weather.hang_all = False
+            await asyncio.to_thread(server.kill9)
+
+
+async def _storm(weather: Misbehaviour, source: random.Random, seconds: float) -> None:
+    """Each tenth of a second another fault, for the PUTs that come then."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        match source.randrange(5):
+            case 0:
+                weather.lose_replies += source.randrange(1, 4)
+            case 1:
+                weather.drop_requests += source.randrange(1, 4)
+            case 2:
+                weather.answer_500_after += source.randrange(1, 4)
+            case 3:
+                weather.delay_s = source.random() * 0.2
+            case _:
+                weather.delay_s = 0.0
+        await asyncio.sleep(0.1)
+    weather.lose_replies = weather.drop_requests = weather.answer_500_after = 0
+    weather.delay_s = 0.0
+
+
+async def _campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
+    print(f"storage weather: seed {seed}")
+    async with _behind_weather(s3, home) as (server, weather):
+        client = Client(server.base_url)
+        assert (await asyncio.to_thread(client.create_table))[0] == 200
+
+        def write() -> None:
+            with writing([server.base_url], "t", seed) as notes:
+                asyncio.run_coroutine_threadsafe(_storm(weather, random.Random(seed), seconds), loop).result()
+                assert progress(notes, 3, 30), f"seed {seed}: no commit after the storm: {notes.unexplained}"
+            notes.check(
+                Client(server.base_url),
+                "t",
+                lambda location: (s3.root / location.removeprefix("s3://")).is_file(),
+                f"seed {seed}, {dict(notes.outcomes)}",
+            )
+            print(f"storage weather: {dict(notes.outcomes)}")
+
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(write)
+        assert any("dropped" in request for request in weather.seen), f"seed {seed} proved nothing"
+
+
+@pytest.mark.parametrize("seed", [41])
+async def test_commits_through_bad_weather_are_there_or_were_refused(s3: S3, tmp_path: Path, seed: int) -> None:
+    await _campaign(s3, tmp_path / "home", seed, seconds=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(400, 405))
+async def test_the_same_for_longer(s3: S3, tmp_path: Path, seed: int) -> None:
+    await _campaign(s3, tmp_path / "home", seed, seconds=20)
+
+
+async def test_a_storage_that_hangs_holds_up_only_those_who_need_it(s3: S3, tmp_path: Path) -> None:
+    async with _behind_weather(s3, tmp_path / "home") as (server, weather):
+
+        def go_on() -> None:
+            client = Client(server.base_url, timeout_s=60)
+            assert client.create_table()[0] == 200
+            assert client.append(1, None, 1)[0] == 200
+            assert client.chain() == [1]
+
+        def commit(key: str) -> tuple[int, float]:
+            began = time.monotonic()
+            status, _ = Client(server.base_url, timeout_s=60).append(2, 1, 2, key=key)
+            return status, time.monotonic() - began
+
+        def serves() -> float:
+            """The longest that anything without need of the storage took."""
+            client, longest = Client(server.base_url), 0.0
+            for _ in range(10):
+                for path in ("/healthz", "/v1/config", "/v1/namespaces/db/tables", "/v1/namespaces/db/tables/t"):
+                    began = time.monotonic()
+                    assert client.call("GET", path)[0] == 200
+                    longest = max(longest, time.monotonic() - began)
+                time.sleep(0.05)
+            return longest
+
+        await asyncio.to_thread(go_on)
+        weather.hang_all = True
+        keys = [new_key() for _ in range(5)]
+        commits = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
+        await asyncio.sleep(0.2)
+        assert await asyncio.to_thread(serves) < 1
+        began = time.monotonic()
+        assert not await asyncio.to_thread(http_ok, f"{server.base_url}/readyz")
+        assert time.monotonic() - began < 4
+        results = await asyncio.gather(*commits)
+        assert {status for status, _ in results} == {503}
+        print(f"a hung storage was given up after {max(seconds for _, seconds in results):.1f} s")
+        weather.hang_all = False
+        status, _ = await asyncio.to_thread(commit, keys[0])
+        assert status == 200
+        assert await asyncio.to_thread(Client(server.base_url).chain) == [1, 2]
