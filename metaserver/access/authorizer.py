@@ -53,7 +53,8 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         listDropped listTableMetrics listTimeline listTableTimeline"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
-        renameTable createView replaceView dropView renameView commitTransaction undrop"""
+        renameTable createView replaceView dropView renameView commitTransaction undrop
+        putFunction dropFunction"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

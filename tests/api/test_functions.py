@@ -16,6 +16,23 @@ async def test_functions_are_listed_by_their_whole_name(api: Api) -> None:
     assert (await api("GET", "/v1/namespaces/none/functions")).error[:2] == (404, "NoSuchNamespaceException")
 
 
+async def test_a_function_is_put_replaced_and_dropped_through_our_own_api(api: Api) -> None:
+    own, document = "/api/v1/functions/db/f", function_document()
+    put = await api("PUT", own, document)
+    assert (put.status, put.json["metadata"]) == (200, document)
+    replaced = {**document, "doc": "adds one"}
+    assert (await api("PUT", own, replaced)).status == 200
+    assert (await api("GET", f"{FUNCTIONS}/f")).json["metadata"] == replaced
+    other = await api("PUT", own, function_document())
+    assert other.error[:2] == (400, "BadRequestException")
+    assert "function-uuid" in other.error[2]
+    assert (await api("PUT", own, {**document, "format-version": 2})).error[0] == 400
+    assert (await api("PUT", "/api/v1/functions/none/f", document)).error[:2] == (404, "NoSuchNamespaceException")
+    assert (await api("DELETE", own)).status == 204
+    assert (await api("DELETE", own)).error[:2] == (404, "NoSuchFunctionException")
+    assert (await api("GET", FUNCTIONS)).json["identifiers"] == []
+
+
 async def test_a_function_is_loaded_with_all_its_definitions(api: Api) -> None:
     document = function_document()
     await api.server.parts.catalog.functions.put(CALLER, ("db",), "f", document)

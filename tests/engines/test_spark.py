@@ -166,6 +166,11 @@ def test_rename_drop_undrop_and_purge(sql: Any, lake: Lake) -> None:
     sql("DROP TABLE {db}.e PURGE")
     with pytest.raises(Exception, match="cannot be found"):
         sql("SELECT * FROM {db}.e")
+    _, body = client.call("GET", "/api/v1/dropped")
+    dropped = next(row for row in body["dropped"] if row["name"] == "e")
+    assert dropped["purge"], "Spark asked the catalog to purge (rest-catalog-purge), and left the files alone"
+    assert client.call("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})[0] == 200
+    assert sql("SELECT count(*) FROM {db}.e") == [(5,)]
     client.close()
 
 
