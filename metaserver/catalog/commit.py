@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -52,6 +53,8 @@ _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
 _CLEANUPS_LIMIT = 64
+_NUMBER = re.compile(r"v?(\d{1,9})[-.]")
+"""What a metadata file's name begins with: 00012-<uuid>.metadata.json, or v12.metadata.json of Hadoop tables."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 
 
@@ -238,8 +241,8 @@ class Committer:
 
     def _place(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
         document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
-        version = 0 if entry is None else entry.version
-        return document, metadata_location(self._parts, metadata.location, metadata.properties, version, suffix)
+        previous = None if entry is None else entry.metadata_location
+        return document, metadata_location(self._parts, metadata.location, metadata.properties, previous, suffix)
 
     async def _raise_if_repeat(self, change: TableChange, entry: Entry) -> None:
         """A requirement also fails when this very commit was applied and its reply was lost: answer that outcome."""
@@ -351,13 +354,20 @@ def created_entry(namespace: NamespacePath, name: str, metadata: TableMetadata, 
     )
 
 
-def metadata_location(parts: Parts, location: str, properties: dict[str, str], version: int, suffix: str) -> str:
-    """A new name each time: no file is ever written twice. BadRequest when write.metadata.path leads outside."""
+def metadata_location(
+    parts: Parts, location: str, properties: dict[str, str], previous: str | None, suffix: str
+) -> str:
+    """A new name each time: no file is ever written twice. BadRequest when write.metadata.path leads outside.
+
+    Numbered after the file it follows, whoever wrote that one, so that the highest number is the newest file.
+    """
     folder = properties.get(_METADATA_PATH)
     if folder is None:
         folder = f"{location.rstrip('/')}/metadata"
     else:
         parts.warehouse.check(folder, _METADATA_PATH)
+    number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
+    version = int(number[1]) + 1 if number is not None else int(previous is not None)
     return f"{folder.rstrip('/')}/{version:05d}-{parts.clock.uuid4()}{suffix}"
 
 

@@ -113,13 +113,15 @@ class Parts:
         try:
             await self.store.transact(operations)
         except CommitUnknown:
-            if instant is None or not await self._settle(instant):
+            swaps = any(isinstance(operation, SwapPointer) for operation in operations)
+            if instant is None or not await self._settle(instant, CommitConflict if swaps else RetryLater):
                 raise
         if instant is not None:
             self.timeline.notify()
 
-    async def _settle(self, instant: Instant) -> bool:
-        """Whether a transaction with a lost reply happened. True: it did. CommitConflict: it did not, and never will.
+    async def _settle(self, instant: Instant, undone: type[SeamarkError]) -> bool:
+        """Whether a transaction with a lost reply happened. True: it did. `undone`: it did not, and never will; for
+        anything but a commit that is no conflict, which clients would take for a name that is taken.
 
         Not finding the instant proves nothing: the commit may still be under way in the database. So its id is taken by
         a rolled-back instant: if that insert succeeds, the lost transaction can no longer commit; if the id is taken,
@@ -133,7 +135,7 @@ class Parts:
                 await self.back_off(attempt)
                 continue
             if not happened:
-                raise CommitConflict("The commit was rolled back after the database lost it; retry it")
+                raise undone("The change was rolled back after the database lost it; retry it")
             return True
         return False
 

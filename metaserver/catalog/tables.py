@@ -70,7 +70,7 @@ class Tables:
         metadata = await self._new_metadata(caller, namespace, request)
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
         document, suffix = compress(codec, encode_table(metadata))
-        location = metadata_location(self._parts, metadata.location, metadata.properties, 0, suffix)
+        location = metadata_location(self._parts, metadata.location, metadata.properties, None, suffix)
         entry = created_entry(namespace, request.name, metadata, location, requested_ms)
         try:
             await self._parts.objects.create(location, document)

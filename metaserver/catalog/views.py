@@ -60,7 +60,7 @@ class Views:
             properties=request.properties,
             now_ms=requested_ms,
         )
-        path = metadata_location(self._parts, location, metadata.properties, 0, ".metadata.json")
+        path = metadata_location(self._parts, location, metadata.properties, None, ".metadata.json")
         entry = _entry(namespace, request.name, metadata, path, requested_ms)
         record = self._parts.instant(caller, entry, "create", requested_ms=requested_ms)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
@@ -131,7 +131,9 @@ class Views:
             await self._parts.check_location(caller, metadata.location, "The view's location")
         await self._parts.check_paths(caller, metadata.properties, base.properties)
         now = self._parts.clock.now_ms()
-        path = metadata_location(self._parts, metadata.location, metadata.properties, entry.version, ".metadata.json")
+        path = metadata_location(
+            self._parts, metadata.location, metadata.properties, entry.metadata_location, ".metadata.json"
+        )
         updated = _entry(entry.namespace, entry.name, metadata, path, now)
         swap = SwapPointer(
             kind=EntryKind.VIEW,

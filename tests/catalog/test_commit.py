@@ -240,3 +240,17 @@ async def test_compressed_metadata_is_written_and_read_back(tmp_path: Path) -> N
         assert done.entry.metadata_location.endswith(".gz.metadata.json")
     async with rig(tmp_path / "a") as it:
         assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 7
+
+
+async def test_metadata_files_go_on_counting_after_register(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        for value in range(3):
+            done = await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x=str(value)))
+        assert done.entry is not None
+        await it.catalog.tables.unregister(CALLER, DB, "t")
+        await it.catalog.tables.register(CALLER, DB, "u", done.entry.metadata_location, overwrite=False)
+        again = await it.catalog.tables.commit(CALLER, DB, "u", [], properties(x="again"))
+        assert again.entry is not None
+        names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (done.entry, again.entry)]
+        assert names == ["00003-", "00004-"]
