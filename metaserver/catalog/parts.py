@@ -22,6 +22,7 @@ from metaserver.errors import (
     NoSuchNamespace,
     NoSuchTable,
     NoSuchView,
+    RetryLater,
     SeamarkError,
 )
 from metaserver.objects.locations import Warehouse, parse_location
@@ -39,6 +40,7 @@ from metaserver.store.port import (
     PointerStore,
     RecordInstant,
     SaveIdempotency,
+    SwapPointer,
 )
 from metaserver.timeline.timeline import Timeline
 from metaserver.wire import decode_page_token, encode_page_token, show

@@ -128,7 +128,8 @@ async def test_a_storage_that_hangs_holds_up_only_those_who_need_it(s3: S3, tmp_
         assert time.monotonic() - began < 4
         results = await asyncio.gather(*commits)
         assert {status for status, _ in results} == {503}
-        print(f"a hung storage was given up after {max(seconds for _, seconds in results):.1f} s")
+        # Two attempts to write and two to learn what became of them; who waits in line does not add to that.
+        assert max(seconds for _, seconds in results) < 6 * TIMEOUT_S
         weather.hang_all = False
         status, _ = await asyncio.to_thread(commit, keys[0])
         assert status == 200
