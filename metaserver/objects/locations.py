@@ -26,6 +26,7 @@ _S3_SCHEMES = frozenset(("s3", "s3a", "s3n"))
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _PLAIN_SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,98}[A-Za-z0-9_-])?")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a loop over characters cost 10 µs, three times a request
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _DECODE_ROUNDS = 8
 
@@ -64,7 +65,7 @@ def parse_location(text: str, what: str = "The location") -> Location:
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{what} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
     shown = repr(text if len(text) <= 200 else text[:200] + "…")
-    if any(ch < " " or "\x7f" <= ch <= "\x9f" or "\ud800" <= ch <= "\udfff" for ch in text):
+    if _CONTROL.search(text):
         raise BadRequest(f"{what} {shown} holds a control character; remove it")
     matched = _SCHEME.fullmatch(text)
     if matched is None:
