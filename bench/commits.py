@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Worker, drive, in_turns
+from bench.measure import Sample, Slice, Worker, drive, in_turns, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -40,20 +41,15 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             workers = [make(names[n::clients] if tables > 1 else names) for n in range(clients)]
             return await drive(target, workers, seconds=seconds)
 
-        for tables, clients, kind in (
-            (1, 1, "property"),
-            (1, 1, "append"),
-            (1, CLIENTS, "property"),
-            (1, CLIENTS, "append"),
-            (TABLES, CLIENTS, "property"),
-            (TABLES, CLIENTS, "append"),
-        ):
-
-            async def one(target: Target, tables: int = tables, clients: int = clients, kind: str = kind) -> Sample:
-                return await piece(target, tables, clients, kind)
-
-            case = f"{kind}, {_count(tables, 'table')}, {_count(clients, 'client')}"
-            await in_turns(targets, 1, one)  # warms all
+        pieces: dict[str, Slice] = {
+            f"{kind}, {_count(tables, 'table')}, {_count(clients, 'client')}": partial(
+                piece, tables=tables, clients=clients, kind=kind
+            )
+            for tables, clients in ((1, 1), (1, CLIENTS), (TABLES, CLIENTS))
+            for kind in ("property", "append")
+        }
+        await warm(targets, pieces.values(), 1)
+        for case, one in pieces.items():
             samples = await in_turns(targets, rounds, one)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))

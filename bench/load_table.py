@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Worker, drive, in_turns, repeat
+from bench.measure import Sample, Slice, Worker, drive, in_turns, repeat, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -46,14 +46,15 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         async def commit(target: Target) -> Sample:
             return await drive(target, [_commits(times // 5)])
 
-        for case, piece, goal in (
+        cases: tuple[tuple[str, Slice, float | None], ...] = (
             ("snapshots=refs", refs, 5.0),
             ("snapshots=all", everything, 20.0),
             ("snapshots=all, gzip accepted", gzipped, None),
             ("snapshots=all, If-None-Match", unchanged, None),
             ("commit of one property", commit, None),
-        ):
-            await in_turns(targets, 1, piece)  # warms both
+        )
+        await warm(targets, [piece for _, piece, _ in cases], 1 if quick else 3)
+        for case, piece, goal in cases:
             samples = await in_turns(targets, rounds, piece)
             report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), goal=goal)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))

@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.targets import Target, connections
@@ -102,6 +102,13 @@ async def in_turns(targets: Sequence[Target], rounds: int, piece: Slice) -> dict
         for target in targets if number % 2 == 0 else reversed(targets):
             samples[target.name].append(await piece(target))
     return samples
+
+
+async def warm(targets: Sequence[Target], pieces: Iterable[Slice], rounds: int) -> None:
+    """Every piece `rounds` times on every target, before the first is measured: a JVM compiles as it goes, and the
+    first case would else be measured on another server than the last."""
+    for piece in pieces:
+        await in_turns(targets, rounds, piece)
 
 
 def median_of(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:

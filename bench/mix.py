@@ -11,10 +11,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import bodies
-from bench.measure import Sample, Worker, drive, in_turns
+from bench.measure import Sample, Slice, Worker, drive, in_turns, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import Request, request
@@ -63,14 +64,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         created = {target.name: [await _create(target, dataset)] for target in targets}
         report.add("create the tree", "requests", "/s", created, lambda s: s.rate, lower_is_better=False)
         report.add_failures("create the tree", created)
-        for share in READ_SHARES:
 
-            async def piece(target: Target, share: float = share) -> Sample:
-                workers = [_mixed(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
-                return await drive(target, workers, seconds=seconds)
+        async def mixed(target: Target, share: float) -> Sample:
+            workers = [_mixed(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
+            return await drive(target, workers, seconds=seconds)
 
-            case = f"{share:.0%} reads, {CLIENTS} clients"
-            await in_turns(targets, 1, piece)  # warms all
+        pieces: dict[str, Slice] = {
+            f"{share:.0%} reads, {CLIENTS} clients": partial(mixed, share=share) for share in READ_SHARES
+        }
+        await warm(targets, pieces.values(), 2)
+        for case, piece in pieces.items():
             samples = await in_turns(targets, rounds, piece)
             report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))

@@ -16,7 +16,8 @@ END = "<!-- bench: end -->"
 CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "load_table": (("snapshots=refs", "p50"), ("snapshots=all", "p50"), ("commit of one property", "p50")),
     "small_request": (
-        ("loadTable, 1 client", "server CPU"),
+        ("loadTable, 8 clients", "server CPU"),
+        ("loadTable, 8 clients", "requests"),
         ("loadTable, 1 client", "p50"),
         ("HEAD table, 1 client", "p50"),
     ),

@@ -5,10 +5,11 @@ The floor is a server that does nothing (asyncio, prepared bytes), asked by the 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, drive, in_turns, repeat
+from bench.measure import Sample, Slice, drive, in_turns, repeat, warm
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -26,20 +27,27 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         path = bodies.table_path(NAMESPACE, "one")
         etags = {t.name: (await t.call(request("GET", path))).field("ETag") for t in targets}
 
-        for case, clients in (("loadTable", 1), ("loadTable, ETag in hand", 1), ("HEAD table", 1), ("loadTable", 8)):
+        async def asked(target: Target, kind: str, clients: int) -> Sample:
+            if kind == "HEAD table":
+                wanted = request("HEAD", path)
+            elif kind == "loadTable":
+                wanted = request("GET", path)
+            else:
+                headers = {"If-None-Match": etags[target.name]}
+                wanted = request("GET", path, headers=headers, counted=(200, 304))
+            return await drive(target, [repeat(wanted) for _ in range(clients)], seconds=seconds)
 
-            async def piece(target: Target, case: str = case, clients: int = clients) -> Sample:
-                if case == "HEAD table":
-                    wanted = request("HEAD", path)
-                elif case == "loadTable":
-                    wanted = request("GET", path)
-                else:
-                    headers = {"If-None-Match": etags[target.name]}
-                    wanted = request("GET", path, headers=headers, counted=(200, 304))
-                return await drive(target, [repeat(wanted) for _ in range(clients)], seconds=seconds)
-
-            title = f"{case}, {clients} {'client' if clients == 1 else 'clients'}"
-            await in_turns(targets, 2, piece)  # warms all; a JVM wants some thousand calls
+        pieces: dict[str, Slice] = {
+            f"{kind}, {clients} {'client' if clients == 1 else 'clients'}": partial(asked, kind=kind, clients=clients)
+            for kind, clients in (
+                ("loadTable", 8),
+                ("loadTable", 1),
+                ("loadTable, ETag in hand", 1),
+                ("HEAD table", 1),
+            )
+        }
+        await warm(targets, pieces.values(), 3)
+        for title, piece in pieces.items():
             samples = await in_turns(targets, rounds, piece)
             report.add(title, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
             report.add(title, "p50", "ms", samples, lambda s: s.quantile(0.5))
