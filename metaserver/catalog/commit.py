@@ -42,6 +42,7 @@ from metaserver.store.port import (
     Entry,
     EntryKind,
     IdempotencyTaken,
+    Instant,
     NamespacePath,
     Operation,
     RecordInstant,
@@ -73,10 +74,20 @@ class Planned(msgspec.Struct):
     """Metadata files that left the log."""
 
 
-class Repeat(Exception):
-    """This very commit happened before; carries what it led to."""
+class _Request(msgspec.Struct, frozen=True):
+    """What stays the same over the attempts of one commit."""
 
-    def __init__(self, outcome: LoadedTable) -> None:
+    caller: Caller
+    changes: Sequence[TableChange]
+    single: bool
+    requested_ms: int
+    fingerprint: str | None
+
+
+class Repeat(Exception):
+    """This very commit happened before; carries what it led to, nothing for a transaction."""
+
+    def __init__(self, outcome: list[LoadedTable]) -> None:
         super().__init__()
         self.outcome = outcome
 
@@ -107,10 +118,12 @@ class Committer:
             raise BadRequest(f"{show(*twice)} is named twice in one transaction; merge its changes")
         async with self._locked(names):
             try:
-                return await self._attempts(caller, changes, single)
+                return await self._attempts(
+                    _Request(caller, changes, single, self._parts.clock.now_ms(), fingerprint(changes))
+                )
             except Repeat as repeat:
                 self.outcomes["repeat"] += 1
-                return [repeat.outcome]
+                return repeat.outcome
             except CommitConflict:
                 self.outcomes["conflict"] += 1
                 raise
@@ -118,21 +131,24 @@ class Committer:
                 self.outcomes["unknown"] += 1
                 raise
 
-    async def _attempts(self, caller: Caller, changes: Sequence[TableChange], single: bool) -> list[LoadedTable]:
-        requested_ms = self._parts.clock.now_ms()
+    async def _attempts(self, request: _Request) -> list[LoadedTable]:
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
             if attempt:
                 await self._parts.back_off(attempt)
-            planned = [await self._plan(caller, change, alone=len(changes) == 1) for change in changes]
             try:
-                return await self._try(caller, planned, requested_ms, single)
-            except CommitConflict:
-                if attempt == retries:
-                    raise
+                planned = [await self._plan(request.caller, change) for change in request.changes]
+                try:
+                    return await self._try(request, planned)
+                except CommitConflict:
+                    if attempt == retries:
+                        raise
+            except (CommitConflict, RequestError):
+                await self._raise_if_repeat(request)
+                raise
         raise AssertionError("the loop returns or raises")
 
-    async def _try(self, caller: Caller, planned: list[Planned], requested_ms: int, single: bool) -> list[LoadedTable]:
+    async def _try(self, request: _Request, planned: list[Planned]) -> list[LoadedTable]:
         """Writes, then swaps. Removes what it wrote where the transaction is known not to have happened."""
         written: list[str] = []
         try:
@@ -145,7 +161,7 @@ class Committer:
                     except ObjectExists:  # not ours to remove
                         written.remove(plan.location)
                         raise
-            await self._swap(caller, planned, requested_ms, single)
+            await self._swap(request, planned)
         except CommitUnknown:
             raise
         except (SeamarkError, IdempotencyTaken):
@@ -153,14 +169,15 @@ class Committer:
             raise
         return [self._finish(plan) for plan in planned]
 
-    async def _swap(self, caller: Caller, planned: list[Planned], requested_ms: int, single: bool) -> None:
+    async def _swap(self, request: _Request, planned: list[Planned]) -> None:
         operations: list[Operation] = []
         for plan in planned:
             if plan.location:
-                operations += [self._pointer_operation(plan), self._instant(caller, plan, requested_ms)]
+                operations += [self._pointer_operation(plan), self._instant(request, plan)]
         swaps = len(operations) // 2
+        single = request.single
         location = (planned[0].location or _location(planned[0])) if single else None
-        operations += self._parts.remember(caller, status=200 if single else 204, metadata_location=location)
+        operations += self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
         if not operations:
             return
         await self._parts.transact(operations)
@@ -181,7 +198,7 @@ class Committer:
             now_ms=now,
         )
 
-    def _instant(self, caller: Caller, plan: Planned, requested_ms: int) -> RecordInstant:
+    def _instant(self, request: _Request, plan: Planned) -> RecordInstant:
         change, metadata = plan.change, plan.metadata
         added = [update for update in change.updates if update.get("action") == "add-snapshot"]
         summary: dict[str, Any] = {"updates": [str(update.get("action")) for update in change.updates][:50]}
@@ -195,16 +212,16 @@ class Committer:
         now = self._parts.clock.now_ms()
         entry = created_entry(change.namespace, change.name, metadata, plan.location, now)
         return self._parts.instant(
-            caller,
+            request.caller,
             entry,
             "create" if plan.entry is None else "commit",
-            requested_ms=requested_ms,
+            requested_ms=request.requested_ms,
             snapshot_id=snapshot_id,
-            fingerprint=fingerprint(change),
+            fingerprint=request.fingerprint,
             summary=summary,
         )
 
-    async def _plan(self, caller: Caller, change: TableChange, *, alone: bool) -> Planned:
+    async def _plan(self, caller: Caller, change: TableChange) -> Planned:
         creates = is_create(change)
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is None and not creates:
@@ -213,13 +230,8 @@ class Committer:
             await check_name_free(self._parts, change.namespace, change.name)
         base = await self._parts.documents.table(entry.metadata_location) if entry else None
         now = self._parts.clock.now_ms()
-        try:
-            check_requirements(base, change.requirements)
-            metadata = apply_updates(base, change.updates, now_ms=now, new_uuid=str(self._parts.clock.uuid4()))
-        except (CommitConflict, RequestError):
-            if entry is not None and alone:
-                await self._raise_if_repeat(change, entry)
-            raise
+        check_requirements(base, change.requirements)
+        metadata = apply_updates(base, change.updates, now_ms=now, new_uuid=str(self._parts.clock.uuid4()))
         if base is not None and metadata is base:
             return Planned(change=change, entry=entry, base=base, metadata=metadata)
         if base is None or metadata.location != base.location:
@@ -244,20 +256,36 @@ class Committer:
         previous = None if entry is None else entry.metadata_location
         return document, metadata_location(self._parts, metadata.location, metadata.properties, previous, suffix)
 
-    async def _raise_if_repeat(self, change: TableChange, entry: Entry) -> None:
-        """A requirement also fails when this very commit was applied and its reply was lost: answer that outcome."""
-        mark = fingerprint(change)
-        if mark is None:
+    async def _raise_if_repeat(self, request: _Request) -> None:
+        """A commit is refused, too, when it was applied before and its reply was lost: then that is the answer.
+
+        A 4xx would make the client delete files that are live now.
+        """
+        if request.fingerprint is None:
             return
-        instant = await self._parts.store.instant_by_fingerprint(entry.uuid, mark)
-        if instant is None or instant.metadata_location is None:
-            return
-        then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location)
+        change = next(change for change in request.changes if _adds_snapshot(change))
+        # By the UUIDs that the change itself names, also: its table may have another name or none by now.
+        uuids = [named.get("uuid") for named in change.requirements if named.get("type") == "assert-table-uuid"][:1]
+        uuids += [named.get("uuid") for named in change.updates if named.get("action") == "assign-uuid"][:1]
+        entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
+        if entry is not None:
+            uuids.append(entry.uuid)
+        for uuid in dict.fromkeys(text for text in uuids if isinstance(text, str)):
+            instant = await self._parts.store.instant_by_fingerprint(uuid, request.fingerprint)
+            if instant is not None:  # that of one table proves it for all
+                raise Repeat([await self._outcome(change, instant)] if request.single else [])
+
+    async def _outcome(self, change: TableChange, instant: Instant) -> LoadedTable:
+        """What the first one led to; CommitUnknown where the name leads to that table no more."""
+        entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
+        if entry is None or entry.uuid != instant.uuid:
+            raise moved_on(change.namespace, change.name)
+        then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
         try:
-            metadata = await self._parts.documents.table(instant.metadata_location)
+            metadata = await self._parts.documents.table(then.metadata_location)
         except NotFound:  # left the metadata log since; what stands now contains it or came after it
             then, metadata = entry, await self._parts.documents.table(entry.metadata_location)
-        raise Repeat(LoadedTable(entry=then, metadata=metadata))
+        return LoadedTable(entry=then, metadata=metadata)
 
     def _finish(self, plan: Planned) -> LoadedTable:
         now = self._parts.clock.now_ms()
@@ -321,16 +349,31 @@ class Committer:
             yield
 
 
+def moved_on(namespace: NamespacePath, name: str) -> CommitUnknown:
+    """For a commit that succeeded, on a table that the name no longer leads to: a 404 or 409 would make clients delete
+    files that a dropped or renamed table still holds."""
+    return CommitUnknown(
+        f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"
+    )
+
+
 def is_create(change: TableChange) -> bool:
     """Whether the table is to come into being with this commit (what else stands beside it is checked later)."""
     return any(requirement.get("type") == "assert-create" for requirement in change.requirements)
 
 
-def fingerprint(change: TableChange) -> str | None:
+def fingerprint(changes: Sequence[TableChange]) -> str | None:
     """Names a commit that can happen only once, because it adds a snapshot (their ids are unique)."""
-    if not any(update.get("action") == "add-snapshot" for update in change.updates):
+    if not any(_adds_snapshot(change) for change in changes):
         return None
-    return hashlib.sha256(msgspec.json.encode(change.updates, order="sorted")).hexdigest()
+    said: Any = changes[0].updates
+    if len(changes) > 1:
+        said = [(change.namespace, change.name, change.updates) for change in changes]
+    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
+
+
+def _adds_snapshot(change: TableChange) -> bool:
+    return any(update.get("action") == "add-snapshot" for update in change.updates)
 
 
 async def check_name_free(parts: Parts, namespace: NamespacePath, name: str) -> None:

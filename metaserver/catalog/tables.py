@@ -6,7 +6,7 @@ import builtins
 import contextlib
 from typing import Any
 
-from metaserver.catalog.commit import Committer, check_name_free, created_entry, metadata_location
+from metaserver.catalog.commit import Committer, check_name_free, created_entry, metadata_location, moved_on
 from metaserver.catalog.documents import compress
 from metaserver.catalog.dropped import drop_operations
 from metaserver.catalog.parts import Parts
@@ -185,8 +185,7 @@ class Tables:
     ) -> LoadedTable:
         """What stands now, for a commit that succeeded and whose own metadata file was cleaned up since.
 
-        CommitUnknown when the name leads to no table any more, or to another than `requirements` ask for: a 404 or 409
-        would make clients delete files that a dropped or renamed table still holds.
+        CommitUnknown (`moved_on`) when the name leads to no table any more, or to another than `requirements` ask for.
         """
         uuids = {wanted.get("uuid") for wanted in requirements if wanted.get("type") == "assert-table-uuid"}
         try:
@@ -197,9 +196,7 @@ class Tables:
             assert loaded.entry is not None
             if uuids <= {loaded.entry.uuid}:
                 return loaded
-        raise CommitUnknown(
-            f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"
-        )
+        raise moved_on(namespace, name)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
         """Undroppable until its retention ends; files go only then, and only with `purge`."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, TableChange
-from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NoSuchNamespace, NoSuchTable
+from metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, TableChange, TableIdentifier
+from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, CommitUnknown, NoSuchNamespace, NoSuchTable
 from metaserver.store.port import EntryKind, IdempotencyTaken, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, RacingStore, append, rig
 
@@ -49,6 +49,47 @@ async def test_a_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
         assert first.entry is not None
         assert again.entry.metadata_location == first.entry.metadata_location
         assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 8
+
+
+def _with_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    requirements, updates = append(snapshot_id, None, 1)
+    return [*requirements, {"type": "assert-table-uuid", "uuid": uuid}], updates
+
+
+@pytest.mark.parametrize("fate", ["renamed", "dropped", "replaced"])
+async def test_a_repeat_on_a_name_that_left_its_table_is_never_told_that_it_failed(tmp_path: Path, fate: str) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        loaded = await it.catalog.tables.load(DB, "t")
+        commit = _with_uuid(str(loaded.metadata.table_uuid), 7)
+        await it.catalog.tables.commit(CALLER, DB, "t", *commit)
+        if fate == "renamed":
+            await it.catalog.tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "other"))
+        else:
+            await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+            if fate == "replaced":
+                await it.table()
+        with pytest.raises(CommitUnknown, match="succeeded"):
+            await it.catalog.tables.commit(CALLER, DB, "t", *commit)
+        with pytest.raises((CommitConflict, NoSuchTable)):
+            await it.catalog.tables.commit(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
+
+
+async def test_a_repeated_transaction_gets_its_first_outcome_and_one_that_differs_does_not(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        changes = []
+        for number, name in enumerate(("a", "b"), 1):
+            await it.table(name)
+            requirements, updates = append(number, None, 1)
+            changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
+        await it.catalog.transactions.commit(CALLER, changes)
+        stands = [await it.catalog.tables.entry(DB, name) for name in ("a", "b")]
+        await it.catalog.transactions.commit(CALLER, list(reversed(changes)))
+        assert [await it.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
+        other = TableChange(namespace=DB, name="b", requirements=[], updates=properties(x="1"))
+        for refused in ([changes[0]], [changes[0], other]):
+            with pytest.raises(CommitConflict):
+                await it.catalog.transactions.commit(CALLER, refused)
 
 
 async def test_another_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
