@@ -35,6 +35,7 @@ class Mischief:
         self._next_snapshot = number * 1_000_000
         self.answers: Counter[tuple[str, int]] = Counter()
         self.unexplained: list[str] = []
+        self.registered: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
         actions: list[tuple[Callable[[str], tuple[int, Any] | None], int]] = [
@@ -99,7 +100,10 @@ class Mischief:
                 return status, body
         location = (row or body)["metadata-location"]
         body = {"name": name, "metadata-location": location, "overwrite": self._random.random() < 0.3}
-        return self._client.call("POST", "/v1/namespaces/db/register", body)
+        status, answer = self._client.call("POST", "/v1/namespaces/db/register", body)
+        if status == 200:
+            self.registered.add(answer["metadata"]["table-uuid"])
+        return status, answer
 
 
 def _path(location: str) -> Path:
@@ -136,8 +140,12 @@ def _record(name: str, kind: Any) -> Any:
     return {"name": name, "type": kind}
 
 
-def _missing(server: Seamark) -> list[str]:
-    """Of all that live tables lead to, what is not there; and tables that do not load."""
+def _missing(server: Seamark, registered: set[str]) -> list[str]:
+    """Of all that live tables lead to, what is not there; and tables that do not load.
+
+    The log of a registered table is left out: who registers an older file also gets the log that it had then, whose
+    files commits may since have deleted by right.
+    """
     client = Client(server.base_url)
     found = []
     for name in client.tables():
@@ -146,7 +154,9 @@ def _missing(server: Seamark) -> list[str]:
             found.append(f"{name}: {status} {body}")
             continue
         metadata = body["metadata"]
-        needed = [body["metadata-location"], *(entry["metadata-file"] for entry in metadata["metadata-log"])]
+        needed = [body["metadata-location"]]
+        if metadata["table-uuid"] not in registered:
+            needed += [entry["metadata-file"] for entry in metadata["metadata-log"]]
         for snapshot in metadata.get("snapshots", []):
             needed += _snapshot_files(metadata["location"], snapshot["snapshot-id"])
         found += [f"{name}: {location}" for location in needed if not _path(location).is_file()]
@@ -166,13 +176,14 @@ def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
             for one in work:
                 one.result(timeout=60)
         assert [line for client in clients for line in client.unexplained] == [], f"FAULT_SEED={seed}"
-        assert _missing(server) == [], f"FAULT_SEED={seed}"
+        registered = {uuid for client in clients for uuid in client.registered}
+        assert _missing(server, registered) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")
     for what in ("commit", "drop", "undrop", "rename", "create", "register"):
         assert answers[what, 200] + answers[what, 204] > 0, f"FAULT_SEED={seed}: no {what} succeeded, {answers}"
     server.restart()
-    assert _missing(server) == [], f"FAULT_SEED={seed}, after a restart"
+    assert _missing(server, registered) == [], f"FAULT_SEED={seed}, after a restart"
 
 
 ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"}
