@@ -21,6 +21,7 @@ from metaserver.api.requests import caller, read_body
 from metaserver.catalog.values import Caller, IdempotencyKey
 from metaserver.errors import (
     BadRequest,
+    CommitConflict,
     CommitUnknown,
     Forbidden,
     RequestError,
@@ -61,6 +62,11 @@ async def once(
             done = await work(caller(request, key))
         except IdempotencyTaken:
             first = await request.app[STORE].idempotency(key.key, request.app[CLOCK].now_ms())
+        except CommitConflict:
+            # Lost to its own twin, perhaps: a client that had not waited for the first one would delete live files.
+            first = await request.app[STORE].idempotency(key.key, request.app[CLOCK].now_ms())
+            if first is None:
+                raise
         except RequestError as error:
             if isinstance(error, _NOT_KEPT):
                 raise

@@ -189,6 +189,20 @@ async def test_of_simultaneous_requests_with_one_key_one_works_and_all_hear_the_
         _same(answers[0], answer)
 
 
+async def test_who_loses_a_commit_to_its_own_twin_hears_that_it_succeeded(api: Api) -> None:
+    await api.table()
+    schema = {**SCHEMA, "fields": [*SCHEMA["fields"], {"id": 9, "name": "n", "required": False, "type": "long"}]}
+    commit = {
+        "requirements": [{"type": "assert-current-schema-id", "current-schema-id": 0}],
+        "updates": [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}],
+    }
+    key = new_key()
+    answers = await asyncio.gather(*(api("POST", f"{T}/t", commit, key=key) for _ in range(5)))
+    assert [answer.status for answer in answers] == [200] * 5
+    assert len({answer.json["metadata-location"] for answer in answers}) == 1
+    assert (await api("POST", f"{T}/t", commit, key=new_key())).status == 409
+
+
 @pytest.mark.parametrize(
     "key", ["x", "", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f", "017f22e279b07cc398c4dc0c0c07398f", "{" + new_key() + "}"]
 )
