@@ -19,6 +19,7 @@ import msgspec
 
 from metaserver.catalog.documents import compress
 from metaserver.catalog.parts import Parts
+from metaserver.catalog.purge import owned
 from metaserver.catalog.values import Caller, LoadedTable, TableChange
 from metaserver.errors import (
     AlreadyExists,
@@ -297,7 +298,8 @@ class Committer:
         else:
             self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
         if plan.forgotten and as_bool(plan.metadata.properties, _DELETE_AFTER_COMMIT, False):
-            self._clean_up([old for old in plan.forgotten if self._parts.warehouse.contains(old)], of=plan.metadata)
+            owns = owned(self._parts, plan.metadata)
+            self._clean_up([old for old in plan.forgotten if owns(old)], of=plan.metadata)
         change = plan.change
         entry = created_entry(change.namespace, change.name, plan.metadata, plan.location, now)
         if plan.entry is not None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from metaserver.catalog.parts import Parts
-from metaserver.catalog.purge import reachable_files
+from metaserver.catalog.purge import check_purgeable, reachable_files
 from metaserver.catalog.values import Caller, Page
-from metaserver.errors import CommitConflict, NotFound, SeamarkError
+from metaserver.errors import CommitConflict, NotFound, RetryLater, SeamarkError
 from metaserver.store.port import (
     DropEntry,
     DroppedEntry,
@@ -74,8 +74,11 @@ class Dropped:
         return await self._parts.store.entry(entry.kind, path, to_name) or entry
 
     async def purge(self, caller: Caller, dropped_id: str) -> None:
-        """Now, before its retention ends: files too, even if the drop did not ask for it."""
+        """Now, before its retention ends: files too, even if the drop did not ask for it. BadRequest where the table
+        says that its files are not to be deleted."""
         row = await self.get(dropped_id)
+        if row.entry.kind is EntryKind.TABLE:
+            await check_purgeable(self._parts, row.entry)
         await self._forget(caller, msgspec.structs.replace(row, purge=True))
 
     async def purge_expired(self) -> int:
@@ -111,7 +114,8 @@ class Dropped:
         await self._delete_files(instant)
 
     async def _delete_files(self, instant: Instant) -> None:
-        """Manifests after the files they name, the metadata file last: whatever is left can still be found."""
+        """Manifests after the files they name, the metadata file last: whatever is left can still be found. While the
+        storage is away the instant stays in flight, and a later round goes on."""
         deleted = failed = 0
         assert instant.metadata_location is not None
         try:
@@ -119,8 +123,12 @@ class Dropped:
                 try:
                     await self._parts.objects.delete(location)
                     deleted += 1
+                except RetryLater:
+                    raise
                 except SeamarkError:
                     failed += 1
+        except RetryLater:
+            return
         except SeamarkError:
             # Metadata that cannot be read leads to no files; what is there stays, and the instant says so.
             failed += 1

@@ -1,49 +1,81 @@
-"""Every file a table's metadata leads to, in an order to delete them in: what names a file comes after it."""
+"""Every file a table's metadata leads to, in an order to delete them in: what names a file comes after it.
+
+What may be deleted for a table is said here, too: only what lies in folders that are its own, and nothing where its
+property `gc.enabled` says that its files may belong to others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from functools import reduce
 
 import fastavro
 
 from metaserver.catalog.parts import PATH_PROPERTIES, Parts
-from metaserver.errors import NotFound, ObjectMissing
+from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.properties import as_bool
 from metaserver.objects.locations import parse_location
+from metaserver.store.port import Entry
+from metaserver.wire import show
 
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
+def owned(parts: Parts, metadata: TableMetadata) -> Callable[[str], bool]:
+    """Whether a location lies below the table's own location or its `write.*.path` properties, and inside the
+    warehouse: metadata can name any file, and a table that names another's must not take them along."""
+    folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
+    own = [parse_location(folder) for folder in folders if parts.warehouse.contains(folder)]
+
+    def owns(location: str) -> bool:
+        return parts.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in own)
+
+    return owns
+
+
+async def check_purgeable(parts: Parts, entry: Entry) -> None:
+    """BadRequest when the table says that its files are not to be deleted."""
+    try:
+        metadata = await parts.documents.table(entry.metadata_location)
+    except (NotFound, Corrupt):
+        return  # nothing can be read, so nothing will be purged; the drop itself must still be possible
+    if not _collectable(metadata):
+        raise BadRequest(
+            f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, its files may belong to "
+            "others; drop it without purge"
+        )
+
+
+def _collectable(metadata: TableMetadata) -> bool:
+    return as_bool(metadata.properties, "gc.enabled", True)
+
+
 async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator[str]:
     """Locations of data and delete files, manifests, manifest lists, statistics, older metadata files, and last the
-    metadata file itself. Only those below the table's own location and its `write.*.path` properties, and inside the
-    warehouse: metadata can name any file, and a table that names another's must not take them along. Missing
-    manifests lead nowhere and are passed over."""
+    metadata file itself. Only those that are `owned`, and none without `gc.enabled`. Manifests that are missing or
+    broken lead nowhere and are passed over. RetryLater while the storage is away."""
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
         return
-    folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
-    own = [parse_location(folder) for folder in folders if parts.warehouse.contains(folder)]
-
-    def allowed(location: str) -> bool:
-        return parts.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in own)
-
+    if not _collectable(metadata):  # said so after the drop was checked
+        return
+    allowed = owned(parts, metadata)
     seen: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
     for location in lists:
         if allowed(location):
-            manifests += [row["manifest_path"] for row in await _rows(parts, location)]
+            manifests += await _named(parts, location, "manifest_path")
     for snapshot in metadata.snapshots:
         manifests += snapshot.manifests or ()
     for manifest in dict.fromkeys(manifests):
         if not allowed(manifest):
             continue
-        for row in await _rows(parts, manifest):
-            path = row["data_file"]["file_path"]
+        for path in await _named(parts, manifest, "data_file", "file_path"):
             if allowed(path) and path not in seen:
                 seen.add(path)
                 yield path
@@ -60,16 +92,19 @@ async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator
         yield metadata_location
 
 
-async def _rows(parts: Parts, location: str) -> list[dict[str, Any]]:
+async def _named(parts: Parts, location: str, *fields: str) -> list[str]:
+    """What each row of an Avro file holds in the field at that path."""
     try:
         data = await parts.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:
         return []
-    return await asyncio.to_thread(_decode, data)
+    return await asyncio.to_thread(_decode, data, fields)
 
 
-def _decode(data: bytes) -> list[dict[str, Any]]:
+def _decode(data: bytes, fields: tuple[str, ...]) -> list[str]:
     try:
-        return [row for row in fastavro.reader(io.BytesIO(data)) if isinstance(row, dict)]
-    except (ValueError, EOFError, IndexError, KeyError, StopIteration):
+        return [
+            str(reduce(lambda value, field: value[field], fields, row)) for row in fastavro.reader(io.BytesIO(data))
+        ]
+    except Exception:  # noqa: BLE001  any writer may commit nonsense, and the reader fails at it in many ways
         return []  # a broken manifest leads nowhere; its own file is still removed

@@ -6,10 +6,11 @@ import builtins
 import contextlib
 from typing import Any
 
-from metaserver.catalog.commit import Committer, check_name_free, created_entry, metadata_location, moved_on
+from metaserver.catalog.commit import Committer, check_name_free, created_entry, metadata_location, moved_on, table_uuid
 from metaserver.catalog.documents import compress
 from metaserver.catalog.dropped import drop_operations
 from metaserver.catalog.parts import Parts
+from metaserver.catalog.purge import check_purgeable
 from metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
 from metaserver.errors import (
     BadRequest,
@@ -22,7 +23,6 @@ from metaserver.errors import (
 )
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.new_table import new_table
-from metaserver.iceberg.properties import as_bool
 from metaserver.iceberg.table_json import encode_table
 from metaserver.store.port import (
     CreateEntry,
@@ -103,7 +103,7 @@ class Tables:
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         entry = created_entry(namespace, name, metadata, location, requested_ms)
         operations: builtins.list[Any] = []
-        if current is not None and current.uuid == metadata.table_uuid:
+        if current is not None and current.uuid == entry.uuid:
             operations.append(
                 SwapPointer(
                     kind=EntryKind.TABLE,
@@ -203,7 +203,7 @@ class Tables:
         requested_ms = self._parts.clock.now_ms()
         entry = await self.entry(namespace, name)
         if purge:
-            await self._check_purgeable(entry)
+            await check_purgeable(self._parts, entry)
         operations = drop_operations(self._parts, caller, entry, purge=purge, requested_ms=requested_ms)
         await self._parts.transact([*operations, *self._parts.remember(caller, status=204)])
 
@@ -237,22 +237,11 @@ class Tables:
         except Corrupt as error:  # the client named this file: its mistake, not ours
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         purging = await self._parts.store.instants(
-            InstantFilter(uuid=metadata.table_uuid, action="purge", state=InstantState.INFLIGHT), 1
+            InstantFilter(uuid=table_uuid(metadata), action="purge", state=InstantState.INFLIGHT), 1
         )
         if purging:
-            raise BadRequest(f"Cannot register {location}: the files of table {metadata.table_uuid} are being purged")
+            raise BadRequest(f"Cannot register {location}: the files of table {table_uuid(metadata)} are being purged")
         return metadata
-
-    async def _check_purgeable(self, entry: Entry) -> None:
-        try:
-            metadata = await self._parts.documents.table(entry.metadata_location)
-        except (NotFound, Corrupt):
-            return  # nothing can be read, so nothing will be purged; the drop itself must still be possible
-        if not as_bool(metadata.properties, "gc.enabled", True):
-            raise BadRequest(
-                f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, its files may belong to "
-                "others; drop it without purge"
-            )
 
     async def _remove_quietly(self, location: str) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,27 @@ async def test_old_metadata_files_leave_as_the_properties_say(tmp_path: Path) ->
         kept = {log.metadata_file for log in done.metadata.metadata_log}
         assert len(kept) == 2
         assert await it.files() == kept | {done.entry.metadata_location}
+
+
+async def test_a_copy_never_deletes_the_metadata_files_of_the_table_it_was_made_from(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+        await it.table(properties=keep)
+        await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x="1"))
+        await it.catalog.committer.close()
+        entry, files = await it.catalog.tables.entry(DB, "t"), await it.files()
+        copied = json.loads(await it.objects.read(entry.metadata_location))
+        old = copied["location"]
+        copied |= {"location": f"{old}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
+        copied["metadata-log"].append({"timestamp-ms": 1, "metadata-file": entry.metadata_location})
+        place = f"{old}-copy/metadata/00000-copy.metadata.json"
+        await it.objects.create(place, json.dumps(copied).encode())
+        await it.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
+        for value in range(3):
+            await it.catalog.tables.commit(CALLER, DB, "copy", [], properties(y=str(value)))
+        await it.catalog.committer.close()
+        assert files <= await it.files()
+        assert place not in await it.files()
 
 
 async def test_compressed_metadata_is_written_and_read_back(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import fastavro
 import pytest
 
 from metaserver.clock import SimulatedClock
-from metaserver.errors import AlreadyExists, BadRequest, NotFound, StorageError
+from metaserver.errors import AlreadyExists, BadRequest, NotFound, RetryLater, StorageError
 from metaserver.store.port import InstantFilter, InstantState
 from tests.catalog.rig import CALLER, Rig, append, rig
 
@@ -187,3 +187,81 @@ async def test_a_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) ->
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
             await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+
+
+async def test_what_says_later_that_it_shares_its_files_is_not_purged_either(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        files = await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
+        await it.catalog.dropped.restore(CALLER, row.id, None, None)
+        shared = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
+        await it.catalog.tables.commit(CALLER, DB, "t", [], shared)
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
+        row = (await it.catalog.dropped.list(DB, None, None)).items[0]
+        with pytest.raises(BadRequest, match=r"gc\.enabled"):
+            await it.catalog.dropped.purge(CALLER, row.id)
+        assert files < await it.files()
+        assert (await it.catalog.dropped.get(row.id)).purge is False
+
+
+@pytest.mark.parametrize("kind", ["other fields", "not Avro", "broken block"])
+async def test_a_broken_manifest_does_not_hold_up_the_purges(tmp_path: Path, kind: str) -> None:
+    good = _avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
+    broken = {
+        "other fields": _avro({"type": "record", "name": "r", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}]),
+        "not Avro": b"rows",
+        "broken block": good.replace(b"null", b"snap")[:-20],
+    }[kind]
+    async with rig(tmp_path, drop_retention_s=0) as it:
+        await it.table("t")
+        listed = f"{(await it.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
+        await it.objects.create(listed, broken)
+        requirements, updates = append(1, None, 1)
+        updates[0]["snapshot"]["manifest-list"] = listed
+        await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        await _filled(it, "u")
+        for name in ("t", "u"):
+            await it.catalog.tables.drop(CALLER, DB, name, purge=True)
+        assert await it.catalog.dropped.purge_expired() == 2
+        assert await it.files() == set()
+        assert await it.catalog.dropped.purge_expired() == 0
+
+
+async def test_a_purge_waits_for_storage_that_is_away(tmp_path: Path) -> None:
+    class Away:
+        def __init__(self, objects: Any) -> None:
+            self._objects = objects
+            self.call = ""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._objects, name)
+
+        async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+            if self.call == "read" and location.endswith(".avro"):
+                raise RetryLater("injected: slow down")
+            return bytes(await self._objects.read(location, limit_bytes=limit_bytes))
+
+        async def delete(self, location: str) -> None:
+            if self.call == "delete" and location.endswith("b.parquet"):
+                raise RetryLater("injected: slow down")
+            await self._objects.delete(location)
+
+    held: list[Away] = []
+
+    def wrap(objects: Any) -> Away:
+        held.append(Away(objects))
+        return held[0]
+
+    async with rig(tmp_path, drop_retention_s=0, wrap_objects=wrap) as it:
+        await _filled(it, "t")
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        for held[0].call in ("read", "delete"):
+            await it.catalog.dropped.purge_expired()
+            assert await it.files() != set()
+            assert [found.state for found in await it.store.instants(InstantFilter(action="purge"), 10)] == [
+                InstantState.INFLIGHT
+            ]
+        held[0].call = ""
+        assert await it.catalog.dropped.purge_expired() == 1
+        assert await it.files() == set()
