@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+from functools import lru_cache
 from typing import cast
 
 from aiohttp import web
@@ -53,13 +54,13 @@ def table_etag(
     request: web.Request, metadata_location: str, namespace: NamespacePath, name: str, mode: SnapshotMode
 ) -> str:
     """Of the answer that `table_answer` would give."""
-    parts = (
-        metadata_location,
-        mode,
-        request.headers.get(DELEGATION, ""),
-        table_path(namespace, name, request.app[SETTINGS].prefix),
-        *_storage_settings(request.app[SETTINGS]),
-    )
+    settings = request.app[SETTINGS]
+    path = table_path(namespace, name, settings.prefix)
+    return _etag(metadata_location, mode, request.headers.get(DELEGATION, ""), path, *_storage_settings(settings))
+
+
+@lru_cache(maxsize=8192)
+def _etag(*parts: str | bool) -> str:
     return f'W/"{hashlib.sha256(encode_json(parts)).hexdigest()[:32]}"'
 
 

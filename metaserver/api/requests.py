@@ -38,6 +38,7 @@ def path_namespace(request: web.Request) -> NamespacePath:
     return parse_namespace(_decoded(_segment(request, "namespace"), "namespace"))
 
 
+@lru_cache(maxsize=8192)  # pure, and every load of a table asks
 def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     """`v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
     levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")

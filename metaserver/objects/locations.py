@@ -15,6 +15,7 @@ import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 
 from metaserver.errors import BadRequest, ConfigError
@@ -57,6 +58,7 @@ class Location:
         return not self.path or other.path == self.path or other.path.startswith(self.path + "/")
 
 
+@lru_cache(maxsize=8192)  # pure, and each load of a table parses its location three times
 def parse_location(text: str, what: str = "The location") -> Location:
     """Normalised: `file:/p` and `file:///p` are one, `s3a` and `s3n` are s3, a trailing slash is dropped.
 
