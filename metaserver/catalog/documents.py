@@ -5,7 +5,9 @@ A location never changes its content, so nothing here is ever invalidated; entri
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import zlib
 from typing import Any, Literal, TypeVar
 
 from cache.memory import MemoryCache
@@ -13,7 +15,7 @@ from cache.single_flight import SingleFlight
 from metaserver.clock import Clock
 from metaserver.errors import BadRequest, NotFound, ObjectMissing
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table, encode_table, refs_view
+from metaserver.iceberg.table_json import decode_table, encode_table, gunzip, refs_view
 from metaserver.iceberg.view import ViewMetadata, decode_view, encode_view
 from metaserver.objects.port import ObjectStore
 
@@ -56,7 +58,7 @@ class Documents:
         cached = self._cache.get(("view", location))
         if isinstance(cached, ViewMetadata):
             return cached
-        data = await self._read(location)
+        data = await self._read_json(location)
         metadata = decode_view(data, location)
         self._cache.put(("view", location), metadata, len(data) * _DECODED_PER_BYTE)
         return metadata
@@ -119,10 +121,17 @@ class Documents:
         self._seen.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
-        data = await self._read(location)
+        data = await self._read_json(location)
         metadata = decode_table(data, location)
         self._cache.put(("table", location), metadata, len(data) * _DECODED_PER_BYTE)
         return metadata
+
+    async def _read_json(self, location: str) -> bytes:
+        """Unpacked, since it is the size of the JSON that tells what it costs to keep."""
+        data = await self._read(location)
+        with contextlib.suppress(zlib.error):  # the decoder says what is wrong with it
+            return gunzip(data)
+        return data
 
     async def _read(self, location: str) -> bytes:
         try:

@@ -30,6 +30,8 @@ from metaserver.iceberg.snapshot import (
 )
 from metaserver.iceberg.sort_order import UNSORTED, SortOrder
 
+UNPACKED_BYTES_MAX = 1 << 30
+"""Of a gzipped file: a small one can hold more than the machine has memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _NO_SNAPSHOT = -1
 _NULL_SNAPSHOT_MIN_FORMAT_VERSION = 3
@@ -85,7 +87,13 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
 
 def gunzip(data: bytes) -> bytes:
     """The bytes inside a gzip file, or `data` itself when it is not one. Raises zlib.error."""
-    return zlib.decompress(data, wbits=31) if data.startswith(_GZIP_MAGIC) else data
+    if not data.startswith(_GZIP_MAGIC):
+        return data
+    unpacker = zlib.decompressobj(wbits=31)
+    found = unpacker.decompress(data, UNPACKED_BYTES_MAX)
+    if not unpacker.eof:
+        raise zlib.error(f"the gzip stream is cut off, or holds more than {UNPACKED_BYTES_MAX} bytes")
+    return found
 
 
 def encode_table(m: TableMetadata) -> bytes:

@@ -303,6 +303,8 @@ async def test_compressed_metadata_is_written_and_read_back(tmp_path: Path) -> N
         assert done.entry.metadata_location.endswith(".gz.metadata.json")
     async with rig(tmp_path / "a") as it:
         assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 7
+        cost = it.catalog.documents.cache.stats().used_bytes
+        assert cost > 2 * len(await it.catalog.documents.document(done.entry.metadata_location, "all"))
 
 
 async def test_metadata_files_go_on_counting_after_register(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyiceberg.table.metadata import TableMetadataUtil
 
 from metaserver.errors import BadRequest, Corrupt
+from metaserver.iceberg import table_json
 from metaserver.iceberg.metadata import TableMetadata, with_previous_file
 from metaserver.iceberg.table_json import decode_table, encode_table, refs_view
 from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, commit, order, set_ref, spec, table, with_snapshots
@@ -63,6 +64,14 @@ def test_what_is_written_reads_back_as_the_same(version: int) -> None:
     assert decode_table(data, SOURCE) == m
     assert encode_table(decode_table(data, SOURCE)) == data
     assert decode_table(gzip.compress(data), SOURCE) == m
+
+
+def test_a_gzip_file_is_unpacked_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_json, "UNPACKED_BYTES_MAX", 1000)
+    assert table_json.gunzip(gzip.compress(b" " * 1000)) == b" " * 1000
+    for bad in (gzip.compress(b" " * 1001), gzip.compress(b" " * 1000)[:-4]):
+        with pytest.raises(Corrupt, match=r"table metadata: .* 1000 bytes"):
+            decode_table(bad, SOURCE)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
