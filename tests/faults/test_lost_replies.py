@@ -174,7 +174,10 @@ def test_spark_inserts_are_there_once_and_can_be_read(
             print(f"insert {number}: {str(error).splitlines()[0][:200]}")
             unknown += 1
     print([(fate, status) for fate, _, path, status in proxy.seen if path.endswith(name)])
-    assert min(certain, unknown) > 0, f"seed {seed} proved nothing"
+    # Iceberg 1.11 gives a lost reply up; 1.12 sends the commit again with its idempotency key, and all succeed.
+    fates = {fate for fate, method, path, _ in proxy.seen if fate and method == "POST" and path.endswith(f"/{name}")}
+    assert certain, f"seed {seed} proved nothing"
+    assert {"lost request", "lost reply"} <= fates, f"seed {seed} proved nothing"
     ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]
     assert len(ids) == len(set(ids)), f"seed {seed}: a row is there twice: {sorted(ids)}"
     assert certain <= len(ids) <= certain + unknown
