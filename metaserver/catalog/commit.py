@@ -233,11 +233,15 @@ class Committer:
         now = self._parts.clock.now_ms()
         check_requirements(base, change.requirements)
         metadata = apply_updates(base, change.updates, now_ms=now, new_uuid=str(self._parts.clock.uuid4()))
+        if base is None and await self._parts.store.names_of(table_uuid(metadata)):
+            # By its UUID a table's history and reports are found, and whether its files may go.
+            raise BadRequest(f"There is a table with the UUID {metadata.table_uuid} already; stage the table again")
         if base is not None and metadata is base:
             return Planned(change=change, entry=entry, base=base, metadata=metadata)
         if base is None or metadata.location != base.location:
-            await self._parts.check_location(caller, metadata.location, "The table's location")
-        await self._parts.check_paths(caller, metadata.properties, {} if base is None else base.properties)
+            await self._parts.check_location(caller, metadata.location, "The table's location", change.namespace)
+        before = {} if base is None else base.properties
+        await self._parts.check_paths(caller, metadata.properties, before, change.namespace)
         forgotten: list[str] = []
         if entry is not None and base is not None:
             metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)

@@ -77,16 +77,19 @@ class Parts:
             raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
         return found
 
-    async def check_location(self, caller: Caller, location: str, what: str) -> None:
+    async def check_location(
+        self, caller: Caller, location: str, what: str, within: NamespacePath | None = None
+    ) -> None:
         """BadRequest outside the warehouse; Forbidden where the caller's grants end.
 
         Who may write in one namespace only must not place a table over another's files: signatures and purges go by
-        the table's location.
+        the table's location. `within` is the namespace that it is for, where the caller may write and which may lie
+        apart from those above it.
         """
         wanted = self.warehouse.parse(location, what)
         if caller.confined_to is None:
             return
-        for path in caller.confined_to:
+        for path in caller.confined_to if within is None else (*caller.confined_to, within):
             namespace = await self.store.namespace(path)
             own = None if namespace is None else namespace.properties.get("location")
             root = parse_location(own or self.warehouse.namespace_location(path), "location of the namespace")
@@ -97,13 +100,15 @@ class Parts:
             "server chooses one"
         )
 
-    async def check_paths(self, caller: Caller, properties: dict[str, str], before: dict[str, str]) -> None:
+    async def check_paths(
+        self, caller: Caller, properties: dict[str, str], before: dict[str, str], within: NamespacePath
+    ) -> None:
         """As `check_location`, for the properties that lead writers elsewhere, where they are set anew."""
         if caller.confined_to is None:
             return
         for key in PATH_PROPERTIES:
             if key in properties and properties[key] != before.get(key):
-                await self.check_location(caller, properties[key], key)
+                await self.check_location(caller, properties[key], key, within)
 
     async def transact(self, operations: Sequence[Operation]) -> None:
         """As the store's; wakes those who watch the timeline. A lost outcome is settled where an instant tells of it.
@@ -174,7 +179,7 @@ class Parts:
         """Where a new table, view or function lies: as asked, checked; else a fresh folder below its namespace's."""
         if asked:
             location = asked.rstrip("/") or asked
-            await self.check_location(caller, location, f"The {kind.value}'s location")
+            await self.check_location(caller, location, f"The {kind.value}'s location", namespace)
             return location
         parent = await self.require_namespace(namespace)
         base = parent.properties.get("location") or self.warehouse.namespace_location(namespace)

@@ -217,7 +217,7 @@ class Tables:
         location = await self._parts.choose_location(
             caller, EntryKind.TABLE, namespace, request.name, uuid, request.location
         )
-        await self._parts.check_paths(caller, request.properties, {})
+        await self._parts.check_paths(caller, request.properties, {}, namespace)
         return new_table(
             uuid=uuid,
             location=location,

@@ -51,7 +51,7 @@ class Views:
         location = await self._parts.choose_location(
             caller, EntryKind.VIEW, namespace, request.name, uuid, request.location
         )
-        await self._parts.check_paths(caller, request.properties, {})
+        await self._parts.check_paths(caller, request.properties, {}, namespace)
         metadata = new_view(
             uuid=uuid,
             location=location,
@@ -128,8 +128,8 @@ class Views:
         self, caller: Caller, entry: Entry, base: ViewMetadata, metadata: ViewMetadata, requested_ms: int
     ) -> LoadedView:
         if metadata.location != base.location:
-            await self._parts.check_location(caller, metadata.location, "The view's location")
-        await self._parts.check_paths(caller, metadata.properties, base.properties)
+            await self._parts.check_location(caller, metadata.location, "The view's location", entry.namespace)
+        await self._parts.check_paths(caller, metadata.properties, base.properties, entry.namespace)
         now = self._parts.clock.now_ms()
         path = metadata_location(
             self._parts, metadata.location, metadata.properties, entry.metadata_location, ".metadata.json"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from metaserver.catalog.staging import TTL_S, Staging
-from metaserver.catalog.values import Caller, CreateTable, CreateView
+from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
 from metaserver.clock import SimulatedClock
-from metaserver.errors import Forbidden
+from metaserver.errors import BadRequest, Forbidden
+from metaserver.iceberg.metadata import TableMetadata
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
@@ -66,6 +67,45 @@ async def test_every_way_to_name_a_location_is_closed(tmp_path: Path) -> None:
         inside = f"{it.catalog.warehouse.namespace_location(('a',))}/elsewhere"
         await commit(action="set-location", location=inside)
         assert (await tables.load(("a",), "mine")).metadata.location == inside
+
+
+def _staged(metadata: TableMetadata, **changed: str) -> TableChange:
+    """What a client sends to make a staged table real."""
+    told = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
+    updates: list[dict[str, Any]] = [
+        {"action": "assign-uuid", "uuid": told["uuid"]},
+        {"action": "add-schema", "schema": SCHEMA},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "set-location", "location": told["location"]},
+    ]
+    return TableChange(namespace=("a", "sub"), name="t", requirements=[{"type": "assert-create"}], updates=updates)
+
+
+async def test_a_namespace_that_an_admin_placed_elsewhere_takes_staged_tables(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        theirs = await _prepared(it)
+        far = f"{it.catalog.warehouse.uri}/far"
+        await it.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
+        staged = (await it.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
+        with pytest.raises(Forbidden, match="wa"):
+            await it.catalog.transactions.commit(CONFINED, [_staged(staged, location=theirs)])
+        await it.catalog.transactions.commit(CONFINED, [_staged(staged)])
+        assert (await it.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
+
+
+async def test_nobody_takes_another_tables_uuid_and_with_it_its_history(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        await it.catalog.namespaces.create(CALLER, ("a", "sub"), {})
+        staged = (await it.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
+        victim = (await it.catalog.tables.entry(("b",), "t")).uuid
+        for _ in ("live", "dropped"):
+            with pytest.raises(BadRequest, match=victim):
+                await it.catalog.transactions.commit(CONFINED, [_staged(staged, uuid=victim)])
+            if await it.catalog.tables.exists(("b",), "t"):
+                await it.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
 async def test_what_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
