@@ -5,6 +5,7 @@ The REST standard reads them; putting and dropping is our own API.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -66,6 +67,9 @@ class Functions:
         folder = await self._parts.choose_location(
             caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
         )
+        if current is None and await self._parts.store.names_of(checked.function_uuid):
+            # By its UUID a thing's history is found, and whether a table's files may go.
+            raise BadRequest(f"Something else has the function-uuid {checked.function_uuid}; choose another")
         location = f"{folder}/metadata/{self._parts.clock.uuid7()}.function.json"
         entry = Entry(
             kind=EntryKind.FUNCTION,
@@ -95,7 +99,8 @@ class Functions:
         except CommitUnknown:
             raise
         except SeamarkError:
-            await self._parts.objects.delete(location)
+            with contextlib.suppress(SeamarkError):  # an orphan; what the client must hear is the first failure
+                await self._parts.objects.delete(location)
             raise
         return LoadedFunction(entry=entry, document=body)
 
