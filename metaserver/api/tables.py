@@ -22,11 +22,23 @@ from metaserver.api.render import (
     table_etag,
     unregistered_answer,
 )
-from metaserver.api.requests import allow, boolean_query, caller, page_query, path_name, path_namespace, read_json
+from metaserver.api.requests import (
+    allow,
+    boolean_query,
+    caller,
+    page_query,
+    path_name,
+    path_namespace,
+    read_body,
+    read_json,
+)
 from metaserver.catalog.values import Caller, CreateTable, LoadedTable
-from metaserver.errors import NoSuchTable
+from metaserver.errors import NoSuchTable, TooLarge
 from metaserver.objects.vending import VENDED
 from metaserver.wire import show
+
+REPORT_BYTES_MAX = 1 << 20
+"""Reports are kept in the database, and every reader may send them."""
 
 
 class _CreateTable(msgspec.Struct, rename="kebab"):
@@ -182,6 +194,9 @@ async def load_credentials(request: web.Request) -> web.Response:
 async def report_metrics(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
+    size = len(await read_body(request))
+    if size > REPORT_BYTES_MAX:
+        raise TooLarge(f"The report has {size} bytes; at most {REPORT_BYTES_MAX} are kept")
     report = await read_json(request, dict[str, Any])
     await request.app[CATALOG].metrics.report(caller(request), namespace, name, report)
     return web.Response(status=204)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -264,7 +264,9 @@ def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  each job carries it to its task
         if connection.in_transaction:
-            connection.execute("ROLLBACK")
+            # Whatever comes of it: an error here would end the thread, and all who wait for it would wait for ever.
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
         # A failed fsync says nothing about what reached the disk.
         unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
         for job in jobs:

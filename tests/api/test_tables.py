@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from metaserver.api import tables
 from tests.api.client import SCHEMA, Api, append, set_properties
 from tests.server.rig import running
 
@@ -168,7 +171,7 @@ async def test_credentials_of_a_table_on_files_are_an_empty_list(api: Api) -> No
     assert (await api("GET", f"{TABLES}/none/credentials")).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_metrics_reports_are_kept(api: Api) -> None:
+async def test_metrics_reports_are_kept_within_a_bound(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     report = {
         "report-type": "commit-report",
@@ -184,6 +187,10 @@ async def test_metrics_reports_are_kept(api: Api) -> None:
     assert [one.report for one in kept] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
     assert (await api("POST", f"{TABLES}/none/metrics", report)).error[:2] == (404, "NoSuchTableException")
+    monkeypatch.setattr(tables, "REPORT_BYTES_MAX", 1000)
+    huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 1000}})
+    assert huge.error[0] == 413
+    assert len(await api.server.parts.store.metrics_reports(uuid, None, 10)) == 1
 
 
 async def test_signing_for_a_table_on_files_is_refused(api: Api) -> None:

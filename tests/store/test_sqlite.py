@@ -16,7 +16,7 @@ from random import Random
 import pytest
 
 from metaserver.clock import SimulatedClock, SystemClock
-from metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLater
+from metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
 from metaserver.store import sqlite
 from metaserver.store.driven import DrivenStore
 from metaserver.store.port import CreateEntry, CreateNamespace, InstantFilter, PointerStore, RecordInstant
@@ -103,6 +103,18 @@ async def test_a_writer_that_never_gets_its_turn_gives_up(
         blocker.execute("ROLLBACK")
         blocker.close()
         await store.transact([CreateNamespace(NS, {})])
+
+
+async def test_a_database_that_cannot_even_roll_back_fails_each_and_ends_nothing() -> None:
+    class Broken:
+        in_transaction = True
+
+        def execute(self, sql: str, *params: object) -> None:
+            raise sqlite3.OperationalError("injected: disk I/O error")
+
+    job = sqlite._Job(lambda: iter(()), asyncio.get_running_loop().create_future())  # type: ignore[arg-type, return-value]
+    sqlite._commit_group(Broken(), [job])  # type: ignore[arg-type]
+    assert isinstance(job.error, StorageError)
 
 
 async def test_closing_finishes_what_was_taken_and_refuses_the_rest(path: Path, clock: SimulatedClock) -> None:
