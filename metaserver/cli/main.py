@@ -74,7 +74,7 @@ def _serve(settings: Settings) -> None:
             path.unlink(missing_ok=True)
 
 
-@cli.command()
+@cli.command(context_settings=CONTEXT)
 def version() -> None:
     """Prints the versions of Seamark and of Python."""
     click.echo(f"seamark {importlib.metadata.version('seamark')} (Python {platform.python_version()})")

@@ -102,7 +102,10 @@ def cli_page() -> str:
     for path, command in _commands(cli, "seamark"):
         if isinstance(command, click.Group) and path != "seamark":
             continue
-        context = click.Context(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
+        names = command.context_settings["help_option_names"]
+        context = click.Context(
+            command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
+        )
         text = command.get_help(context)
         if path == "seamark serve":
             text = text[: text.index("Options:")] + "Options: --config FILE, and a flag for each setting."
