@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pytest
+from botocore.hooks import EventAliaser
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -14,6 +19,8 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.expressions import EqualTo, GreaterThan
+from pyiceberg.io.fsspec import S3V4RestSigner
+from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType, StringType
 from pyspark.sql import SparkSession
@@ -23,6 +30,14 @@ from tests.engines.test_spark import S3_IO
 from tests.services.spark import new_catalog
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_filesystem_of_its_own_per_table_and_thread() -> Iterator[None]:
+    """What docs/how-to/connect-pyiceberg.md tells users of signing to set, and why."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +61,53 @@ def test_create_append_scan_delete_overwrite(catalog: RestCatalog) -> None:
     table.overwrite(_people("zed"))
     assert table.scan().to_arrow().to_pylist() == [{"id": 0, "name": "zed"}]
     assert len(table.history()) >= 4
+
+
+def _put(table: Table, name: str) -> str:
+    place = f"{table.location()}/data/{name}"
+    with table.io.new_output(place).create() as file:
+        file.write(name.encode())
+    with table.io.new_input(place).open() as file:
+        return file.read().decode()
+
+
+def test_two_tables_are_used_in_turn(catalog: RestCatalog) -> None:
+    """With fsspec's cache, PyIceberg has the first table's requests signed as the second's: a 403 each time."""
+    tables = [catalog.create_table(f"py.turn_{number}", schema=_people("a").schema) for number in range(2)]
+    for name in ("a", "b", "c"):
+        assert [_put(table, name) for table in tables] == [name, name]
+
+
+def test_a_thread_that_begins_leaves_no_other_without_signatures(
+    catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fsspec's cache, PyIceberg takes the signer of all threads away when one begins: 403 for who asks then."""
+    table = catalog.create_table("py.threads", schema=_people("a").schema)
+    assert _put(table, "before") == "before"
+    begun, go_on = Event(), Event()
+    register_last = EventAliaser.register_last
+
+    def paused(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
+        if isinstance(handler, S3V4RestSigner):
+            begun.set()
+            go_on.wait(60)
+        register_last(self, event, handler, **options)
+
+    def begin() -> str:
+        try:
+            return _put(table, "theirs")
+        finally:
+            begun.set()  # nothing is signed where files are local or the keys are known
+
+    monkeypatch.setattr(EventAliaser, "register_last", paused)
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(begin)
+        try:
+            assert begun.wait(60)
+            assert _put(table, "mine") == "mine"
+        finally:
+            go_on.set()
+        assert theirs.result() == "theirs"
 
 
 def test_upsert(catalog: RestCatalog) -> None:
