@@ -162,6 +162,6 @@ def drop_operations(parts: Parts, caller: Caller, entry: Entry, *, purge: bool, 
             expires_ms=requested_ms + retention_ms,
             who=caller.who,
         )
-    drop = DropEntry(kind=entry.kind, namespace=entry.namespace, name=entry.name, keep=keep)
+    drop = DropEntry(kind=entry.kind, namespace=entry.namespace, name=entry.name, keep=keep, uuid=entry.uuid)
     summary = {"purge": purge, **({"dropped-id": keep.id} if keep else {})}
     return [drop, parts.instant(caller, entry, "drop", requested_ms=requested_ms, summary=summary)]

@@ -263,6 +263,7 @@ async def rename_entry(
         name=source.name,
         to_namespace=target.namespace,
         to_name=target.name,
+        uuid=None if entry is None else entry.uuid,
     )
     operations: list[Any] = [rename]
     if entry is not None:  # else the store says what is missing

@@ -149,14 +149,17 @@ def _put_entry(
     raise CommitConflict(f"{show(entry.namespace, entry.name)} is being created and dropped by others; retry")
 
 
-def _take_entry(kind: EntryKind, path: NamespacePath, name: str, expected_location: str | None = None) -> Steps[Entry]:
-    """Removes the row and returns it."""
-    key = (pack(path), space_of(kind), name, kind.value)
+def _take_entry(
+    kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
+) -> Steps[Entry]:
+    """Removes the row, if it is the one expected, and returns it."""
+    params = [pack(path), space_of(kind), name, kind.value]
     sql = "DELETE FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"
-    if expected_location is None:
-        rows = yield Statement(f"{sql} RETURNING {ENTRY}", key)
-    else:
-        rows = yield Statement(f"{sql} AND metadata_location = $5 RETURNING {ENTRY}", (*key, expected_location))
+    for column, expected in (("uuid", uuid), ("metadata_location", expected_location)):
+        if expected is not None:
+            params.append(expected)
+            sql += f" AND {column} = ${len(params)}"
+    rows = yield Statement(f"{sql} RETURNING {ENTRY}", tuple(params))
     if not rows:
         yield from _require_entry(kind, path, name)
         raise CommitConflict(f"{_TITLES[kind]} {show(path, name)} was changed by another request; read it and retry")
@@ -210,7 +213,7 @@ def _rename_entry(op: port.RenameEntry, now_ms: int) -> Steps[None]:
         )
 
     # Taken out and put in again: an UPDATE of the key could break the primary key, which ends a transaction.
-    entry = yield from _take_entry(op.kind, op.namespace, op.name)
+    entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
     yield from _put_entry(_moved(entry, op.to_namespace, op.to_name), taken)
 
 
@@ -229,7 +232,7 @@ def _moved(entry: Entry, path: NamespacePath, name: str) -> Entry:
 
 
 def _drop_entry(op: port.DropEntry, now_ms: int) -> Steps[None]:
-    entry = yield from _take_entry(op.kind, op.namespace, op.name, op.expected_location)
+    entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     if op.keep is None:
         return
     rows = yield Statement(

@@ -212,6 +212,8 @@ class RenameEntry(msgspec.Struct, frozen=True):
     name: str
     to_namespace: NamespacePath
     to_name: str
+    uuid: str | None = None
+    """If given: CommitConflict when the name has become another's meanwhile."""
 
 
 class DropEntry(msgspec.Struct, frozen=True):
@@ -225,6 +227,8 @@ class DropEntry(msgspec.Struct, frozen=True):
     name: str
     expected_location: str | None = None
     keep: DroppedEntry | None = None
+    uuid: str | None = None
+    """If given: CommitConflict when the name has become another's meanwhile."""
 
 
 class RestoreEntry(msgspec.Struct, frozen=True):

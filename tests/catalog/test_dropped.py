@@ -9,8 +9,9 @@ from typing import Any
 import fastavro
 import pytest
 
+from metaserver.catalog.values import TableIdentifier
 from metaserver.clock import SimulatedClock
-from metaserver.errors import AlreadyExists, BadRequest, NotFound, RetryLater, StorageError
+from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
 from metaserver.store.port import InstantFilter, InstantState
 from tests.catalog.rig import CALLER, Rig, append, rig
 
@@ -265,3 +266,44 @@ async def test_a_purge_waits_for_storage_that_is_away(tmp_path: Path) -> None:
         held[0].call = ""
         assert await it.catalog.dropped.purge_expired() == 1
         assert await it.files() == set()
+
+
+async def test_a_drop_and_a_rename_take_the_table_they_were_asked_for_or_nothing(tmp_path: Path) -> None:
+    """Between a request's look at the name and its transaction, another request drops the table and creates anew."""
+
+    class Swapped:
+        def __init__(self, store: Any) -> None:
+            self._store = store
+            self.intruder: Any = None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._store, name)
+
+        async def transact(self, operations: Any) -> Any:
+            if self.intruder is not None:
+                intruder, self.intruder = self.intruder, None
+                await intruder()
+            return await self._store.transact(operations)
+
+    stores: list[Swapped] = []
+
+    def wrap(store: Any) -> Swapped:
+        stores.append(Swapped(store))
+        return stores[0]
+
+    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
+        await it.table()
+
+        async def intrude() -> None:
+            await other.catalog.tables.drop(CALLER, DB, "t", purge=False)
+            await other.table()
+
+        tables = it.catalog.tables
+        for attempt in (
+            lambda: tables.drop(CALLER, DB, "t", purge=True),
+            lambda: tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "u")),
+        ):
+            stores[0].intruder = intrude
+            with pytest.raises(CommitConflict):
+                await attempt()
+            assert await other.catalog.tables.exists(DB, "t")
