@@ -15,9 +15,10 @@ from aiohttp import web
 from metaserver.access.principal import RANKS, Role, make_grant
 from metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.keys import AUTHORIZER, CLOCK, PRINCIPAL, SETTINGS, STORE
+from metaserver.api.keys import AUTHORIZER, CLOCK, PRINCIPAL, STORE
+from metaserver.api.paging import PAGING, page_schema, paging
 from metaserver.api.requests import allow, read_json
-from metaserver.api.timeline import json_response, page_size
+from metaserver.api.timeline import json_response
 from metaserver.errors import BadRequest
 from metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
 from metaserver.wire import check_name, decode_page_token, encode_page_token, parse_namespace
@@ -92,23 +93,6 @@ _GRANT_QUERY = (
 _FORBIDDEN = Answer(403, "Needs the role admin")
 
 
-def _page_schema(items: str, name: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": [items, "next-page-token"],
-        "properties": {
-            items: {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}},
-            "next-page-token": {"type": ["string", "null"]},
-        },
-    }
-
-
-_PAGING = (
-    Parameter("pageToken", "query", "As in the last answer's next-page-token.", {"type": "string"}),
-    Parameter("pageSize", "query", "Most items answered.", {"type": "integer", "minimum": 1}),
-)
-
-
 class _WantedGrant(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     namespace: tuple[str, ...] = ()
@@ -130,8 +114,8 @@ class _Grant(msgspec.Struct, forbid_unknown_fields=True):
     "listTokens",
     "All tokens that were ever made, without their secrets",
     tags=("access",),
-    parameters=_PAGING,
-    answers=(Answer(200, "One page, by name", _page_schema("tokens", "Token")), _FORBIDDEN),
+    parameters=PAGING,
+    answers=(Answer(200, "One page, by name", page_schema("tokens", "Token")), _FORBIDDEN),
 )
 async def list_tokens(request: web.Request) -> web.Response:
     allow(request, ())
@@ -190,8 +174,8 @@ async def revoke(request: web.Request) -> web.Response:
     "listGrants",
     "Who has which role where, as far as the caller is an admin there; one's own always",
     tags=("access",),
-    parameters=(Parameter("principal", "query", "Only this one's.", {"type": "string"}), *_PAGING),
-    answers=(Answer(200, "One page, by principal", _page_schema("grants", "Grant")),),
+    parameters=(Parameter("principal", "query", "Only this one's.", {"type": "string"}), *PAGING),
+    answers=(Answer(200, "One page, by principal", page_schema("grants", "Grant")),),
 )
 async def list_grants(request: web.Request) -> web.Response:
     allow(request, ())
@@ -258,8 +242,8 @@ async def remove_grant(request: web.Request) -> web.Response:
     "listAudit",
     "Who changed what and who was refused, oldest first. Written in batches: the newest moments may gain some",
     tags=("access",),
-    parameters=_PAGING,
-    answers=(Answer(200, "One page", _page_schema("records", "AuditRecord")), _FORBIDDEN),
+    parameters=PAGING,
+    answers=(Answer(200, "One page", page_schema("records", "AuditRecord")), _FORBIDDEN),
 )
 async def list_audit(request: web.Request) -> web.Response:
     allow(request, ())
@@ -275,9 +259,9 @@ async def list_audit(request: web.Request) -> web.Response:
 
 
 def _paging(request: web.Request) -> tuple[str | None, int]:
-    most = request.app[SETTINGS].page_limit
-    size = page_size(request.query.get("pageSize", str(most)), "pageSize", most)
-    return decode_page_token(request.query.get("pageToken", "")), size
+    """(position after which the page begins, size)."""
+    token, size = paging(request)
+    return decode_page_token(token or ""), size
 
 
 def _token(token: Token, now_ms: int) -> dict[str, Any]:

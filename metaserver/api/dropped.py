@@ -8,9 +8,10 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.keys import CATALOG, SETTINGS
+from metaserver.api.keys import CATALOG
+from metaserver.api.paging import PAGING, page_schema, paging
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response, page_size
+from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
 from metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
 
@@ -53,23 +54,8 @@ _UNDROP_BODY: dict[str, Any] = {
         "name": {"type": ["string", "null"], "description": "Instead of the old one."},
     },
 }
-_PAGING = (
-    Parameter("pageToken", "query", "As in the last answer's next-page-token.", {"type": "string"}),
-    Parameter("pageSize", "query", "Most items answered.", {"type": "integer", "minimum": 1}),
-)
 _ID = Parameter("id", "path", "Id of what was dropped, as listed.", {"type": "string"}, True)
 _NOT_FOUND = Answer(404, "Nothing dropped has this id, or its retention has ended")
-
-
-def _page_schema(items: str, name: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": [items, "next-page-token"],
-        "properties": {
-            items: {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}},
-            "next-page-token": {"type": ["string", "null"]},
-        },
-    }
 
 
 class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,15 +69,15 @@ class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
     tags=("dropped",),
     parameters=(
         Parameter("namespace", "query", "Only from this namespace; levels joined by 0x1F.", {"type": "string"}),
-        *_PAGING,
+        *PAGING,
     ),
-    answers=(Answer(200, "One page, in order of dropping", _page_schema("dropped", "Dropped")),),
+    answers=(Answer(200, "One page, in order of dropping", page_schema("dropped", "Dropped")),),
 )
 async def list_dropped(request: web.Request) -> web.Response:
     namespace = request.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
     allow(request, path or ())
-    page = await request.app[CATALOG].dropped.list(path, *_paging(request))
+    page = await request.app[CATALOG].dropped.list(path, *paging(request))
     return json_response({"dropped": [_dropped(row) for row in page.items], "next-page-token": page.next_token})
 
 
@@ -138,23 +124,17 @@ async def purge_dropped(request: web.Request) -> web.Response:
     "listTableMetrics",
     "Scan and commit reports that engines sent about a table",
     tags=("metrics",),
-    parameters=(NAMESPACE, TABLE, *_PAGING),
+    parameters=(NAMESPACE, TABLE, *PAGING),
     answers=(
-        Answer(200, "One page, oldest first", _page_schema("reports", "MetricsReport")),
+        Answer(200, "One page, oldest first", page_schema("reports", "MetricsReport")),
         Answer(404, "No such table"),
     ),
 )
 async def list_table_metrics(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    page = await request.app[CATALOG].metrics.list(namespace, name, *_paging(request))
+    page = await request.app[CATALOG].metrics.list(namespace, name, *paging(request))
     return json_response({"reports": [_report(row) for row in page.items], "next-page-token": page.next_token})
-
-
-def _paging(request: web.Request) -> tuple[str | None, int]:
-    """(token, size); always bounded, unlike the standard's listings, which answer everything where nobody pages."""
-    most = request.app[SETTINGS].page_limit
-    return request.query.get("pageToken"), page_size(request.query.get("pageSize", str(most)), "pageSize", most)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

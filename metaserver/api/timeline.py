@@ -17,6 +17,7 @@ from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
 from metaserver.api.keys import DRAIN, REQUEST_ID, SETTINGS, STORE, TIMELINE
+from metaserver.api.paging import page_size
 from metaserver.api.requests import allow, path_name, path_namespace
 from metaserver.errors import BadRequest, NoSuchTable, SeamarkError
 from metaserver.store.port import EntryKind, InstantFilter, InstantState, NamespacePath, PointerStore
@@ -186,13 +187,6 @@ def _number(text: str, name: str) -> float:
     if not math.isfinite(number) or number < 0:
         raise BadRequest(f"{name} {text[:40]!r} must be a number of seconds, 0 or more")
     return number
-
-
-def page_size(text: str, name: str, most: int) -> int:
-    """A count from 1, at most `most`. BadRequest for anything that is no such number."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-        raise BadRequest(f"{name} {text[:40]!r} must be a whole number of at least 1")
-    return min(int(text), most)
 
 
 async def _stream(request: web.Request, timeline: Timeline, where: InstantFilter) -> web.StreamResponse:
