@@ -16,7 +16,7 @@ from metaserver.api.logs import configure_logging
 from metaserver.cli.access import grant, token
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.cli.workers import supervise
-from metaserver.errors import ConfigError
+from metaserver.errors import ConfigError, SeamarkError
 from metaserver.server import bind, prepare_home, run, url_of, write_server_file
 from metaserver.settings import Settings, redact_url
 
@@ -48,6 +48,8 @@ def serve(config: Path | None, **flags: Any) -> None:
         _serve(settings)
     except ConfigError as error:
         raise refuse(error) from None
+    except SeamarkError as error:
+        raise click.ClickException(error.message) from None
 
 
 def _serve(settings: Settings) -> None:

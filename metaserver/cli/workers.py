@@ -23,7 +23,7 @@ from prometheus_client import multiprocess
 from metaserver.api.logs import configure_logging
 from metaserver.api.metrics import MULTIPROCESS_VARIABLE
 from metaserver.clock import Clock, SystemClock
-from metaserver.errors import ConfigError
+from metaserver.errors import ConfigError, SeamarkError
 from metaserver.server import bind, run
 from metaserver.settings import Settings
 
@@ -31,6 +31,7 @@ BACKOFF_S_MAX = 30.0
 STEADY_S = 10.0
 """A worker that lived this long did not fail because of how it was started: the next restart is immediate."""
 EXIT_CONFIG = 2
+EXIT_FAILED = 1
 
 _log = structlog.get_logger("seamark.workers")
 _spawn = multiprocessing.get_context("spawn")
@@ -182,3 +183,6 @@ def _work(settings: Settings, number: int, pipe: Connection) -> None:
     except ConfigError as error:
         pipe.send(f"config:{error.message}")
         raise SystemExit(EXIT_CONFIG) from None
+    except SeamarkError as error:
+        _log.error("worker failed", worker=number, error=error.message)
+        raise SystemExit(EXIT_FAILED) from None
