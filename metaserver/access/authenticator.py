@@ -86,7 +86,7 @@ class Authenticator:
         if bearer.startswith(PREFIX):
             return await self.login_secret(bearer)
         if not jwt.looks_like_jwt(bearer):
-            raise Unauthenticated("The token is unknown: it is neither of this server nor a JWT")
+            raise Unauthenticated(f"The token is unknown: it is neither of this server nor a JWT; {_HOWTO}")
         unverified = jwt.read(bearer)
         if self.issuer.is_ours(unverified):
             return await self._login_issued(bearer, unverified, expired_too=False)

@@ -20,7 +20,7 @@ from metaserver.api.keys import DRAIN, REQUEST_ID, SETTINGS, STORE, TIMELINE
 from metaserver.api.paging import page_size
 from metaserver.api.requests import allow, path_name, path_namespace
 from metaserver.errors import BadRequest, NoSuchTable, SeamarkError
-from metaserver.store.port import EntryKind, InstantFilter, InstantState, NamespacePath, PointerStore
+from metaserver.store.port import POSITION, EntryKind, InstantFilter, InstantState, NamespacePath, PointerStore
 from metaserver.timeline.timeline import Timeline, Watcher
 from metaserver.timeline.webhooks import instant_json
 from metaserver.wire import check_name, encode_json, show
@@ -154,7 +154,7 @@ def _read_query(request: web.Request, where: InstantFilter) -> tuple[InstantFilt
     settings = request.app[SETTINGS]
     stream = EVENT_STREAM in request.headers.get("Accept", "")
     since = (request.headers.get("Last-Event-ID") if stream else None) or query.get("since")
-    if since is not None and not (0 < len(since) <= 64 and since.isascii() and since.isalnum()):
+    if since not in (None, LATEST) and not POSITION.fullmatch(since):
         raise BadRequest(f"since {since[:40]!r} is no position this server gave out; leave it out to start again")
     action = query.get("action")
     if action is not None:

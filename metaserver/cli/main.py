@@ -22,6 +22,7 @@ from metaserver.settings import Settings, redact_url
 
 
 @click.group(context_settings=CONTEXT)
+@click.version_option(package_name="seamark", prog_name="seamark")
 def cli() -> None:
     """Seamark: an Iceberg REST catalog that knows where the rows are.
 

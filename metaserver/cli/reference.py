@@ -30,7 +30,7 @@ Every setting can be given in four ways; the first one found wins:
 
 Lists are repeated flags, comma-separated variables, or TOML arrays. An unknown key or a value that does not fit stops
 the start with exit code 2 and says which setting it was and where it came from. Settings marked *secret* appear in no
-log.
+log. An unknown `SEAMARK_…` variable is ignored: orchestrators set such names by themselves.
 
 """
 

@@ -9,6 +9,7 @@ Failures are errors of `metaserver.errors`; a transaction that raised anything b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from typing import Any, Protocol
 import msgspec
 
 NamespacePath = tuple[str, ...]
+POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
+"""The whole of a timeline position, as SQLite or PostgreSQL writes it: one that was cut off would sort wrongly."""
 
 
 class EntryKind(StrEnum):
