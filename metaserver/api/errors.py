@@ -8,11 +8,14 @@ message names the request id only: what went wrong is in the log, never in the a
 
 from __future__ import annotations
 
+import re
+
 from aiohttp import web
 
-from metaserver.errors import RetryLater, SeamarkError, TooLarge
+from metaserver.errors import NoSuchNamespace, NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge
 from metaserver.wire import encode_json
 
+_EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(\w+)")
 _TYPES = {
     400: "BadRequestException",
     401: "NotAuthorizedException",
@@ -49,6 +52,10 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
     head = request.method == "HEAD"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"The request body is too large: {error.text}"
+    elif error.status == 404 and (empty := _EMPTY_NAMESPACE.search(request.path)):
+        # Spark asks so when it tries `table.files` as namespace and table; any other type would fail its query.
+        missing = {"tables": NoSuchTable, "views": NoSuchView}.get(empty[1], NoSuchNamespace)
+        return from_seamark_error(missing(f"The namespace is empty in {request.path[:200]}"), head=head)
     elif error.status == 404:
         message = f"No such route: {request.method} {request.path[:200]}"
     elif isinstance(error, web.HTTPMethodNotAllowed):

@@ -174,6 +174,20 @@ def test_rename_drop_undrop_and_purge(sql: Any, lake: Lake) -> None:
     client.close()
 
 
+def test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error(spark: SparkSession, sql: Any) -> None:
+    """Spark takes `w.files` for namespace and table, and then asks for the table `w` in the empty namespace."""
+    sql("CREATE TABLE {db}.w USING iceberg AS SELECT id FROM range(5)")
+    before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
+    sql("USE {db}")
+    try:
+        assert sql("SELECT count(*) FROM db.w.files") == [(1,)]
+        with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
+            sql("SELECT count(*) FROM w.files")
+    finally:
+        spark.catalog.setCurrentCatalog(before[0])
+        spark.catalog.setCurrentDatabase(before[1])
+
+
 def test_scan_reports_of_engines_are_kept(sql: Any, lake: Lake) -> None:
     sql("CREATE TABLE {db}.r USING iceberg AS SELECT id FROM range(10)")
     sql("INSERT INTO {db}.r VALUES (10)")
