@@ -176,11 +176,11 @@ def test_rename_drop_undrop_and_purge(sql: Any, lake: Lake) -> None:
 
 def test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error(spark: SparkSession, sql: Any) -> None:
     """Spark takes `w.files` for namespace and table, and then asks for the table `w` in the empty namespace."""
-    sql("CREATE TABLE {db}.w USING iceberg AS SELECT id FROM range(5)")
+    sql("CREATE TABLE {db}.w USING iceberg AS SELECT 1 AS id")
     before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
     sql("USE {db}")
     try:
-        assert sql("SELECT count(*) FROM db.w.files") == [(1,)]
+        assert sql("SELECT record_count FROM db.w.files") == [(1,)]
         with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
             sql("SELECT count(*) FROM w.files")
     finally:
