@@ -12,10 +12,10 @@ import re
 
 from aiohttp import web
 
-from metaserver.errors import NoSuchNamespace, NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge
+from metaserver.errors import NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge
 from metaserver.wire import encode_json
 
-_EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(\w+)")
+_EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(tables|views)/[^/]")
 _TYPES = {
     400: "BadRequestException",
     401: "NotAuthorizedException",
@@ -54,7 +54,7 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
         message = f"The request body is too large: {error.text}"
     elif error.status == 404 and (empty := _EMPTY_NAMESPACE.search(request.path)):
         # Spark asks so when it tries `table.files` as namespace and table; any other type would fail its query.
-        missing = {"tables": NoSuchTable, "views": NoSuchView}.get(empty[1], NoSuchNamespace)
+        missing = NoSuchTable if empty[1] == "tables" else NoSuchView
         return from_seamark_error(missing(f"The namespace is empty in {request.path[:200]}"), head=head)
     elif error.status == 404:
         message = f"No such route: {request.method} {request.path[:200]}"
