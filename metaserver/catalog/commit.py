@@ -98,8 +98,6 @@ class Committer:
         self._parts = parts
         self._locks: WeakValueDictionary[tuple[NamespacePath, str], asyncio.Lock] = WeakValueDictionary()
         self._cleanups: set[asyncio.Task[None]] = set()
-        self.outcomes = {"committed": 0, "conflict": 0, "unknown": 0, "repeat": 0}
-        """Counts since start, for metrics."""
 
     async def close(self) -> None:
         """Waits for metadata files that are being removed."""
@@ -123,14 +121,7 @@ class Committer:
                     _Request(caller, changes, single, self._parts.clock.now_ms(), fingerprint(changes))
                 )
             except Repeat as repeat:
-                self.outcomes["repeat"] += 1
                 return repeat.outcome
-            except CommitConflict:
-                self.outcomes["conflict"] += 1
-                raise
-            except CommitUnknown:
-                self.outcomes["unknown"] += 1
-                raise
 
     async def _attempts(self, request: _Request) -> list[LoadedTable]:
         retries = self._parts.settings.commit_retries
@@ -175,14 +166,12 @@ class Committer:
         for plan in planned:
             if plan.location:
                 operations += [self._pointer_operation(plan), self._instant(request, plan)]
-        swaps = len(operations) // 2
         single = request.single
         location = (planned[0].location or _location(planned[0])) if single else None
         operations += self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
         if not operations:
             return
         await self._parts.transact(operations)
-        self.outcomes["committed"] += swaps
 
     def _pointer_operation(self, plan: Planned) -> Operation:
         now = self._parts.clock.now_ms()
