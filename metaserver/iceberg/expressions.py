@@ -1,0 +1,128 @@
+"""Expressions of the REST protocol (Iceberg REST spec, schema `Expression`): trees of predicates over columns.
+
+Two stages share the tree's shape. An *unbound* expression is what a client sent: names and JSON literals. A *bound*
+one refers to columns by id, carries values in the form below, and has no `Not` in it: binding pushes negation into
+the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
+
+Values of bound predicates, by Iceberg type:
+
+    boolean                          bool
+    int, long                        int
+    date                             int, days since 1970-01-01
+    time                             int, microseconds since midnight
+    timestamp, timestamptz           int, microseconds since the epoch
+    timestamp_ns, timestamptz_ns     int, nanoseconds since the epoch
+    float, double                    float (a float's literal is rounded to 32 bits first)
+    decimal(P, S)                    int, the unscaled value at scale S
+    string                           str, compared by code point, which is the order of its UTF-8 bytes
+    uuid, fixed, binary              bytes, compared as unsigned bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+Value: TypeAlias = bool | int | float | str | bytes
+
+
+class Op(StrEnum):
+    """Operations of predicates, by their names on the wire."""
+
+    IS_NULL = "is-null"
+    NOT_NULL = "not-null"
+    IS_NAN = "is-nan"
+    NOT_NAN = "not-nan"
+    LT = "lt"
+    LT_EQ = "lt-eq"
+    GT = "gt"
+    GT_EQ = "gt-eq"
+    EQ = "eq"
+    NOT_EQ = "not-eq"
+    IN = "in"
+    NOT_IN = "not-in"
+    STARTS_WITH = "starts-with"
+    NOT_STARTS_WITH = "not-starts-with"
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """`true` or `false`."""
+
+    value: bool
+
+
+TRUE = Always(True)
+FALSE = Always(False)
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    children: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    children: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    child: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Unbound:
+    """A predicate as sent. `transform` is "identity" for a plain reference; `literals` are JSON values."""
+
+    op: Op
+    name: str
+    transform: str
+    literals: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A predicate on one column. `kind` is the column's type and `result` the term's (the same for identity).
+
+    `values` are of type `result`: none for the null and NaN operations, one for comparisons and prefixes, two or more,
+    distinct and sorted, for IN and NOT_IN. `name` is the column's full name in the schema it was bound to.
+    """
+
+    op: Op
+    column_id: int
+    name: str
+    kind: str
+    transform: str
+    result: str
+    values: tuple[Value, ...]
+
+
+Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
+
+
+def all_of(*children: Expression) -> Expression:
+    """Their conjunction, flattened and with constants folded."""
+    return _joined(children, And, identity=TRUE, absorbing=FALSE)
+
+
+def any_of(*children: Expression) -> Expression:
+    """Their disjunction, flattened and with constants folded."""
+    return _joined(children, Or, identity=FALSE, absorbing=TRUE)
+
+
+def _joined(
+    children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing: Always
+) -> Expression:
+    flat: list[Expression] = []
+    for child in children:
+        if child == absorbing:
+            return absorbing
+        if isinstance(child, node):
+            flat.extend(child.children)
+        elif child != identity:
+            flat.append(child)
+    if len(flat) > 1:
+        return node(tuple(flat))
+    return flat[0] if flat else identity
