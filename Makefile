@@ -1,5 +1,6 @@
 # Everything that is fetched lies in .cache/ and .venv/; a target that finds its result there does nothing.
-# A fresh Debian machine needs Python 3.11+, a JDK 17+, Maven and make; as root, PostgreSQL is installed when it is missing.
+# A fresh Debian machine needs Python 3.11+, a JDK 17+, Maven and make; as root, PostgreSQL and a C compiler with Python's
+# headers are installed when they are missing.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -11,6 +12,9 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 # Where PostgreSQL's server programs can be: on PATH, or in Debian's versioned folder.
 POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | tail -1)
+# The kernels, compiled beside their sources. Whoever edits one runs `make venv`, or any target that needs it.
+KERNELS := $(shell find metaserver -name '*.pyx' -o -name '*.pxd')
+HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
 .PHONY: help venv jars services trino lint test test-all demo bench lock
 
@@ -21,17 +25,20 @@ help:
 	@echo "make lock      requirements.lock anew from pyproject.toml"
 
 venv: $(CACHE)/venv.stamp
-$(CACHE)/venv.stamp: requirements.lock pyproject.toml
+$(CACHE)/venv.stamp: requirements.lock pyproject.toml setup.py $(KERNELS)
 	@mkdir -p $(CACHE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed (PYTHON=...)")'
 	@test -x $(PY) || $(PYTHON) -m venv .venv 2>/dev/null || \
 	  { $(APT) update -q && $(APT) install -q -y python3-venv && $(PYTHON) -m venv --clear .venv; }
+	@command -v cc >/dev/null && $(PY) -c '$(HEADERS)' || \
+	  { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends gcc libc6-dev python3-dev; }
 	@if command -v uv >/dev/null; then \
-	  uv pip install -q --python $(PY) -r requirements.lock && uv pip install -q --python $(PY) --no-deps -e . ; \
+	  uv pip install -q --python $(PY) -r requirements.lock && \
+	  uv pip install -q --python $(PY) --no-build-isolation --no-deps -e . ; \
 	else \
 	  { $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --upgrade >/dev/null; } && \
 	  $(PY) -m pip install -qq --disable-pip-version-check -r requirements.lock && \
-	  $(PY) -m pip install -qq --disable-pip-version-check --no-deps -e . ; \
+	  $(PY) -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e . ; \
 	fi
 	@touch $@
 
