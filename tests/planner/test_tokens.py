@@ -1,0 +1,95 @@
+"""Plan tasks and plan ids: they come back as they went out, for their own table and purpose, and nothing else opens."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.planner.tokens import ROWS_MAX, TOKENS_BYTES_MAX, VERSION, Asked, Tokens, pack, page_count
+
+SECRET = b"s" * 32
+ids = st.integers(-(2**63), 2**63 - 1)
+requests = st.builds(
+    Asked,
+    snapshot_id=st.none() | ids,
+    start_snapshot_id=st.none() | ids,
+    end_snapshot_id=st.none() | ids,
+    schema_id=st.integers(0, 2**31 - 1),
+    filter=st.binary(max_size=400),
+    case_sensitive=st.booleans(),
+    use_snapshot_schema=st.booleans(),
+    stats_fields=st.lists(st.text(st.characters(codec="utf-8")), max_size=4).map(tuple),
+)
+ASKED = Asked(7, None, None, 0, b'{"type":"eq","term":"a","value":3}', True, False, ("a",))
+
+
+@given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
+def test_a_token_opens_on_any_replica_as_it_was_sealed(asked: Asked, first: int, end: int, uuid: object) -> None:
+    here, there = Tokens(SECRET), Tokens(SECRET)
+    task = there.open_plan_task(here.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
+    assert task is not None
+    assert (task.asked, task.first_row, task.end_row) == (asked, first, end)
+    assert there.open_plan_id(here.plan_id(pack(asked), str(uuid)), str(uuid)) == asked
+
+
+def test_a_token_of_another_table_purpose_or_server_does_not_open() -> None:
+    tokens = Tokens(SECRET)
+    task, plan = tokens.plan_task(pack(ASKED), 0, 9, "one"), tokens.plan_id(pack(ASKED), "one")
+    assert tokens.open_plan_task(task, "other") is None
+    assert tokens.open_plan_id(plan, "other") is None
+    assert tokens.open_plan_id(task, "one") is None
+    assert tokens.open_plan_task(plan, "one") is None
+    assert Tokens(b"t" * 32).open_plan_task(task, "one") is None
+
+
+@given(data=st.data())
+def test_a_token_that_was_changed_anywhere_does_not_open(data: st.DataObject) -> None:
+    token = Tokens(SECRET).plan_task(pack(ASKED), 0, 9, "one")
+    raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    changed = base64.urlsafe_b64encode(raw).decode().rstrip("=")
+    assert Tokens(SECRET).open_plan_task(changed, "one") is None
+
+
+@given(token=st.text(st.characters(codec="utf-8")))
+def test_a_token_that_was_made_up_does_not_open(token: str) -> None:
+    assert Tokens(SECRET).open_plan_task(token, "one") is None
+    assert Tokens(SECRET).open_plan_id(token, "one") is None
+
+
+def test_a_token_of_another_version_does_not_open() -> None:
+    token = Tokens(SECRET).plan_task(pack(ASKED), 0, 9, "one")
+    raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+    later = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
+    assert Tokens(SECRET).open_plan_task(later, "one") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "packed_bytes", "pages"),
+    [
+        (0, 100, 0),
+        (1000, 100, 0),
+        (1001, 100, 2),
+        (8000, 100, 2),
+        (8001, 100, 3),
+        (1_000_000, 100, 250),
+        (1_000_000, 100_000, 7),
+        (1_000_000, 500_000, 0),
+        (1_000_000, 50_000_000, 0),
+    ],
+)
+def test_a_plan_is_cut_into_pages_unless_its_tokens_would_outweigh_them(
+    files: int, packed_bytes: int, pages: int
+) -> None:
+    assert page_count(files, packed_bytes, inline_limit=1000, page_size=4000) == pages
+
+
+@given(files=st.integers(0, 10**7), size=st.integers(0, 3 << 20))
+def test_the_tokens_of_one_answer_stay_within_their_bound(files: int, size: int) -> None:
+    pages = page_count(files, size, inline_limit=1000, page_size=4000)
+    token = Tokens(SECRET).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
+    assert pages * len(token) <= TOKENS_BYTES_MAX
+    assert pages <= files
