@@ -1,0 +1,1 @@
+"""Scan planning, measured on generated tables against PyIceberg and Iceberg's Java planner. One script a question."""

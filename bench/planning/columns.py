@@ -1,0 +1,240 @@
+"""The columns of the generated tables and the statistics of their files.
+
+Twenty columns of mixed types, as event tables have them: `ts` is ordered over the files, `event_id` and `updated_at`
+are clustered loosely, the others overlap at random, narrowly or widely. A table of more columns repeats the third and
+later ones. What a file's statistics are is a function of the batch's random generator, so the same table is made anew
+with the same bytes of content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.planning.ragged import Cells, Ints, Mask, choice, constant, joined, little_endian, unscaled_decimal
+
+DAY_US = 86_400_000_000
+START_DAY = 19_723
+"""2024-01-01, in days since the epoch: the first file's day."""
+BUCKETS = 16
+
+SPAN = 1_000_000_000
+"""Random columns lie in 0 … SPAN (scaled to their type), which makes a filter's share of files easy to choose."""
+
+COUNTRIES = sorted(
+    b"AT AU BE BR CA CH CN CZ DE DK EE ES FI FR GB GR HU IE IN IT JP KR LT LV MX NL NO NZ PL PT SE US".split()
+)
+DEVICES = [b"desktop", b"phone", b"tablet", b"television", b"watch"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Files whose statistics are drawn together. `number` counts files over the table; all arrays are int64[files]."""
+
+    number: Ints
+    total: int
+    files_per_day: int
+    records: Ints
+    chance: np.random.Generator
+
+    @property
+    def rows(self) -> int:
+        return len(self.number)
+
+    @property
+    def bucket(self) -> Ints:
+        return self.number % BUCKETS
+
+    @property
+    def day(self) -> Ints:
+        """Days since the epoch."""
+        return START_DAY + self.number // self.files_per_day
+
+    def drawn(self, high: int) -> Ints:
+        """Uniform in 0 … high - 1."""
+        return self.chance.integers(0, high, self.rows, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Of one column in each file: serialised bounds, nulls, NaNs (None where the type has none).
+
+    Where `present` is False the file holds nulls only and has no bounds.
+    """
+
+    lower: Cells
+    upper: Cells
+    nulls: Ints
+    nans: Ints | None = None
+    present: Mask | None = None
+
+
+Maker = Callable[[Batch], Stats]
+
+
+@dataclass(frozen=True)
+class Column:
+    id: int
+    name: str
+    type: str
+    make: Maker
+    required: bool = False
+
+    def field(self) -> dict[str, object]:
+        """As it stands in a schema's JSON."""
+        return {"id": self.id, "name": self.name, "required": self.required, "type": self.type}
+
+
+def columns(count: int) -> tuple[Column, ...]:
+    """The first `count` of the table's columns; the 21st and later repeat the third to twentieth with a suffix."""
+    fixed = len(_KINDS)
+    made = []
+    for number in range(count):
+        again, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
+        name, type_, make = _KINDS[at if again == 0 else at + 2]
+        made.append(Column(number + 1, f"{name}_{again + 1}" if again else name, type_, make, required=number < 2))
+    return tuple(made)
+
+
+def event_time_us(number: int, files_per_day: int) -> int:
+    """The earliest `ts` that file `number` may hold, µs since the epoch. A group of 16 files shares a slot of time."""
+    groups = files_per_day // BUCKETS
+    day, group = divmod(number // BUCKETS, groups)
+    return (START_DAY + day) * DAY_US + group * (DAY_US // groups)
+
+
+def _none(batch: Batch) -> Ints:
+    return np.zeros(batch.rows, np.int64)
+
+
+def _ts(batch: Batch) -> Stats:
+    groups = batch.files_per_day // BUCKETS
+    slot = DAY_US // groups
+    start = batch.day * DAY_US + batch.number // BUCKETS % groups * slot
+    lower = start + batch.drawn(slot // 20)
+    upper = start + slot - 1 - batch.drawn(slot // 20)
+    return Stats(little_endian(lower), little_endian(upper), _none(batch))
+
+
+def _day(batch: Batch) -> Stats:
+    value = little_endian(batch.day.astype(np.int32))
+    return Stats(value, value, _none(batch))
+
+
+def _clustered_long(batch: Batch) -> Stats:
+    """Grows with the files, give or take a tenth of the range."""
+    lower = batch.number * (SPAN // batch.total) + batch.drawn(SPAN // 10)
+    return Stats(little_endian(lower), little_endian(lower + batch.drawn(SPAN // 50)), _none(batch))
+
+
+def _updated_at(batch: Batch) -> Stats:
+    """Up to three days after the event, not ordered within that."""
+    lower = batch.day * DAY_US + batch.drawn(DAY_US)
+    return Stats(little_endian(lower), little_endian(lower + batch.drawn(3 * DAY_US)), _none(batch))
+
+
+def _overlapping(batch: Batch, spread: float) -> tuple[Ints, Ints]:
+    """Bounds anywhere in SPAN, up to `spread` of it apart: a point lies in about spread / 2 of the files."""
+    lower = batch.drawn(SPAN)
+    return lower, lower + batch.drawn(max(1, round(SPAN * spread)))
+
+
+def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
+    def make(batch: Batch) -> Stats:
+        lower, upper = (bound // divisor for bound in _overlapping(batch, spread))
+        absent = batch.drawn(1000) * batch.records // 10_000 if nulls else _none(batch)
+        return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), absent)
+
+    return make
+
+
+def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
+    def make(batch: Batch) -> Stats:
+        lower, upper = (bound / 1000 for bound in _overlapping(batch, spread))
+        nans: NDArray[np.int64] = np.where(batch.drawn(20) == 0, batch.drawn(100), 0)
+        return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), _none(batch), nans)
+
+    return make
+
+
+def _decimals(spread: float, *, negative: bool = False) -> Maker:
+    def make(batch: Batch) -> Stats:
+        shift = SPAN // 2 if negative else 0
+        lower, upper = (bound - shift for bound in _overlapping(batch, spread))
+        nulls = batch.drawn(100) * batch.records // 1000
+        return Stats(unscaled_decimal(lower), unscaled_decimal(upper), nulls)
+
+    return make
+
+
+def _country(batch: Batch) -> Stats:
+    """Nearly every file holds nearly every country."""
+    low, high = batch.drawn(6), len(COUNTRIES) - 1 - batch.drawn(6)
+    return Stats(choice(COUNTRIES, low), choice(COUNTRIES, high), _none(batch))
+
+
+def _device(batch: Batch) -> Stats:
+    """A third of the files hold one device only."""
+    first, second = batch.drawn(len(DEVICES)), batch.drawn(len(DEVICES))
+    second = np.where(batch.drawn(3) == 0, first, second)
+    return Stats(choice(DEVICES, np.minimum(first, second)), choice(DEVICES, np.maximum(first, second)), _none(batch))
+
+
+def _letters(values: Ints) -> Cells:
+    """Numbers up to 26⁷ as seven letters whose order is the numbers'."""
+    powers = 26 ** np.arange(6, -1, -1, dtype=np.int64)
+    return Cells((values[:, None] // powers % 26 + ord("a")).astype(np.uint8))
+
+
+def _tail(batch: Batch, low: int, high: int) -> Cells:
+    """Random letters, `low` to `high` of them."""
+    matrix = batch.chance.integers(ord("a"), ord("z") + 1, (batch.rows, high), dtype=np.uint8)
+    return Cells(matrix, np.arange(high) < (low + batch.drawn(high - low + 1))[:, None])
+
+
+def _email(batch: Batch) -> Stats:
+    """Ordered by its first letters, narrowly spread; cut at 16 characters as writers do, or shorter."""
+    lower, upper = _overlapping(batch, 0.01)
+    first, last = (joined(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
+    return Stats(first, last, _none(batch))
+
+
+def _url(batch: Batch) -> Stats:
+    """Cut at 16 characters every address looks the same, and the upper bound ends one letter higher."""
+    return Stats(constant(b"https://shop.exa", batch.rows), constant(b"https://shop.exb", batch.rows), _none(batch))
+
+
+def _comment(batch: Batch) -> Stats:
+    """Mostly empty; three files of a hundred hold nulls only and have no bounds."""
+    lower, upper = _overlapping(batch, 0.3)
+    present = batch.drawn(100) >= 3
+    nulls = np.where(present, batch.records * 3 // 4, batch.records)
+    first, last = (joined(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))
+    return Stats(first, last, nulls, present=present)
+
+
+_KINDS: tuple[tuple[str, str, Maker], ...] = (
+    ("ts", "timestamptz", _ts),
+    ("day", "date", _day),
+    ("event_id", "long", _clustered_long),
+    ("user_id", "long", _numbers(1.0, np.int64)),
+    ("session_id", "long", _numbers(0.1, np.int64)),
+    ("order_id", "long", _numbers(0.01, np.int64)),
+    ("quantity", "int", _numbers(0.5, np.int32, 10_000_000, nulls=True)),
+    ("status", "int", _numbers(1.0, np.int32, 200_000_000)),
+    ("store_id", "int", _numbers(0.02, np.int32, 1000)),
+    ("price", "double", _floats(0.1, np.float64)),
+    ("score", "double", _floats(0.5, np.float64)),
+    ("discount", "float", _floats(0.2, np.float32)),
+    ("amount", "decimal(12, 2)", _decimals(0.02)),
+    ("balance", "decimal(12, 2)", _decimals(0.3, negative=True)),
+    ("updated_at", "timestamp", _updated_at),
+    ("country", "string", _country),
+    ("device", "string", _device),
+    ("email", "string", _email),
+    ("url", "string", _url),
+    ("comment", "string", _comment),
+)

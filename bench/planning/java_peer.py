@@ -1,0 +1,108 @@
+"""Iceberg's Java planner, timed in a JVM of its own: `table.newScan().filter(f).planFiles()`, consumed to the end.
+
+`PlanFiles.java` beside this file is run from source on the Spark runtime's jar (`make jars`). A JVM that has planned
+before is warm: its code is compiled and the manifests lie in the page cache; it decodes them again for every plan.
+`python -m bench.planning.java_peer METADATA FILTER` prints the timing as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.planning.plans import Plan, Timing
+from tests.services.java import java_17, rck_classpath
+from tests.services.process import CACHE, ServiceFailed
+
+SOURCE = Path(__file__).parent / "PlanFiles.java"
+HEAP_BYTES_A_FILE = 6000
+"""A task, with its statistics, stays alive while the answer is consumed: about this much, and twice that to be fair."""
+
+
+def runtime_jar() -> Path:
+    found = sorted((CACHE / "jars").glob("iceberg-spark-runtime-*.jar"))
+    if not found:
+        raise ServiceFailed("no Iceberg runtime below .cache/jars: run `make jars`")
+    return found[-1]
+
+
+def version() -> str:
+    """The peer's version, as the jar is named."""
+    return runtime_jar().stem.rpartition("-")[2]
+
+
+def heap_mb(files: int) -> int:
+    """The JVM's -Xmx: 1 GB, and 8 GB at a million files."""
+    return 1024 + files * HEAP_BYTES_A_FILE * 12 // 10 // 2**20
+
+
+class JavaPlanner:
+    """A running JVM that has loaded one table's metadata and plans one filter at a time."""
+
+    def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
+        self._child, self._log = child, log
+
+    def plan(self, expression: Any) -> Plan:
+        """One plan of a REST expression (JSON values; ISO literals)."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(expression) + "\n")
+        self._child.stdin.flush()
+        return Plan(**self.answer())
+
+    def time(self, expression: Any, rounds: int) -> Timing:
+        """`rounds` plans; the first is cold only when it is this JVM's first."""
+        return Timing.of([self.plan(expression) for _ in range(rounds)])
+
+    def answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            code = self._child.wait()
+            raise ServiceFailed(f"the Java planner ended with {code}\n{self._log.read_text()[-4000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def java_planner(metadata_location: str, files: int, log: Path) -> Iterator[JavaPlanner]:
+    """A JVM for one table, on every core this process may use. It ends with the block."""
+    # slf4j alone is taken from the fixture's jars: the runtime jar brings everything else in its own version.
+    logging = [jar for jar in rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]
+    argv = [java_17(), f"-Xmx{heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    argv += ["-cp", os.pathsep.join([str(runtime_jar()), *logging]), str(SOURCE), metadata_location]
+    with log.open("wb") as errors:
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        planner = JavaPlanner(child, log)
+        planner.answer()
+        yield planner
+    finally:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.planning.java_peer", description=__doc__)
+    parser.add_argument("metadata", help="location of the metadata file, file:///…")
+    parser.add_argument("filter", nargs="?", default="true", help="a REST expression as JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--files", type=int, default=1_000_000, help="files of the table, for the heap")
+    parser.add_argument("--log", type=Path, default=Path("java_planner.log"))
+    chosen = parser.parse_args()
+    with java_planner(chosen.metadata, chosen.files, chosen.log) as planner:
+        print(json.dumps(dataclasses.asdict(planner.time(json.loads(chosen.filter), chosen.rounds))))
+
+
+if __name__ == "__main__":
+    main()

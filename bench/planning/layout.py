@@ -1,0 +1,212 @@
+"""What a generated table writes around its entries: Avro schemas, the manifest list's records, the metadata file.
+
+Avro field ids, names and types are those that Iceberg's Java library 1.12 writes for version 2 tables (spec:
+"Manifests", "Manifest Lists"), documentation strings left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import struct
+import uuid
+from typing import Any
+
+from bench.planning.columns import BUCKETS, DAY_US, START_DAY, Column
+
+SPEC_FIELDS = [
+    {"source-id": 2, "field-id": 1000, "name": "day", "transform": "identity"},
+    {"source-id": 4, "field-id": 1001, "name": "user_id_bucket", "transform": f"bucket[{BUCKETS}]"},
+]
+LAST_SNAPSHOT = 4_611_686_018_427_000_000
+"""Snapshot ids count up from here, one a manifest, so that they have the width of real ones."""
+
+
+def snapshot_id(manifest: int) -> int:
+    return LAST_SNAPSHOT + manifest * 7919
+
+
+def partition_path(day: int, bucket: int) -> str:
+    """Hive-style, as Spark names the folders of data files. `day` is in days since the epoch."""
+    return f"day={day_text(day)}/user_id_bucket={bucket}"
+
+
+def day_text(day: int) -> str:
+    return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
+
+
+def schema(columns: tuple[Column, ...]) -> dict[str, Any]:
+    return {"type": "struct", "schema-id": 0, "fields": [column.field() for column in columns]}
+
+
+def manifest_header(columns: tuple[Column, ...]) -> dict[str, str]:
+    """Key-value metadata of every manifest."""
+    return {
+        "schema": json.dumps(schema(columns), separators=(",", ":")),
+        "partition-spec": json.dumps(SPEC_FIELDS, separators=(",", ":")),
+        "partition-spec-id": "0",
+        "format-version": "2",
+        "content": "data",
+    }
+
+
+def _field(name: str, kind: Any, field_id: int, *, optional: bool = False) -> dict[str, Any]:
+    if optional:
+        return {"name": name, "type": ["null", kind], "default": None, "field-id": field_id}
+    return {"name": name, "type": kind, "field-id": field_id}
+
+
+def _map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
+    """A map by column id, which Avro has only as an array of pairs."""
+    pair = [_field("key", "int", key_id), _field("value", value, value_id)]
+    items = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": pair}
+    return {"type": "array", "items": items, "logicalType": "map"}
+
+
+def entry_schema() -> dict[str, Any]:
+    """Avro schema of a manifest's entries. `tables.py` encodes in this order, field by field."""
+    partition = [
+        _field("day", {"type": "int", "logicalType": "date"}, 1000, optional=True),
+        _field("user_id_bucket", "int", 1001, optional=True),
+    ]
+    data_file = [
+        _field("content", "int", 134),
+        _field("file_path", "string", 100),
+        _field("file_format", "string", 101),
+        _field("partition", {"type": "record", "name": "r102", "fields": partition}, 102),
+        _field("record_count", "long", 103),
+        _field("file_size_in_bytes", "long", 104),
+        _field("column_sizes", _map(117, 118, "long"), 108, optional=True),
+        _field("value_counts", _map(119, 120, "long"), 109, optional=True),
+        _field("null_value_counts", _map(121, 122, "long"), 110, optional=True),
+        _field("nan_value_counts", _map(138, 139, "long"), 137, optional=True),
+        _field("lower_bounds", _map(126, 127, "bytes"), 125, optional=True),
+        _field("upper_bounds", _map(129, 130, "bytes"), 128, optional=True),
+        _field("key_metadata", "bytes", 131, optional=True),
+        _field("split_offsets", {"type": "array", "items": "long", "element-id": 133}, 132, optional=True),
+        _field("equality_ids", {"type": "array", "items": "int", "element-id": 136}, 135, optional=True),
+        _field("sort_order_id", "int", 140, optional=True),
+        _field("referenced_data_file", "string", 143, optional=True),
+    ]
+    entry = [
+        _field("status", "int", 0),
+        _field("snapshot_id", "long", 1, optional=True),
+        _field("sequence_number", "long", 3, optional=True),
+        _field("file_sequence_number", "long", 4, optional=True),
+        _field("data_file", {"type": "record", "name": "r2", "fields": data_file}, 2),
+    ]
+    return {"type": "record", "name": "manifest_entry", "fields": entry}
+
+
+def manifest_file_schema() -> dict[str, Any]:
+    """Avro schema of a manifest list's entries."""
+    summary = [
+        _field("contains_null", "boolean", 509),
+        _field("contains_nan", "boolean", 518, optional=True),
+        _field("lower_bound", "bytes", 510, optional=True),
+        _field("upper_bound", "bytes", 511, optional=True),
+    ]
+    summaries = {
+        "type": "array",
+        "items": {"type": "record", "name": "r508", "fields": summary},
+        "element-id": 508,
+    }
+    fields = [
+        _field("manifest_path", "string", 500),
+        _field("manifest_length", "long", 501),
+        _field("partition_spec_id", "int", 502),
+        _field("content", "int", 517),
+        _field("sequence_number", "long", 515),
+        _field("min_sequence_number", "long", 516),
+        _field("added_snapshot_id", "long", 503),
+        _field("added_files_count", "int", 504),
+        _field("existing_files_count", "int", 505),
+        _field("deleted_files_count", "int", 506),
+        _field("added_rows_count", "long", 512),
+        _field("existing_rows_count", "long", 513),
+        _field("deleted_rows_count", "long", 514),
+        _field("partitions", summaries, 507, optional=True),
+        _field("key_metadata", "bytes", 519, optional=True),
+    ]
+    return {"type": "record", "name": "manifest_file", "fields": fields}
+
+
+def manifest_file(
+    number: int, path: str, length: int, files: int, rows: int, days: tuple[int, int], buckets: tuple[int, int]
+) -> dict[str, Any]:
+    """The manifest list's record of manifest `number`, which one append of its own added. Ranges are inclusive."""
+    summaries = [
+        {
+            "contains_null": False,
+            "contains_nan": False,
+            "lower_bound": struct.pack("<i", low),
+            "upper_bound": struct.pack("<i", high),
+        }
+        for low, high in (days, buckets)
+    ]
+    return {
+        "manifest_path": path,
+        "manifest_length": length,
+        "partition_spec_id": 0,
+        "content": 0,
+        "sequence_number": number + 1,
+        "min_sequence_number": number + 1,
+        "added_snapshot_id": snapshot_id(number),
+        "added_files_count": files,
+        "existing_files_count": 0,
+        "deleted_files_count": 0,
+        "added_rows_count": rows,
+        "existing_rows_count": 0,
+        "deleted_rows_count": 0,
+        "partitions": summaries,
+        "key_metadata": None,
+    }
+
+
+def table_metadata(
+    location: str, manifest_list: str, columns: tuple[Column, ...], manifests: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """metadata.json of a version 2 table whose older snapshots have been expired."""
+    last = len(manifests) - 1
+    at_ms = START_DAY * DAY_US // 1000 + last * 60_000
+    files = sum(manifest["added_files_count"] for manifest in manifests)
+    rows = sum(manifest["added_rows_count"] for manifest in manifests)
+    snapshot = {
+        "sequence-number": last + 1,
+        "snapshot-id": snapshot_id(last),
+        "timestamp-ms": at_ms,
+        "summary": {
+            "operation": "append",
+            "added-data-files": str(manifests[-1]["added_files_count"]),
+            "total-data-files": str(files),
+            "total-records": str(rows),
+            "total-delete-files": "0",
+            "total-position-deletes": "0",
+            "total-equality-deletes": "0",
+        },
+        "manifest-list": manifest_list,
+        "schema-id": 0,
+    }
+    return {
+        "format-version": 2,
+        "table-uuid": str(uuid.uuid5(uuid.NAMESPACE_URL, location)),
+        "location": location,
+        "last-sequence-number": last + 1,
+        "last-updated-ms": at_ms,
+        "last-column-id": len(columns),
+        "current-schema-id": 0,
+        "schemas": [schema(columns)],
+        "default-spec-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": SPEC_FIELDS}],
+        "last-partition-id": SPEC_FIELDS[-1]["field-id"],
+        "default-sort-order-id": 0,
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "properties": {"write.parquet.compression-codec": "zstd"},
+        "current-snapshot-id": snapshot["snapshot-id"],
+        "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
+        "snapshots": [snapshot],
+        "snapshot-log": [{"timestamp-ms": at_ms, "snapshot-id": snapshot["snapshot-id"]}],
+        "metadata-log": [],
+        "statistics": [],
+        "partition-statistics": [],
+    }

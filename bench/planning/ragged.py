@@ -1,0 +1,124 @@
+"""Avro records for many rows at once: each field is a matrix of bytes and a mask, and one `compress` joins them.
+
+A writer that walks rows makes about 10,000 manifest entries a second in Python; this one makes them a column at a time.
+Source of the encodings: the Avro specification, "Binary Encoding" (zigzag varints, length-prefixed bytes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+VARINT_BYTES_MAX = 10
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One value a row: `matrix` is uint8[rows, width]; `used` says which of its bytes count (None: all of them)."""
+
+    matrix: Bytes
+    used: Mask | None = None
+
+    def mask(self) -> Mask:
+        return np.ones(self.matrix.shape, np.bool_) if self.used is None else self.used
+
+    def lengths(self) -> Ints:
+        rows, width = self.matrix.shape
+        return np.full(rows, width, np.int64) if self.used is None else self.used.sum(axis=1, dtype=np.int64)
+
+
+def joined(*parts: Cells) -> Cells:
+    """The parts one after another, row by row."""
+    matrix = np.hstack([part.matrix for part in parts])
+    if all(part.used is None for part in parts):
+        return Cells(matrix)
+    return Cells(matrix, np.hstack([part.mask() for part in parts]))
+
+
+def constant(value: bytes, rows: int) -> Cells:
+    return Cells(np.broadcast_to(np.frombuffer(value, np.uint8), (rows, len(value))))
+
+
+def only(part: Cells, present: Mask) -> Cells:
+    """`part` where `present` (bool[rows]), nothing elsewhere."""
+    return Cells(part.matrix, part.mask() & present[:, None])
+
+
+def little_endian(values: NDArray[np.generic]) -> Cells:
+    """Numbers of any fixed width as their little-endian bytes."""
+    ordered = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return Cells(ordered.view(np.uint8).reshape(len(values), -1))
+
+
+def varint(values: Ints) -> Cells:
+    """Avro's int and long: zigzag, then seven bits a byte, the lowest first."""
+    zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
+    width = max(1, -(-int(zigzag.max(initial=0)).bit_length() // 7))
+    shifted = zigzag[:, None] >> (np.uint64(7) * np.arange(width, dtype=np.uint64))
+    more = np.zeros(shifted.shape, np.bool_)
+    more[:, :-1] = shifted[:, 1:] > 0
+    matrix = (shifted & np.uint64(0x7F)).astype(np.uint8) | more.astype(np.uint8) * np.uint8(0x80)
+    used = shifted > 0
+    used[:, 0] = True
+    return Cells(matrix, used)
+
+
+def varint_bytes(value: int) -> bytes:
+    """One varint."""
+    cells = varint(np.array([value], np.int64))
+    return cells.matrix[cells.mask()].tobytes()
+
+
+def unscaled_decimal(values: Ints) -> Cells:
+    """Iceberg's decimal bounds: two's complement, big-endian, in the fewest bytes (spec, appendix D)."""
+    matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
+    magnitude = np.where(values < 0, ~values, values)
+    used = np.ones(matrix.shape, np.bool_)
+    for dropped in range(7):  # the byte may go when the ones behind it still hold value and sign
+        used[:, dropped] = magnitude >= 1 << (8 * (7 - dropped) - 1)
+    return Cells(matrix, used)
+
+
+def digits(values: Ints, width: int) -> Cells:
+    """Decimal digits, filled with zeros to `width`; wider numbers would lose their head, so they are refused."""
+    if values.max(initial=0) >= 10**width or values.min(initial=0) < 0:
+        raise ValueError(f"a number does not fit into {width} digits")
+    powers = 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
+    return Cells((values[:, None] // powers % 10 + ord("0")).astype(np.uint8))
+
+
+def decimal_text(values: Ints) -> Cells:
+    """Non-negative numbers as text, without leading zeros."""
+    width = len(str(int(values.max(initial=0))))
+    used = values[:, None] >= 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
+    used[:, -1] = True
+    return Cells(digits(values, width).matrix, used)
+
+
+def choice(words: list[bytes], index: Ints) -> Cells:
+    """`words[index]`, row by row."""
+    width = max(map(len, words))
+    table = np.frombuffer(b"".join(word.ljust(width, b"\0") for word in words), np.uint8).reshape(-1, width)
+    used = np.arange(width) < np.array([len(word) for word in words])[:, None]
+    return Cells(table[index], used[index])
+
+
+def prefixed(part: Cells) -> Cells:
+    """Avro's bytes and string: the length as a varint, then the bytes."""
+    if part.used is None:
+        rows, width = part.matrix.shape
+        return joined(constant(varint_bytes(width), rows), part)
+    return joined(varint(part.lengths()), part)
+
+
+def encoded(parts: list[Cells]) -> tuple[Bytes, Ints]:
+    """The records as one run of bytes, and the length of each."""
+    whole = joined(*parts)
+    mask = whole.mask()
+    return whole.matrix[mask], mask.sum(axis=1, dtype=np.int64)

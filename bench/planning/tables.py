@@ -1,0 +1,326 @@
+"""Iceberg tables of any number of files, metadata only: what planning reads, and nothing that it does not.
+
+Version 2, 1,000 entries a manifest, deflated as Java writes them (level 9, blocks of 64,000 bytes), each manifest from
+an append of its own whose snapshot has been expired, partitioned by identity(day) and bucket(16, user_id), with column
+sizes, value, null and NaN counts and bounds of every column. Data files are named and not made.
+
+A table lies in `<cache>/<files>x<columns>/`, is made once and kept: `made.json` says by which version of this generator
+and for which folder, because manifests name each other by absolute path. `python -m bench.planning.tables FILES …`
+makes tables beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import numpy as np
+
+from bench.planning import layout
+from bench.planning.columns import BUCKETS, Batch, Column, Stats, columns
+from bench.planning.ragged import (
+    Cells,
+    Ints,
+    constant,
+    decimal_text,
+    digits,
+    encoded,
+    joined,
+    only,
+    prefixed,
+    varint,
+    varint_bytes,
+)
+
+FORMAT = 1
+"""Raised when the generator makes other bytes, so that a kept table is made anew."""
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bench" / "planning"
+MANIFEST_ENTRIES = 1000
+BATCH_MANIFESTS = 8
+BLOCK_BYTES = 64_000
+DEFLATE_LEVEL = 9
+FILES_PER_DAY = 1600
+SYNC = bytes(range(16))
+ROW_GROUP = 128 << 20
+
+
+@dataclass(frozen=True)
+class Table:
+    """A generated table on local disk."""
+
+    folder: Path
+    files: int
+    columns: int
+    files_per_day: int
+    metadata_bytes: int
+    """Length of all manifests together."""
+
+    @property
+    def metadata_location(self) -> str:
+        return f"file://{self.folder}/metadata/v1.metadata.json"
+
+
+def table(
+    files: int,
+    *,
+    column_count: int = 20,
+    files_per_day: int = FILES_PER_DAY,
+    cache: Path = CACHE,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Table:
+    """The table with that many files, made if it is not below `cache` yet; it appears whole or not at all.
+
+    `files_per_day` must be a multiple of the 16 buckets. `progress(manifests done, of)` is called as it goes.
+    """
+    if files < 1 or column_count < 20 or files_per_day % BUCKETS or files_per_day < BUCKETS:
+        raise ValueError("a table has a file and 20 columns at least, and a multiple of 16 files a day")
+    name = f"{files}x{column_count}" + ("" if files_per_day == FILES_PER_DAY else f"-{files_per_day}")
+    folder = cache.resolve() / name
+    wanted = {"format": FORMAT, "folder": str(folder)}
+    marker = folder / "made.json"
+    if marker.exists():
+        made = json.loads(marker.read_text())
+        if {key: made.get(key) for key in wanted} == wanted:
+            return Table(folder, files, column_count, files_per_day, made["metadata_bytes"])
+    building = cache.resolve() / f".{name}-{os.getpid()}"
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        (building / "metadata").mkdir(parents=True)
+        written = _write(
+            _Plan(str(building), f"file://{folder}", files, column_count, files_per_day), workers, progress
+        )
+        marker_text = json.dumps({**wanted, "metadata_bytes": written})
+        (building / marker.name).write_text(marker_text)
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return Table(folder, files, column_count, files_per_day, written)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a worker process must know. `location` is where the table will lie once `building` has been renamed."""
+
+    building: str
+    location: str
+    files: int
+    columns: int
+    files_per_day: int
+
+    @property
+    def manifests(self) -> int:
+        return -(-self.files // MANIFEST_ENTRIES)
+
+
+def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
+    """Writes all files of the table; returns the bytes of its manifests."""
+    manifests: list[dict[str, Any]] = []
+    for made in _batches(plan, workers):
+        manifests += made
+        progress(len(manifests), plan.manifests)
+    head = {
+        "format-version": "2",
+        "snapshot-id": str(layout.snapshot_id(len(manifests) - 1)),
+        "sequence-number": str(len(manifests)),
+    }
+    list_name = f"snap-{layout.snapshot_id(len(manifests) - 1)}-1-{uuid.uuid5(uuid.NAMESPACE_URL, plan.location)}.avro"
+    with (Path(plan.building) / "metadata" / list_name).open("wb") as file:
+        # Newest first, as engines write manifest lists.
+        fastavro.writer(file, layout.manifest_file_schema(), reversed(manifests), codec="deflate", metadata=head)
+    document = layout.table_metadata(
+        plan.location, f"{plan.location}/metadata/{list_name}", columns(plan.columns), manifests
+    )
+    (Path(plan.building) / "metadata" / "v1.metadata.json").write_text(json.dumps(document, indent=1))
+    return sum(manifest["manifest_length"] for manifest in manifests)
+
+
+def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]:
+    starts = range(0, plan.manifests, BATCH_MANIFESTS)
+    processes = min(len(starts), workers or os.cpu_count() or 1)
+    if processes == 1:
+        for start in starts:
+            yield _batch(plan, start)
+        return
+    # Not forked: the caller may have threads.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_batch, [plan] * len(starts), starts)
+
+
+def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
+    """Writes up to eight manifests from the `first` on; returns their records for the manifest list, in order."""
+    last = min(first + BATCH_MANIFESTS, plan.manifests)
+    number = np.arange(first * MANIFEST_ENTRIES, min(last * MANIFEST_ENTRIES, plan.files), dtype=np.int64)
+    chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
+    records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
+    batch = Batch(number, plan.files, plan.files_per_day, records, chance)
+    data, lengths = encoded(_entries(plan, batch, columns(plan.columns)))
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    header = _header(columns(plan.columns))
+    made = []
+    for manifest in range(first, last):
+        rows = slice((manifest - first) * MANIFEST_ENTRIES, min((manifest - first + 1) * MANIFEST_ENTRIES, batch.rows))
+        name = f"{_commit_uuid(plan.location, manifest)}-m0.avro"
+        at = ends[rows.start : rows.stop + 1]
+        content = header + b"".join(_blocks(data[at[0] : at[-1]].tobytes(), at - at[0]))
+        (Path(plan.building) / "metadata" / name).write_bytes(content)
+        days, buckets = batch.day[rows], batch.bucket[rows]
+        made.append(
+            layout.manifest_file(
+                manifest,
+                f"{plan.location}/metadata/{name}",
+                len(content),
+                len(days),
+                int(records[rows].sum()),
+                (int(days.min()), int(days.max())),
+                (int(buckets.min()), int(buckets.max())),
+            )
+        )
+    return made
+
+
+def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_URL, f"{location}/{manifest}")
+
+
+def _header(of: tuple[Column, ...]) -> bytes:
+    """An Avro container's head: magic, metadata, sync marker."""
+    head = io.BytesIO()
+    fastavro.writer(
+        head, layout.entry_schema(), [], codec="deflate", metadata=layout.manifest_header(of), sync_marker=SYNC
+    )
+    return head.getvalue()
+
+
+def _blocks(data: bytes, ends: Ints) -> Iterator[bytes]:
+    """Avro blocks: a block ends with the entry that fills it past 64,000 bytes. `ends` begins with 0."""
+    start = 0
+    while start < len(ends) - 1:
+        stop = min(int(np.searchsorted(ends, ends[start] + BLOCK_BYTES)), len(ends) - 1)
+        packer = zlib.compressobj(DEFLATE_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packed = packer.compress(data[ends[start] : ends[stop]]) + packer.flush()
+        yield varint_bytes(stop - start) + varint_bytes(len(packed)) + packed + SYNC
+        start = stop
+
+
+def _entries(plan: _Plan, batch: Batch, of: tuple[Column, ...]) -> list[Cells]:
+    """The fields of the entries in the order of `layout.entry_schema`. Branches of unions: 0 null, 2 value."""
+    rows = batch.rows
+    manifest = batch.number // MANIFEST_ENTRIES
+    size = batch.records * 40 + batch.drawn(1 << 20)
+    stats = [column.make(batch) for column in of]
+    status_added, inherited = b"\x02", b"\x00\x00"
+    return [
+        constant(status_added + b"\x02", rows),
+        varint(layout.snapshot_id(0) + manifest * 7919),
+        constant(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
+        prefixed(_paths(plan, batch)),
+        constant(b"\x0ePARQUET\x02", rows),
+        varint(batch.day),
+        constant(b"\x02", rows),
+        varint(batch.bucket),
+        varint(batch.records),
+        varint(size),
+        *_counts(of, [size // len(of) + batch.drawn(1 << 16) for _ in of]),
+        *_counts(of, [batch.records] * len(of)),
+        *_counts(of, [column.nulls for column in stats]),
+        *_counts(*_with_nans(of, stats)),
+        *_bounds(of, stats, [column.lower for column in stats]),
+        *_bounds(of, stats, [column.upper for column in stats]),
+        constant(b"\x00\x02", rows),  # no key metadata; split offsets
+        *_split_offsets(size),
+        constant(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
+    ]
+
+
+def _paths(plan: _Plan, batch: Batch) -> Cells:
+    """…/data/day=2024-01-01/user_id_bucket=3/00012-34567-<uuid of the commit>-0-00001.parquet"""
+    rows = batch.rows
+    first_day, first = int(batch.day.min()), int(batch.number.min()) // MANIFEST_ENTRIES
+    days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
+    last = int(batch.number.max()) // MANIFEST_ENTRIES
+    commits = [str(_commit_uuid(plan.location, manifest)).encode() for manifest in range(first, last + 1)]
+    day_words = np.frombuffer(b"".join(days), np.uint8).reshape(-1, 10)
+    commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
+    return joined(
+        constant(f"{plan.location}/data/day=".encode(), rows),
+        Cells(day_words[batch.day - first_day]),
+        constant(b"/user_id_bucket=", rows),
+        decimal_text(batch.bucket),
+        constant(b"/", rows),
+        digits(batch.number % MANIFEST_ENTRIES, 5),
+        constant(b"-", rows),
+        decimal_text(batch.number + 10_000),
+        constant(b"-", rows),
+        Cells(commit_words[batch.number // MANIFEST_ENTRIES - first]),
+        constant(b"-0-00001.parquet", rows),
+    )
+
+
+def _counts(of: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
+    """A map from column id to a number."""
+    rows = len(values[0])
+    parts = [constant(b"\x02" + varint_bytes(len(of)), rows)]
+    for column, counted in zip(of, values, strict=True):
+        parts += [constant(varint_bytes(column.id), rows), varint(counted)]
+    return [*parts, constant(b"\x00", rows)]
+
+
+def _with_nans(of: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
+    floats = [(column, found.nans) for column, found in zip(of, stats, strict=True) if found.nans is not None]
+    return tuple(column for column, _ in floats), [nans for _, nans in floats]
+
+
+def _bounds(of: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
+    """A map from column id to bytes; columns that hold only nulls are left out of it."""
+    rows = values[0].matrix.shape[0]
+    absent = sum(
+        ((~found.present).astype(np.int64) for found in stats if found.present is not None), np.zeros(rows, np.int64)
+    )
+    parts = [constant(b"\x02", rows), varint(len(of) - absent)]
+    for column, found, bound in zip(of, stats, values, strict=True):
+        pair = joined(constant(varint_bytes(column.id), rows), prefixed(bound))
+        parts.append(pair if found.present is None else only(pair, found.present))
+    return [*parts, constant(b"\x00", rows)]
+
+
+def _split_offsets(size: Ints) -> list[Cells]:
+    """One offset a row group of 128 MB, the first behind the magic bytes."""
+    groups = -(-size // ROW_GROUP)
+    offsets = (
+        only(varint(np.full(len(size), 4 + group * ROW_GROUP)), groups > group) for group in range(int(groups.max()))
+    )
+    return [varint(groups), *offsets, constant(b"\x00", len(size))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.planning.tables", description=__doc__)
+    parser.add_argument("files", nargs="+", type=int, help="files of each table to make")
+    parser.add_argument("--columns", type=int, default=20)
+    parser.add_argument("--files-per-day", type=int, default=FILES_PER_DAY)
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    chosen = parser.parse_args()
+    for files in chosen.files:
+        started = time.perf_counter()
+        made = table(files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache)
+        took = time.perf_counter() - started
+        print(f"{made.folder}: {files:,} files, {made.metadata_bytes / files:.0f} B an entry, {took:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

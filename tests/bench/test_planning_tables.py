@@ -1,0 +1,234 @@
+"""Generated tables are Iceberg tables: read with fastavro, PyIceberg and Java, their statistics are what they claim."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import struct
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fastavro
+import numpy as np
+import pytest
+from pyiceberg.conversions import from_bytes
+from pyiceberg.table import StaticTable
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType, StringType
+
+from bench.planning import ragged
+from bench.planning.columns import columns
+from bench.planning.filters import filters
+from bench.planning.java_peer import java_planner
+from bench.planning.pyiceberg_peer import PyIcebergPlanner
+from bench.planning.tables import Table, table
+
+FILES = 2500
+"""Two full manifests and a half, over two days."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("planning")
+
+
+@pytest.fixture(scope="module")
+def made(cache: Path) -> Table:
+    return table(FILES, cache=cache)
+
+
+@pytest.fixture(scope="module")
+def entries(made: Table) -> list[dict[str, Any]]:
+    """All entries by file order, read by fastavro, maps as dictionaries."""
+    found = []
+    for path in sorted((made.folder / "metadata").glob("*-m0.avro")):
+        with path.open("rb") as file:
+            found += [entry["data_file"] for entry in fastavro.reader(file)]
+    for entry in found:
+        for name, value in entry.items():
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                entry[name] = {pair["key"]: pair["value"] for pair in value}
+    return sorted(found, key=lambda entry: int(entry["file_path"].split("/")[-1].split("-")[1]))
+
+
+@pytest.mark.parametrize(
+    "value", [0, 1, -1, 63, 64, -64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
+)
+def test_a_varint_is_avros(value: int) -> None:
+    read = fastavro.schemaless_reader(io.BytesIO(ragged.varint_bytes(value)), "long", None)
+    assert read == value
+
+
+@pytest.mark.parametrize(
+    "value", [0, 1, -1, 127, 128, -128, -129, 32767, 32768, 10**9, -(10**9), 2**55, -(2**55), 2**63 - 1]
+)
+def test_a_decimal_bound_has_the_fewest_bytes(value: int) -> None:
+    cells = ragged.unscaled_decimal(np.array([value], np.int64))
+    got = cells.matrix[cells.mask()].tobytes()
+    assert int.from_bytes(got, "big", signed=True) == value
+    assert len(got) == 1 or not _fits(value, len(got) - 1)
+
+
+def _fits(value: int, size: int) -> bool:
+    return -(1 << (8 * size - 1)) <= value < 1 << (8 * size - 1)
+
+
+def test_numbers_too_wide_for_their_digits_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 digits"):
+        ragged.digits(np.array([1000], np.int64), 3)
+
+
+@pytest.mark.parametrize(("files", "options"), [(0, {}), (10, {"column_count": 3}), (10, {"files_per_day": 100})])
+def test_an_impossible_table_is_refused(files: int, options: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a table has"):
+        table(files, cache=tmp_path, **options)
+
+
+def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str, Any]]) -> None:
+    ids = {column.id for column in columns(20)}
+    floats = {column.id for column in columns(20) if column.type in ("float", "double")}
+    (comment,) = (column.id for column in columns(20) if column.name == "comment")
+    assert len(entries) == FILES
+    without = 0
+    for entry in entries:
+        assert set(entry["column_sizes"]) == set(entry["value_counts"]) == set(entry["null_value_counts"]) == ids
+        assert set(entry["nan_value_counts"]) == floats
+        assert set(entry["value_counts"].values()) == {entry["record_count"]}
+        assert all(0 <= nulls <= entry["record_count"] for nulls in entry["null_value_counts"].values())
+        bounded = set(entry["lower_bounds"])
+        assert bounded == set(entry["upper_bounds"])
+        only_nulls = entry["null_value_counts"][comment] == entry["record_count"]
+        assert bounded == (ids - {comment} if only_nulls else ids)
+        without += only_nulls
+        assert entry["split_offsets"] == list(range(4, entry["file_size_in_bytes"] + 4, 128 << 20))
+    assert 0 < without < FILES // 10
+
+
+def test_lower_bounds_are_not_above_upper_bounds_in_any_type(made: Table, entries: list[dict[str, Any]]) -> None:
+    schema = StaticTable.from_metadata(made.metadata_location).schema()
+    kinds = set()
+    for field in schema.fields:
+        kinds.add(type(field.field_type).__name__)
+        for entry in entries:
+            if field.field_id in entry["lower_bounds"]:
+                lower = from_bytes(field.field_type, entry["lower_bounds"][field.field_id])
+                upper = from_bytes(field.field_type, entry["upper_bounds"][field.field_id])
+                assert lower <= upper, (field.name, lower, upper)
+                if field.field_type == StringType():
+                    assert len(lower) <= 16  # where writers cut text
+                if isinstance(lower, Decimal):
+                    assert abs(lower) < Decimal(10) ** 10
+    assert kinds == {
+        "LongType", "IntegerType", "DoubleType", "FloatType", "DecimalType", "DateType", "TimestampType",
+        "TimestamptzType", "StringType",
+    }  # fmt: skip
+
+
+def test_one_column_is_ordered_one_is_clustered_and_one_is_neither(entries: list[dict[str, Any]]) -> None:
+    def lower(column: int) -> list[int]:
+        return [struct.unpack("<q", entry["lower_bounds"][column])[0] for entry in entries]
+
+    ts, event_id, user_id = lower(1), lower(3), lower(4)
+    slots = [min(ts[n : n + 16]) for n in range(0, FILES, 16)]
+    assert slots == sorted(slots)
+    assert [max(ts[n : n + 16]) for n in range(0, FILES, 16)][:-1] < slots[1:]
+    order = range(FILES)
+    assert 0.9 < np.corrcoef(order, event_id)[0, 1] < 0.999
+    assert abs(np.corrcoef(order, user_id)[0, 1]) < 0.1
+
+
+def test_partitions_paths_and_summaries_agree_with_the_day_column(made: Table, entries: list[dict[str, Any]]) -> None:
+    assert len({entry["file_path"] for entry in entries}) == FILES
+    for entry in entries:
+        day, bucket = entry["partition"]["day"], entry["partition"]["user_id_bucket"]
+        assert f"/data/day={day.isoformat()}/user_id_bucket={bucket}/" in entry["file_path"]
+        (days,) = struct.unpack("<i", entry["lower_bounds"][2])
+        assert datetime.date(1970, 1, 1) + datetime.timedelta(days) == day
+        (ts,) = struct.unpack("<q", entry["lower_bounds"][1])
+        assert ts // 86_400_000_000 == days
+        assert 0 <= bucket < 16
+    snapshot = StaticTable.from_metadata(made.metadata_location).current_snapshot()
+    assert snapshot is not None
+    with Path(urlsplit(snapshot.manifest_list).path).open("rb") as file:
+        manifests = list(fastavro.reader(file))
+    assert [m["added_files_count"] for m in reversed(manifests)] == [1000, 1000, 500]
+    assert sum(m["added_rows_count"] for m in manifests) == sum(entry["record_count"] for entry in entries)
+    assert sum(m["manifest_length"] for m in manifests) == made.metadata_bytes
+    for manifest in manifests:
+        path = Path(urlsplit(manifest["manifest_path"]).path)
+        assert path.stat().st_size == manifest["manifest_length"]
+        with path.open("rb") as file:
+            days = [entry["data_file"]["partition"]["day"] for entry in fastavro.reader(file)]
+        low, high = (struct.unpack("<i", manifest["partitions"][0][end])[0] for end in ("lower_bound", "upper_bound"))
+        assert [low, high] == [(end - datetime.date(1970, 1, 1)).days for end in (min(days), max(days))]
+
+
+def test_the_spec_buckets_a_long_as_the_peers_do(made: Table) -> None:
+    spec = StaticTable.from_metadata(made.metadata_location).spec()
+    assert [str(field.transform) for field in spec.fields] == ["identity", "bucket[16]"]
+    assert BucketTransform(16).transform(LongType())(34) == 3  # spec, appendix B: hash 2017239379
+
+
+def test_a_kept_table_is_not_made_again_and_a_moved_one_is(made: Table, cache: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")}
+    steps: list[int] = []
+    assert table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == made
+    assert steps == []
+    assert {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")} == before
+    moved = tmp_path / made.folder.name
+    moved.mkdir()
+    (moved / "made.json").write_text((made.folder / "made.json").read_text())
+    again = table(FILES, cache=tmp_path, workers=1, progress=lambda done, of: steps.append(done))
+    assert steps == [3]
+    assert again.folder == moved
+
+
+def test_the_same_table_has_the_same_statistics_wherever_it_lies(
+    made: Table, entries: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    again = table(FILES, cache=tmp_path)
+    (first,) = (again.folder / "metadata").glob(f"{_first_manifest(again)}")
+    with first.open("rb") as file:
+        for entry, expected in zip(fastavro.reader(file), entries, strict=False):
+            got = {pair["key"]: pair["value"] for pair in entry["data_file"]["lower_bounds"]}
+            assert got == expected["lower_bounds"]
+            assert entry["data_file"]["record_count"] == expected["record_count"]
+
+
+def _first_manifest(made: Table) -> str:
+    document = json.loads(Path(urlsplit(made.metadata_location).path).read_text())
+    with Path(urlsplit(document["snapshots"][0]["manifest-list"]).path).open("rb") as file:
+        return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
+
+
+def test_an_interrupted_table_leaves_nothing_behind(tmp_path: Path) -> None:
+    def interrupt(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        table(100, cache=tmp_path, workers=1, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wider_table_repeats_the_columns_under_names_of_their_own(tmp_path: Path) -> None:
+    wide = table(100, column_count=100, files_per_day=16, cache=tmp_path, workers=1)
+    schema = StaticTable.from_metadata(wide.metadata_location).schema()
+    assert len(schema.fields) == 100
+    assert len({field.name for field in schema.fields}) == 100
+    assert {field.name for field in schema.fields} >= {"ts", "comment", "event_id_2", "comment_5"}
+    plan = PyIcebergPlanner(wide.metadata_location).plan({"type": "eq", "term": "day", "value": "2024-01-02"})
+    assert plan.files == 16
+
+
+def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp_path: Path) -> None:
+    python = PyIcebergPlanner(made.metadata_location)
+    with java_planner(made.metadata_location, FILES, tmp_path / "java.log") as java:
+        assert java.plan(True).answer == python.plan(True).answer
+        assert java.plan(True).files == FILES
+        for wanted in filters(made).values():
+            theirs = java.plan(wanted.expression)
+            assert theirs.answer == python.plan(wanted.expression).answer, wanted.name
+            assert 0 < theirs.files < FILES, wanted.name
