@@ -1,0 +1,216 @@
+"""Expressions to and from JSON (Iceberg REST spec, schema `Predicate`).
+
+Read are all spellings that clients use or may come to use: constants as booleans and as objects, operands as `term`
+(what Java and PyIceberg send) and as `child`, `left` and `right` (what the spec now prefers), literals bare and as
+objects. Written is the one that Java's `ExpressionParser` and PyIceberg 0.12 both read: bare constants, `term`,
+`value`, `values`, two children to a junction, values of bound predicates as single-value JSON.
+
+What a client sends is bounded in nodes and in depth. A chain of one junction, as engines build it out of a thousand
+ORs, counts as one level: it is read in a loop and becomes one node.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.expressions import (
+    FALSE,
+    TRUE,
+    Always,
+    And,
+    Bound,
+    Expression,
+    Not,
+    Op,
+    Or,
+    Unbound,
+    all_of,
+    any_of,
+)
+from metaserver.iceberg.transforms import IDENTITY, canonical
+from metaserver.iceberg.values import encode_json
+
+DEPTH_MAX = 100
+"""Levels of nesting, by default. Three frames of the stack each, here and where expressions are bound."""
+NODES_MAX = 200_000
+"""Predicates, junctions and values together, by default."""
+
+UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
+SETS = frozenset({Op.IN, Op.NOT_IN})
+
+_PATH_MAX = 200
+_OPS = {op.value: op for op in Op}
+
+
+def parse_expression(json: object, *, depth_max: int = DEPTH_MAX, nodes_max: int = NODES_MAX) -> Expression:
+    """The unbound expression; constants in junctions are folded. Raises BadRequest naming the place in the tree."""
+    return _Parser(depth_max, nodes_max).expression(json, "filter", 0)
+
+
+class _Parser:
+    def __init__(self, depth_max: int, nodes_max: int) -> None:
+        self._depth_max = depth_max
+        self._nodes_max = nodes_max
+        self._nodes = 0
+
+    def expression(self, json: object, path: str, depth: int) -> Expression:
+        self._count(1)
+        if depth > self._depth_max:
+            raise BadRequest(f"Invalid expression: it is nested deeper than {self._depth_max} levels")
+        if isinstance(json, bool):
+            return Always(json)
+        if not isinstance(json, dict):
+            raise _error(path, f"expected an object or a boolean, not {_shown(json)}")
+        kind = _kind(json, path)
+        match kind:
+            case "true" | "false":
+                return TRUE if kind == "true" else FALSE
+            case "literal" if isinstance(json.get("value"), bool):
+                return Always(json["value"])
+            case "and" | "or":
+                return self._junction(json, kind, path, depth)
+            case "not":
+                return Not(self.expression(_required(json, "child", path), f"{path}.child", depth + 1))
+        if kind not in _OPS:
+            raise _error(path, f"unknown type of expression {kind!r}")
+        return self._predicate(_OPS[kind], json, path)
+
+    def _junction(self, json: dict[str, object], kind: str, path: str, depth: int) -> Expression:
+        children: list[Expression] = []
+        # from left to right: the stack holds what is still to be read, the next on top
+        rest: list[tuple[object, str]] = [(json, path)]
+        while rest:
+            node, at = rest.pop()
+            if isinstance(node, dict) and "type" in node and _kind(node, at) == kind:
+                self._count(1)
+                sides = [(_required(node, side, at), side) for side in ("right", "left")]
+                rest += [(child, _longer(at, side)) for child, side in sides]
+            else:
+                children.append(self.expression(node, at, depth + 1))
+        return all_of(*children) if kind == "and" else any_of(*children)
+
+    def _predicate(self, op: Op, json: dict[str, object], path: str) -> Unbound:
+        sides = {"left", "right"} if op not in UNARY | SETS else {"child"}
+        if "term" not in json and not sides & json.keys():
+            raise _error(path, f"{op} needs a term")
+        operand = "term" if "term" in json else "child" if "child" in sides else "left"
+        name, transform = _term(_required(json, operand, path), f"{path}.{operand}")
+        for field in {"value", "values", "right"} & json.keys():
+            wanted = "values" if op in SETS else "value" if operand == "term" else "right"
+            if op in UNARY or field != wanted:
+                raise _error(path, f"{op} has no field {field!r}")
+        if op in UNARY:
+            return Unbound(op, name, transform, ())
+        if op in SETS:
+            return Unbound(op, name, transform, self._values(_required(json, "values", path), f"{path}.values"))
+        field = "value" if operand == "term" else "right"
+        self._count(1)
+        return Unbound(op, name, transform, (_literal(_required(json, field, path), f"{path}.{field}"),))
+
+    def _values(self, json: object, path: str) -> tuple[object, ...]:
+        if isinstance(json, dict) and json.get("type") == "literals":
+            json, path = json.get("values"), f"{path}.values"
+        if not isinstance(json, list | tuple):
+            raise _error(path, f"expected an array, not {_shown(json)}")
+        self._count(len(json))
+        return tuple(_literal(value, f"{path}[{index}]") for index, value in enumerate(json))
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > self._nodes_max:
+            raise BadRequest(f"Invalid expression: it has more than {self._nodes_max} predicates and values")
+
+
+def _longer(path: str, step: str) -> str:
+    # the path of a chain would grow with every link; its first links say enough
+    return f"{path}.{step}" if len(path) < _PATH_MAX else f"{path.removesuffix('…')}…"
+
+
+def _kind(json: dict[str, object], path: str) -> str:
+    kind = _text(json, "type", path)
+    return kind.lower().replace("_", "-")
+
+
+def _term(json: object, path: str) -> tuple[str, str]:
+    """The name of the column and the transform."""
+    if isinstance(json, str):
+        return json, IDENTITY
+    if not isinstance(json, dict):
+        raise _error(path, f"expected a column's name or an object, not {_shown(json)}")
+    kind = _kind(json, path)
+    if kind == "reference":
+        field = "name" if "name" in json else "term"
+        return _text(json, field, path), IDENTITY
+    if kind != "transform":
+        raise _error(path, f"expected a reference or a transform, not {kind!r}")
+    inner = _required(json, "term", path)
+    if isinstance(inner, dict) and _kind(inner, f"{path}.term") != "reference":
+        raise _error(f"{path}.term", "expected a column; a transform of anything else is not supported")
+    return _term(inner, f"{path}.term")[0], canonical(_text(json, "transform", path))
+
+
+def _text(json: dict[str, object], field: str, path: str) -> str:
+    value = _required(json, field, path)
+    if not isinstance(value, str):
+        raise _error(f"{path}.{field}", f"expected a name, not {_shown(value)}")
+    return value
+
+
+def _literal(json: object, path: str) -> object:
+    if isinstance(json, dict) and json.get("type") == "literal":
+        json, path = json.get("value"), f"{path}.value"
+    if json is None:
+        raise _error(path, "null is no literal; use is-null or not-null, and finite numbers")
+    if not isinstance(json, bool | int | float | str):
+        raise _error(path, f"expected a literal, not {_shown(json)}")
+    return json
+
+
+def _required(json: dict[str, object], field: str, path: str) -> object:
+    if field not in json:
+        raise _error(path, f"missing field {field!r}")
+    return json[field]
+
+
+def _error(path: str, why: str) -> BadRequest:
+    return BadRequest(f"Invalid expression at {path}: {why}")
+
+
+def _shown(json: object) -> str:
+    text = repr(json)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def expression_json(expression: Expression) -> Any:
+    """JSON of an unbound or bound expression. Junctions of many become balanced trees of two, shallow to parse."""
+    match expression:
+        case Always(value):
+            return value
+        case And(children):
+            return _pairs("and", children)
+        case Or(children):
+            return _pairs("or", children)
+        case Not(child):
+            return {"type": "not", "child": expression_json(child)}
+        case Unbound(op, name, transform, literals):
+            return _predicate_json(op, name, transform, list(literals))
+        case Bound(op, _, name, _, transform, result, values):
+            return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
+
+
+def _pairs(kind: str, children: tuple[Expression, ...]) -> Any:
+    if len(children) == 1:
+        return expression_json(children[0])
+    middle = len(children) // 2
+    return {"type": kind, "left": _pairs(kind, children[:middle]), "right": _pairs(kind, children[middle:])}
+
+
+def _predicate_json(op: Op, name: str, transform: str, values: list[object]) -> Any:
+    term: object = name if transform == IDENTITY else {"type": "transform", "transform": transform, "term": name}
+    made: dict[str, object] = {"type": op.value, "term": term}
+    if op in SETS:
+        made["values"] = values
+    elif op not in UNARY:
+        made["value"] = values[0]
+    return made
