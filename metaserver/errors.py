@@ -11,7 +11,9 @@
     │   │   ├── NoSuchTable
     │   │   ├── NoSuchView
     │   │   ├── NoSuchFunction
-    │   │   └── NoSuchWarehouse
+    │   │   ├── NoSuchWarehouse
+    │   │   ├── NoSuchPlanId
+    │   │   └── NoSuchPlanTask
     │   ├── NotAcceptable           406  an answer in the asked form does not exist
     │   ├── AlreadyExists           409
     │   ├── NamespaceNotEmpty       409
@@ -103,6 +105,16 @@ class NoSuchFunction(NotFound):
 class NoSuchWarehouse(NotFound):
     kind = "no_such_warehouse"
     type = "NoSuchWarehouseException"
+
+
+class NoSuchPlanId(NotFound):
+    kind = "no_such_plan_id"
+    type = "NoSuchPlanIdException"
+
+
+class NoSuchPlanTask(NotFound):
+    kind = "no_such_plan_task"
+    type = "NoSuchPlanTaskException"
 
 
 class NotAcceptable(RequestError):

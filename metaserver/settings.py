@@ -115,6 +115,21 @@ class Settings:
     metadata_cache_bytes: int = setting(
         512 << 20, "Budget for decoded metadata and rendered answers per worker.", least=0
     )
+    scan_planning_mode: str = setting(
+        "auto",
+        "Who plans scans, as clients are told: server, client, or auto (the server, but for tables of format version "
+        "3). A table's property seamark.scan-planning-mode has the last word.",
+        choices=("auto", "server", "client"),
+    )
+    plan_inline_limit: int = setting(
+        1000, "Files that the answer to a scan holds itself; of more, the client fetches pages.", least=0
+    )
+    plan_page_size: int = setting(4000, "Files in one page of a scan.", least=1, most=100_000)
+    plan_async_files: int = setting(
+        5_000_000,
+        "Entries of manifests still to be read from which on a scan is answered later (status submitted).",
+        least=0,
+    )
     drop_retention_s: int = setting(
         7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once.", least=0
     )

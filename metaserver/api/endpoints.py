@@ -16,6 +16,7 @@ from metaserver.api.describe import Handler
 from metaserver.api.keys import SETTINGS
 
 _PREFIXED = "/v1/{prefix}/"
+_VARIABLE = re.compile(r"\{([\w-]+)\}")
 _UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
 
 
@@ -26,8 +27,8 @@ def add_operations(app: web.Application, template: str, handlers: Mapping[str, H
     if prefixed and template.startswith(_PREFIXED):
         paths.append(template.replace(_PREFIXED, prefixed))
     for path in paths:
-        # aiohttp's own pattern for a variable leaves out braces, which names may hold.
-        resource = app.router.add_resource(re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path))
+        # aiohttp's own pattern for a variable leaves out braces, which names may hold; its variables have no hyphens.
+        resource = app.router.add_resource(_VARIABLE.sub(lambda found: f"{{{found[1].replace('-', '_')}:[^/]+}}", path))
         for method, handler in handlers.items():
             resource.add_route(method, handler)
 
@@ -42,6 +43,7 @@ def served_endpoints(app: web.Application) -> list[str]:
         path = route.resource.canonical
         if not path.startswith("/v1/") or (skipped and path.startswith(skipped)):
             continue
+        path = _VARIABLE.sub(lambda found: f"{{{found[1].replace('_', '-')}}}", path)
         template = path if path in _UNPREFIXED else path.replace("/v1/", _PREFIXED, 1)
         served.add(f"{route.method} {template}")
     return sorted(served)
