@@ -1,0 +1,70 @@
+"""The envelope round a stored value: what is read under a key is what was put under that key, whole, or is refused.
+
+The rule it keeps: nothing outside the envelope is believed, neither a file's name nor its length nor the index beside
+it. So files may be torn, swapped, flipped or left over from a crash, and nothing is ever synced to the disk.
+
+    bytes  0–7   magic, with a line end that a transfer in text mode would break
+    bytes  8–11  version of this layout
+    bytes 12–15  zero
+    bytes 16–23  payload length
+    bytes 24–55  BLAKE2b-256 of the key
+    bytes 56–59  CRC-32 of the payload
+    bytes 60–63  CRC-32 of bytes 0–59
+    bytes 64–    payload; all numbers little-endian
+
+The header is 64 bytes so that arrays inside a mapped payload are aligned to cache lines. CRC-32 by isal runs at 12 GB/s
+(zlib's at 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and releases the GIL. It guards
+against accidents, not against someone who may write to the folder. Pure: no files here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from isal import isal_zlib
+
+HEADER_BYTES = 64
+VERSION = 1
+_MAGIC = b"SMKBLK\r\n"
+_LAYOUT = struct.Struct("<8sIIQ32sI")
+_CHECK = struct.Struct("<I")
+
+
+class Damaged(Exception):
+    """The bytes are not a whole envelope for this key; the message says what is wrong with them."""
+
+
+def key_digest(key: str) -> bytes:
+    """32 bytes; lone surrogates are keys too."""
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+
+
+def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
+    """The header (64 bytes) that goes before the payload, which is `parts` one after the other, each of itemsize 1."""
+    checksum = 0
+    for part in parts:
+        checksum = isal_zlib.crc32(part, checksum)
+    head = _LAYOUT.pack(_MAGIC, VERSION, 0, sum(len(part) for part in parts), digest, checksum)
+    return head + _CHECK.pack(isal_zlib.crc32(head))
+
+
+def unseal(digest: bytes, data: memoryview) -> memoryview:
+    """The payload, a slice of `data` that keeps it alive. Damaged when anything at all is not as `seal` left it."""
+    if len(data) < HEADER_BYTES:
+        raise Damaged(f"{len(data)} bytes are no header")
+    head = data[: _LAYOUT.size]
+    if _CHECK.unpack_from(data, _LAYOUT.size)[0] != isal_zlib.crc32(head):
+        raise Damaged("the header's checksum does not match")
+    magic, version, zero, length, owner, checksum = _LAYOUT.unpack(head)
+    if magic != _MAGIC or version != VERSION or zero != 0:
+        raise Damaged(f"version {version} of the layout is not {VERSION}")
+    if owner != digest:
+        raise Damaged("it belongs to another key")
+    payload = data[HEADER_BYTES:]
+    if len(payload) != length:
+        raise Damaged(f"{len(payload)} bytes of payload where {length} were put")
+    if isal_zlib.crc32(payload) != checksum:
+        raise Damaged("the payload's checksum does not match")
+    return payload

@@ -1,0 +1,192 @@
+"""What every tier of bytes promises; each tier's test inherits this class and brings a tier."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from cache.tier import Tier
+
+
+def payload_of(key: str, size: int) -> bytes:
+    """What these tests keep under a key: keys are immutable, so it follows from the key."""
+    return random.Random(key).randbytes(size)
+
+
+class TierContract:
+    BUDGET_BYTES = 8 << 20
+
+    def open(self, budget_bytes: int) -> Tier:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def tier(self) -> Iterator[Tier]:
+        with closing(self.open(self.BUDGET_BYTES)) as tier:
+            yield tier
+            tier.check_invariants()
+
+    @pytest.mark.parametrize("size", [0, 1, 63, 4096, 65_471, 65_472, 65_536, 1_000_003])
+    def test_what_was_put_is_what_is_read(self, tier: Tier, size: int) -> None:
+        value = payload_of("k", size)
+        assert tier.get("k") is None
+        assert tier.put("k", value)
+        for _ in range(3):
+            view = tier.get("k")
+            assert view is not None
+            assert (view.readonly, view.format, view.ndim) == (True, "B", 1)
+            assert view == value
+        stats = tier.stats()
+        assert (stats.hits, stats.misses, stats.entries) == (3, 1, 1)
+
+    def test_a_payload_in_parts_is_put_as_one(self, tier: Tier) -> None:
+        words = memoryview(bytes(range(240))).cast("q")
+        assert tier.put("k", [b"ab", bytearray(b""), words, memoryview(b"z")])
+        assert tier.get("k") == b"ab" + bytes(range(240)) + b"z"
+
+    def test_a_payload_that_is_no_bytes_is_the_callers_mistake(self, tier: Tier) -> None:
+        with pytest.raises(TypeError):
+            tier.put("k", ["text"])  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            tier.put("k", memoryview(b"abcd")[::2])
+        assert tier.get("k") is None
+
+    def test_keys_of_any_form_are_told_apart(self, tier: Tier) -> None:
+        keys = [
+            "",
+            "a",
+            "A",
+            "a/b",
+            "../../etc/passwd",
+            "é",
+            "e\u0301",
+            "\udcff",
+            "x" * 10_000,
+            "x" * 10_001,
+            "\0",
+            "a\0",
+        ]
+        for key in keys:
+            assert tier.put(key, key.encode("utf-8", "surrogatepass"))
+        for key in keys:
+            assert tier.get(key) == key.encode("utf-8", "surrogatepass")
+
+    def test_a_discarded_key_is_not_held_and_discarding_it_again_is_no_error(self, tier: Tier) -> None:
+        tier.put("k", payload_of("k", 100_000))
+        tier.put("l", b"stays")
+        tier.get("k")
+        tier.discard("k")
+        tier.discard("k")
+        tier.discard("never seen")
+        assert tier.get("k") is None
+        assert tier.get("l") == b"stays"
+        assert tier.stats().entries == 1
+
+    def test_a_value_put_again_is_charged_once(self, tier: Tier) -> None:
+        for _ in range(5):
+            assert tier.put("k", payload_of("k", 3 << 20))
+        assert tier.stats().entries == 1
+        assert tier.get("k") == payload_of("k", 3 << 20)
+
+    def test_the_least_recently_used_leave_first(self, tier: Tier) -> None:
+        names = [f"k{number}" for number in range(6)]
+        for name in names:
+            tier.put(name, payload_of(name, 1 << 20))
+        assert tier.get("k0") is not None
+        assert tier.put("new", payload_of("new", 5 << 19))
+        held = [name for name in [*names, "new"] if tier.get(name) is not None]
+        assert "k0" in held
+        assert "new" in held
+        assert "k1" not in held
+        assert held == sorted(held), "those that left are the oldest"
+        assert tier.stats().evictions >= 1
+
+    def test_a_value_larger_than_the_budget_is_refused_and_displaces_nothing(self, tier: Tier) -> None:
+        tier.put("k", payload_of("k", 1 << 20))
+        assert not tier.put("huge", bytes(self.BUDGET_BYTES + 1))
+        assert tier.get("huge") is None
+        assert tier.get("k") == payload_of("k", 1 << 20)
+        assert (tier.stats().refused, tier.stats().evictions) == (1, 0)
+
+    def test_a_payload_outlives_its_entry_and_its_tier(self, tier: Tier) -> None:
+        value = payload_of("k", 2 << 20)
+        tier.put("k", value)
+        view = tier.get("k")
+        assert view is not None
+        part = view[12_345:1_000_000]
+        del view
+        tier.discard("k")
+        for number in range(10):
+            tier.put(f"filler {number}", bytes(2 << 20))
+        tier.close()
+        assert part == value[12_345:1_000_000]
+
+    def test_closed_it_misses_and_twice_is_once(self) -> None:
+        tier = self.open(self.BUDGET_BYTES)
+        tier.put("k", bytes(100_000))
+        tier.get("k")
+        tier.close()
+        tier.close()
+        assert tier.get("k") is None
+        assert not tier.put("l", b"")
+        assert tier.stats().hits == 1
+
+    def test_any_sequence_agrees_with_a_dict_that_may_forget(self) -> None:
+        contract = self
+
+        class Machine(RuleBasedStateMachine):
+            def __init__(self) -> None:
+                super().__init__()
+                self.tier = contract.open(1 << 21)
+                self.model: dict[str, bytes] = {}
+                self.views: list[tuple[memoryview, bytes]] = []
+
+            keys = st.integers(0, 12).map(lambda number: f"k{number}")
+            # The content follows from key and size, and the size from the key: keys are immutable.
+            sizes = (0, 100, 5_000, 70_000, 300_000, 700_000, 3_000_000)
+
+            @rule(key=keys)
+            def put(self, key: str) -> None:
+                value = payload_of(key, self.sizes[int(key[1:]) % len(self.sizes)])
+                kept = self.tier.put(key, value)
+                assert kept == (len(value) < 3_000_000)
+                if kept:
+                    self.model[key] = value
+                    assert self.tier.get(key) == value, "what was just put has not left yet"
+
+            @rule(key=keys)
+            def get(self, key: str) -> None:
+                view = self.tier.get(key)
+                if view is None:
+                    self.model.pop(key, None)
+                else:
+                    assert view == self.model[key]
+                    self.views = [*self.views[-3:], (view, self.model[key])]
+
+            @rule(key=keys)
+            def discard(self, key: str) -> None:
+                self.tier.discard(key)
+                self.model.pop(key, None)
+
+            @precondition(lambda self: self.views)
+            @rule()
+            def read_on(self) -> None:
+                for view, value in self.views:
+                    assert view == value
+
+            @invariant()
+            def adds_up(self) -> None:
+                self.tier.check_invariants()
+                stats = self.tier.stats()
+                assert stats.used_bytes <= stats.budget_bytes
+                assert (stats.errors, stats.damaged) == (0, 0), stats.last_error
+
+            def teardown(self) -> None:
+                self.tier.close()
+
+        run_state_machine_as_test(Machine, settings=settings(max_examples=15, stateful_step_count=25, deadline=None))

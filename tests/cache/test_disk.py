@@ -1,0 +1,201 @@
+"""The disk tier by itself: the contract, restarts, budget, mappings, descriptors."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cache.disk import DiskTier
+from cache.envelope import HEADER_BYTES, key_digest
+from cache.ledger import file_name
+from tests.cache.contract import TierContract, payload_of
+from tests.faults.disk import small_disk
+
+
+def disk_bytes(folder: Path) -> int:
+    """What the folder takes, as `du` counts."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in (".", *names):
+            try:
+                total += os.stat(os.path.join(root, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def path_of(folder: Path, key: str) -> Path:
+    return folder / file_name(key_digest(key))
+
+
+class TestDiskTier(TierContract):
+    @pytest.fixture(autouse=True)
+    def _folders(self, tmp_path: Path) -> None:
+        self.root = tmp_path
+
+    def open(self, budget_bytes: int) -> DiskTier:
+        return DiskTier(Path(tempfile.mkdtemp(dir=self.root)), budget_bytes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tier(folder: Path) -> Iterator[DiskTier]:
+    tier = DiskTier(folder, 16 << 20)
+    yield tier
+    tier.close()
+
+
+def test_a_restart_keeps_what_was_there_and_who_was_used_last(folder: Path) -> None:
+    keys = [f"k{number}" for number in range(14)]
+    tier = DiskTier(folder, 16 << 20)
+    for key in keys:
+        assert tier.put(key, payload_of(key, 1 << 20))
+    tier.close()
+    tier = DiskTier(folder, 16 << 20)
+    assert tier.stats().entries == 14
+    assert tier.get("k0") == payload_of("k0", 1 << 20)
+    tier.close()
+    tier = DiskTier(folder, 16 << 20)
+    assert tier.put("new", payload_of("new", 4 << 20))
+    for key in ("k0", "k13", "new"):
+        assert tier.get(key) is not None, key
+    assert tier.get("k1") is None, "used before k0"
+    tier.check_invariants()
+    tier.close()
+
+
+def test_a_smaller_budget_holds_from_the_start(folder: Path) -> None:
+    tier = DiskTier(folder, 32 << 20)
+    for number in range(40):
+        tier.put(f"k{number}", payload_of(f"k{number}", 700_000))
+    tier.close()
+    tier = DiskTier(folder, 8 << 20)
+    assert disk_bytes(folder) <= 8 << 20
+    assert tier.get("k39") is not None
+    tier.check_invariants()
+    tier.close()
+
+
+@pytest.mark.parametrize("sizes", [(0, 3_000), (0, 200_000), (0, 2_000_000)])
+def test_the_folder_never_takes_more_than_its_budget(folder: Path, sizes: tuple[int, int]) -> None:
+    budget = 6 << 20
+    tier = DiskTier(folder, budget)
+    source = random.Random(f"budget {sizes}")
+    peak = 0
+    for number in range(1_500 if sizes[1] < 10_000 else 150):
+        assert tier.put(f"k{number}", source.randbytes(source.randint(*sizes)))
+        if number % 10 == 0:
+            peak = max(peak, disk_bytes(folder))
+    assert tier.stats().evictions > 0
+    assert budget // 2 < peak <= budget
+    tier.check_invariants()
+    tier.close()
+
+
+@pytest.mark.parametrize("size_max", [30_000, 2_000_000])
+def test_a_disk_as_large_as_the_budget_is_never_full_even_in_the_middle_of_a_put(tmp_path: Path, size_max: int) -> None:
+    with small_disk(tmp_path / "disk", "6m") as disk:
+        tier = DiskTier(disk.root, 6 << 20)
+        source = random.Random(f"size {size_max}")
+        for number in range(400):
+            assert tier.put(f"k{number}", source.randbytes(source.randrange(size_max)))
+        stats = tier.stats()
+        assert stats.evictions > 0
+        assert (stats.errors, stats.refused) == (0, 0), stats.last_error
+        tier.close()
+
+
+def test_payloads_are_aligned_for_arrays_in_a_mapped_file(tier: DiskTier) -> None:
+    tier.put("k", bytes(1 << 20))
+    view = tier.get("k")
+    assert view is not None
+    longs = view.cast("q")
+    assert len(longs) == 1 << 17
+    assert HEADER_BYTES % 64 == 0
+
+
+def test_a_repeated_get_neither_looks_at_the_disk_nor_maps_again(folder: Path, tier: DiskTier) -> None:
+    tier.put("k", payload_of("k", 1 << 20))
+    first = tier.get("k")
+    path_of(folder, "k").unlink()
+    assert tier.get("k") is first
+
+
+def test_mappings_are_bounded_and_hold_no_descriptors(folder: Path) -> None:
+    tier = DiskTier(folder, 64 << 20, mapped_max=10)
+    for number in range(50):
+        tier.put(f"k{number}", payload_of(f"k{number}", 100_000))
+    before = len(os.listdir("/proc/self/fd"))
+    views = [tier.get(f"k{number}") for number in range(50)]
+    assert all(view is not None for view in views)
+    assert len(os.listdir("/proc/self/fd")) == before
+    tier.check_invariants()
+    tier.close()
+
+
+def test_fifty_lives_leak_neither_descriptors_nor_threads_nor_mappings(folder: Path) -> None:
+    def live() -> None:
+        tier = DiskTier(folder, 4 << 20)
+        threads = [threading.Thread(target=tier.put, args=(f"k{number}", bytes(300_000))) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert tier.get("k1") == bytes(300_000)
+        tier.close()
+
+    def held() -> tuple[int, int, int]:
+        mapped = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), mapped
+
+    live()
+    before = held()
+    for _ in range(50):
+        live()
+    assert held() == before
+
+
+def test_threads_at_once_see_only_whole_values(folder: Path) -> None:
+    tier = DiskTier(folder, 4 << 20, mapped_max=3)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        source = random.Random(seed)
+        for _ in range(60):
+            key = f"k{source.randrange(12)}"
+            match source.randrange(5):
+                case 0 | 1:
+                    tier.put(key, payload_of(key, 400_000))
+                case 2 | 3:
+                    view = tier.get(key)
+                    if view is not None and view != payload_of(key, 400_000):
+                        wrong.append(f"seed {seed}: {key}")
+                case _:
+                    tier.discard(key)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    stats = tier.stats()
+    assert (stats.damaged, stats.errors) == (0, 0), stats.last_error
+    tier.check_invariants()
+    tier.close()
+
+
+@pytest.mark.parametrize("bad", [{"budget_bytes": 1000}, {"budget_bytes": 1 << 24, "mapped_max": -1}])
+def test_impossible_limits_are_refused(folder: Path, bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError):
+        DiskTier(folder, **bad)
