@@ -128,6 +128,39 @@ class _Plan:
         return -(-self.files // MANIFEST_ENTRIES)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What chance gave to up to 8,000 files in a row: their sizes in bytes, and the statistics of each column."""
+
+    batch: Batch
+    size: Ints
+    columns: tuple[Column, ...]
+    stats: list[Stats]
+
+
+def statistics(of: Table) -> Iterator[Drawn]:
+    """The table's statistics as they were drawn, in the order of the files, without reading a manifest."""
+    plan = _Plan("", f"file://{of.folder}", of.files, of.columns, of.files_per_day)
+    return (_drawn(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
+
+
+def file_names(of: Table, batch: Batch) -> Cells:
+    """The last part of the files' paths."""
+    return _names(f"file://{of.folder}", batch)
+
+
+def _drawn(plan: _Plan, first: int) -> Drawn:
+    """From the manifest `first` on; every batch has a generator of its own, so that they can be made in any order."""
+    last = min(first + BATCH_MANIFESTS, plan.manifests)
+    number = np.arange(first * MANIFEST_ENTRIES, min(last * MANIFEST_ENTRIES, plan.files), dtype=np.int64)
+    chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
+    records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
+    batch = Batch(number, plan.files, plan.files_per_day, records, chance)
+    size = records * 40 + batch.drawn(1 << 20)
+    of = columns(plan.columns)
+    return Drawn(batch, size, of, [column.make(batch) for column in of])
+
+
 def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
     """Writes all files of the table; returns the bytes of its manifests."""
     manifests: list[dict[str, Any]] = []
@@ -165,13 +198,11 @@ def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]
 def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
     """Writes up to eight manifests from the `first` on; returns their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
-    number = np.arange(first * MANIFEST_ENTRIES, min(last * MANIFEST_ENTRIES, plan.files), dtype=np.int64)
-    chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
-    records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
-    batch = Batch(number, plan.files, plan.files_per_day, records, chance)
-    data, lengths = encoded(_entries(plan, batch, columns(plan.columns)))
+    drawn = _drawn(plan, first)
+    batch, records = drawn.batch, drawn.batch.records
+    data, lengths = encoded(_entries(plan, drawn))
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    header = _header(columns(plan.columns))
+    header = _header(drawn.columns)
     made = []
     for manifest in range(first, last):
         rows = slice((manifest - first) * MANIFEST_ENTRIES, min((manifest - first + 1) * MANIFEST_ENTRIES, batch.rows))
@@ -218,12 +249,11 @@ def _blocks(data: bytes, ends: Ints) -> Iterator[bytes]:
         start = stop
 
 
-def _entries(plan: _Plan, batch: Batch, of: tuple[Column, ...]) -> list[Cells]:
+def _entries(plan: _Plan, drawn: Drawn) -> list[Cells]:
     """The fields of the entries in the order of `layout.entry_schema`. Branches of unions: 0 null, 2 value."""
+    batch, of, stats, size = drawn.batch, drawn.columns, drawn.stats, drawn.size
     rows = batch.rows
     manifest = batch.number // MANIFEST_ENTRIES
-    size = batch.records * 40 + batch.drawn(1 << 20)
-    stats = [column.make(batch) for column in of]
     status_added, inherited = b"\x02", b"\x00\x00"
     return [
         constant(status_added + b"\x02", rows),
@@ -249,20 +279,28 @@ def _entries(plan: _Plan, batch: Batch, of: tuple[Column, ...]) -> list[Cells]:
 
 
 def _paths(plan: _Plan, batch: Batch) -> Cells:
-    """…/data/day=2024-01-01/user_id_bucket=3/00012-34567-<uuid of the commit>-0-00001.parquet"""
+    """…/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
     rows = batch.rows
-    first_day, first = int(batch.day.min()), int(batch.number.min()) // MANIFEST_ENTRIES
+    first_day = int(batch.day.min())
     days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
-    last = int(batch.number.max()) // MANIFEST_ENTRIES
-    commits = [str(_commit_uuid(plan.location, manifest)).encode() for manifest in range(first, last + 1)]
     day_words = np.frombuffer(b"".join(days), np.uint8).reshape(-1, 10)
-    commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
     return joined(
         constant(f"{plan.location}/data/day=".encode(), rows),
         Cells(day_words[batch.day - first_day]),
         constant(b"/user_id_bucket=", rows),
         decimal_text(batch.bucket),
         constant(b"/", rows),
+        _names(plan.location, batch),
+    )
+
+
+def _names(location: str, batch: Batch) -> Cells:
+    """00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names what a task writes."""
+    rows = batch.rows
+    first, last = (int(end) // MANIFEST_ENTRIES for end in (batch.number.min(), batch.number.max()))
+    commits = [str(_commit_uuid(location, manifest)).encode() for manifest in range(first, last + 1)]
+    commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
+    return joined(
         digits(batch.number % MANIFEST_ENTRIES, 5),
         constant(b"-", rows),
         decimal_text(batch.number + 10_000),

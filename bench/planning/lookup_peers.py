@@ -1,0 +1,299 @@
+"""Column statistics in the stores that a catalog without columnar blocks would use, for prefix lookups.
+
+One entry is one column of one file: (column id, day, bucket, file number) → file name, value, null and NaN counts,
+serialised bounds. Each store is sorted by that key, so that the entries of one column in one partition lie together:
+
+- Parquet, one row group a column and page indexes, asked by DataFusion and by DuckDB in SQL; each has the file
+  registered beforehand and answers with Arrow batches.
+- LMDB, big-endian keys, walked by a cursor from the prefix on.
+- Avro, which has no index, read from its beginning as a reader of Hudi's log files would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import datafusion
+import duckdb
+import fastavro
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.planning.columns import Stats, columns
+from bench.planning.ragged import Cells, Ints, encoded, little_endian, prefixed, varint, varint_bytes
+from bench.planning.tables import FORMAT as TABLE_FORMAT
+from bench.planning.tables import SYNC, Table, file_names, statistics
+
+FORMAT = 1
+KEY = struct.Struct(">HiHI")
+"""Column id, day, bucket, file number."""
+ANSWER = "name, value_count, null_count, nan_count, lower, upper"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """By which answers of different stores are held against each other."""
+
+    rows: int
+    values: int
+    nulls: int
+
+
+@dataclass(frozen=True)
+class Entries:
+    """All files' statistics of one column, in the order of the key."""
+
+    column_id: int
+    day: Ints
+    bucket: Ints
+    file: Ints
+    name: Cells
+    values: Ints
+    stats: Stats
+
+
+class Peer(Protocol):
+    name: str
+
+    def lookup(self, column_id: int, day: int) -> Any:
+        """The entries with that prefix, in the store's own form."""
+
+    def facts(self, answer: Any) -> Facts: ...
+
+    def close(self) -> None: ...
+
+
+def entries(of: Table) -> Iterator[Entries]:
+    """Column by column."""
+    drawn = list(statistics(of))
+    day, bucket, number, records = (
+        np.concatenate([getattr(one.batch, name) for one in drawn]) for name in ("day", "bucket", "number", "records")
+    )
+    order = np.lexsort((number, bucket, day))
+    names = stacked([file_names(of, one.batch) for one in drawn])
+    for at, column in enumerate(columns(of.columns)):
+        found = [one.stats[at] for one in drawn]
+        nans = [one.nans for one in found if one.nans is not None]
+        present = [np.ones(len(one.nulls), np.bool_) if one.present is None else one.present for one in found]
+        stats = Stats(
+            taken(stacked([one.lower for one in found]), order),
+            taken(stacked([one.upper for one in found]), order),
+            np.concatenate([one.nulls for one in found])[order],
+            np.concatenate(nans)[order] if nans else None,
+            np.concatenate(present)[order],
+        )
+        yield Entries(column.id, day[order], bucket[order], number[order], taken(names, order), records[order], stats)
+
+
+def stacked(parts: list[Cells]) -> Cells:
+    """The rows of all parts; narrower ones are padded with bytes that do not count."""
+    width = max(part.matrix.shape[1] for part in parts)
+    matrix = [np.pad(part.matrix, ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
+    used = [np.pad(part.mask(), ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
+    return Cells(np.concatenate(matrix), np.concatenate(used))
+
+
+def taken(part: Cells, order: Ints) -> Cells:
+    return Cells(part.matrix[order], part.mask()[order])
+
+
+def stores(of: Table) -> Path:
+    """The folder with the three files, made if it is not beside the table yet."""
+    folder = of.folder.parent / f"{of.folder.name}-lookup"
+    wanted = {"format": FORMAT, "table": TABLE_FORMAT}
+    marker = folder / "made.json"
+    if marker.exists() and json.loads(marker.read_text()) == wanted:
+        return folder
+    building = of.folder.parent / f".{of.folder.name}-lookup-{os.getpid()}"
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        building.mkdir(parents=True)
+        _write(of, building)
+        (building / marker.name).write_text(json.dumps(wanted))
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def _write(of: Table, folder: Path) -> None:
+    writer = None
+    environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
+    with (folder / "entries.avro").open("wb") as avro:
+        fastavro.writer(avro, _avro_schema(), [], sync_marker=SYNC)
+        for found in entries(of):
+            batch = _arrow(found)
+            if writer is None:
+                # Uncompressed and without dictionaries of what hardly repeats: quickest to read.
+                writer = pq.ParquetWriter(
+                    folder / "entries.parquet",
+                    batch.schema,
+                    compression="NONE",
+                    use_dictionary=["column_id", "day", "bucket"],
+                    write_page_index=True,
+                    data_page_size=1 << 16,
+                    sorting_columns=[pq.SortingColumn(n) for n in range(4)],
+                )
+            writer.write_batch(batch, row_group_size=batch.num_rows)
+            with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+                cursor.putmulti(_pairs(found), append=True)
+            data, _ = encoded(_avro(found))
+            avro.write(varint_bytes(len(found.day)) + varint_bytes(len(data)) + data.tobytes() + SYNC)
+    if writer is not None:
+        writer.close()
+    environment.sync()
+    environment.close()
+
+
+def _bytes(part: Cells, kind: pa.DataType, present: Any = None) -> pa.Array:
+    """An Arrow array of texts or bytes without a Python object for each."""
+    data, lengths = encoded([part])
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    valid = None if present is None else pa.array(present, pa.bool_()).buffers()[1]
+    return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _arrow(of: Entries) -> pa.RecordBatch:
+    rows, stats = len(of.day), of.stats
+    nans = pa.nulls(rows, pa.int64()) if stats.nans is None else pa.array(stats.nans, pa.int64())
+    return pa.RecordBatch.from_pydict(
+        {
+            "column_id": pa.array(np.full(rows, of.column_id, np.int32)),
+            "day": pa.array(of.day.astype(np.int32)),
+            "bucket": pa.array(of.bucket.astype(np.int32)),
+            "file": pa.array(of.file.astype(np.int32)),
+            "name": _bytes(of.name, pa.string()),
+            "value_count": pa.array(of.values),
+            "null_count": pa.array(stats.nulls),
+            "nan_count": nans,
+            "lower": _bytes(stats.lower, pa.binary(), stats.present),
+            "upper": _bytes(stats.upper, pa.binary(), stats.present),
+        }
+    )
+
+
+def _pairs(of: Entries) -> Iterator[tuple[bytes, bytes]]:
+    """LMDB's keys and values."""
+    rows = len(of.day)
+    nans = np.full(rows, -1, np.int64) if of.stats.nans is None else of.stats.nans
+    body = [little_endian(of.values), little_endian(of.stats.nulls), little_endian(nans)]
+    body += [prefixed(of.stats.lower), prefixed(of.stats.upper), prefixed(of.name)]
+    data, lengths = encoded(body)
+    whole, at = data.tobytes(), 0
+    for day, bucket, file, length in zip(of.day, of.bucket, of.file, lengths, strict=True):
+        yield KEY.pack(of.column_id, day, bucket, file), whole[at : at + length]
+        at += length
+
+
+def _avro_schema() -> dict[str, Any]:
+    ints = [{"name": name, "type": "int"} for name in ("column_id", "day", "bucket", "file")]
+    longs = [{"name": name, "type": "long"} for name in ("value_count", "null_count", "nan_count")]
+    texts = [{"name": "name", "type": "string"}, *({"name": name, "type": "bytes"} for name in ("lower", "upper"))]
+    return {"type": "record", "name": "entry", "fields": [*ints, *longs, *texts]}
+
+
+def _avro(of: Entries) -> list[Cells]:
+    rows = len(of.day)
+    nans = np.full(rows, -1, np.int64) if of.stats.nans is None else of.stats.nans
+    numbers = [np.full(rows, of.column_id, np.int64), of.day, of.bucket, of.file, of.values, of.stats.nulls, nans]
+    return [*map(varint, numbers), prefixed(of.name), prefixed(of.stats.lower), prefixed(of.stats.upper)]
+
+
+class DataFusion:
+    name = "parquet-datafusion"
+
+    def __init__(self, folder: Path) -> None:
+        settings = {
+            "datafusion.execution.parquet.pushdown_filters": "true",
+            "datafusion.execution.parquet.reorder_filters": "true",
+        }
+        config = datafusion.SessionConfig(settings)
+        self._context = datafusion.SessionContext(config)
+        self._context.register_parquet("entries", str(folder / "entries.parquet"))
+
+    def lookup(self, column_id: int, day: int) -> Any:
+        sql = f"SELECT {ANSWER} FROM entries WHERE column_id = {column_id} AND day = {day}"
+        return self._context.sql(sql).collect()
+
+    def facts(self, answer: Any) -> Facts:
+        return _facts_of(pa.Table.from_batches(answer))
+
+    def close(self) -> None:
+        del self._context
+
+
+class DuckDB:
+    name = "parquet-duckdb"
+
+    def __init__(self, folder: Path) -> None:
+        self._db = duckdb.connect()
+        self._db.execute("SET enable_object_cache = true; SET parquet_metadata_cache = true")
+        self._db.execute(f"CREATE VIEW entries AS FROM read_parquet('{folder / 'entries.parquet'}')")
+
+    def lookup(self, column_id: int, day: int) -> Any:
+        sql = f"SELECT {ANSWER} FROM entries WHERE column_id = {column_id} AND day = {day}"
+        return self._db.sql(sql).to_arrow_table()
+
+    def facts(self, answer: Any) -> Facts:
+        return _facts_of(answer)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class Lmdb:
+    name = "lmdb"
+
+    def __init__(self, folder: Path) -> None:
+        self._environment = lmdb.open(str(folder / "entries.lmdb"), readonly=True, lock=False, readahead=False)
+
+    def lookup(self, column_id: int, day: int) -> Any:
+        prefix = KEY.pack(column_id, day, 0, 0)[:6]
+        found = []
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(prefix):
+                for key, value in cursor:
+                    if key[:6] != prefix:
+                        break
+                    found.append(value)
+        return found
+
+    def facts(self, answer: Any) -> Facts:
+        counts = [struct.unpack_from("<qq", value) for value in answer]
+        return Facts(len(counts), sum(values for values, _ in counts), sum(nulls for _, nulls in counts))
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+class Avro:
+    name = "avro"
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "entries.avro"
+
+    def lookup(self, column_id: int, day: int) -> Any:
+        with self._path.open("rb") as file:
+            return [one for one in fastavro.reader(file) if one["column_id"] == column_id and one["day"] == day]
+
+    def facts(self, answer: Any) -> Facts:
+        return Facts(len(answer), sum(one["value_count"] for one in answer), sum(one["null_count"] for one in answer))
+
+    def close(self) -> None:
+        """Nothing is open between lookups."""
+
+
+def _facts_of(answer: pa.Table) -> Facts:
+    values, nulls = (int(answer.column(name).to_numpy().sum()) for name in ("value_count", "null_count"))
+    return Facts(answer.num_rows, values, nulls)
