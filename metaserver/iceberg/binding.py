@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from math import copysign
 
 from metaserver.errors import BadRequest
@@ -41,6 +42,8 @@ from metaserver.iceberg.schema import Column, ListType, MapType, Schema, StructT
 from metaserver.iceberg.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
 from metaserver.iceberg.types import canonical_primitive
 from metaserver.iceberg.values import FLOATS
+
+_canonical = lru_cache(maxsize=1024)(canonical_primitive)
 
 OPPOSITE = {
     Op.IS_NULL: Op.NOT_NULL,
@@ -151,7 +154,7 @@ def _kind(column: Column) -> str:
     if isinstance(column.type, ListType | MapType | StructType):
         return type_name(column.type)
     try:
-        return canonical_primitive(column.type)
+        return _canonical(column.type)
     except BadRequest:
         # of a later format version: nothing is known about its values
         return column.type

@@ -88,14 +88,17 @@ def parse_literal(kind: str, json: object) -> Literal:
     try:
         literal = parse(kind, json)
     except (ValueError, OverflowError) as error:
-        raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)} ({error})") from None
+        raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)} ({_cut(str(error))})") from None
     if literal is None:
         raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)}")
     return literal
 
 
 def _shown(json: object) -> str:
-    text = repr(json)
+    return _cut(repr(json))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 100 else text[:100] + "…"
 
 
@@ -135,9 +138,11 @@ def _floating(kind: str, json: object) -> Literal | None:
             return None
     if math.isinf(number):
         return _beyond(number) if isinstance(json, float) else Above() if number > 0 else Below()
-    if abs(number) > FINITE_MAX[kind]:
+    try:
+        # the shortest digits of the largest float are a double above it: what rounds to it is it
+        return round_to(kind, number)
+    except ValueError:
         return Above() if number > 0 else Below()
-    return round_to(kind, number)
 
 
 def _as_float(number: int | float) -> float:

@@ -30,6 +30,8 @@ LONGS = frozenset({"long", "time", "timestamp", "timestamptz", "timestamp_ns", "
 TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 FLOATS = frozenset({"float", "double"})
 
+_base_name = lru_cache(maxsize=1024)(base_name)
+
 _INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
 _DECIMAL_BYTES_MAX = 16
 """38 digits, the format's limit, fit in 127 bits."""
@@ -69,7 +71,7 @@ def fixed_length(kind: str) -> int:
 
 def decode(kind: str, data: bytes) -> Value:
     """One value of the type from its bytes. Raises ValueError when no writer could have written these."""
-    name = base_name(kind)
+    name = _base_name(kind)
     size = len(data)
     match name:
         case "boolean" if size == 1:
@@ -105,7 +107,7 @@ def decode(kind: str, data: bytes) -> Value:
 def encode(kind: str, value: Value) -> bytes:
     """The bytes of one value of the type. Raises ValueError for a value that the type cannot hold."""
     try:
-        return _ENCODERS[base_name(kind)](value)
+        return _ENCODERS[_base_name(kind)](value)
     except (KeyError, TypeError, AttributeError, OverflowError, struct.error):
         raise ValueError(f"{value!r} cannot be written as a value of type {kind}") from None
 
@@ -142,7 +144,7 @@ def encode_json(kind: str, value: Value | None) -> object:
     """
     if value is None:
         return None
-    name = base_name(kind)
+    name = _base_name(kind)
     match value:
         case bool() | str() if name in ("boolean", "string"):
             return value
@@ -171,7 +173,7 @@ def decode_json(kind: str, json: object) -> Value | None:
     """One value from the JSON of `encode_json`. Raises ValueError for anything that is no such JSON."""
     if json is None:
         return None
-    name = base_name(kind)
+    name = _base_name(kind)
     match json:
         case bool():
             if name == "boolean":
