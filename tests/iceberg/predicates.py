@@ -1,0 +1,204 @@
+"""Random columns, rows, predicates and specs, and what a predicate means on a row: the oracle of the planning tests.
+
+Clients read floats and uuids differently, so every question is asked twice: once with Java's orders, once with
+Python's own. Only the values that transforms compute come from the code under test (`test_transforms.py` judges it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value, all_of, any_of
+from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.transforms import apply, result_type
+
+Row = Mapping[int, Value | None]
+Order = Callable[[str, Any], Any]
+
+HOUR = 3_600_000_000
+DAY = 24 * HOUR
+
+
+def _near(*centres: int, spread: int = 3) -> st.SearchStrategy[int]:
+    return st.one_of(*(st.integers(centre - spread, centre + spread) for centre in centres))
+
+
+def _bits(strategy: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
+    half = 1 << bits - 1
+    edges = _near(-half + 12, half - 12, spread=12)
+    return st.one_of(strategy, st.integers(-half, half - 1), edges).map(lambda v: max(-half, min(v, half - 1)))
+
+
+def _times(unit: int) -> st.SearchStrategy[int]:
+    hours = _near(0, 24, -24, 31 * 24, 365 * 24, -365 * 24, 440_000, spread=30)
+    moments = st.tuples(hours, st.sampled_from([0, 1, -1, HOUR // 2])).map(lambda t: (t[0] * HOUR + t[1]) * unit)
+    return _bits(st.one_of(moments, st.integers(-2 * 365 * DAY, 2 * 365 * DAY).map(lambda v: v * unit)), 64)
+
+
+_CHARACTERS = "ab\0\x7f\ud7ff\ue000\uffff\U0001f9ca\U0010ffff"
+_BYTES = [0, 1, 97, 254, 255]
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "boolean": st.booleans(),
+    "int": _bits(st.integers(-25, 25), 32),
+    "long": _bits(st.integers(-25, 25), 64),
+    "date": _bits(_near(0, 31, -31, 365, -365, 18_000, spread=5), 32),
+    "time": st.integers(0, 3),
+    "timestamp": _times(1),
+    "timestamptz_ns": _times(1000),
+    "decimal(9, 2)": st.one_of(st.integers(-250, 250), st.integers(-(10**9) + 1, 10**9 - 1)),
+    "float": st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 0.5, 2.0, math.inf, math.nan]),
+    "double": st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 0.5, 2.0, math.inf, math.nan]),
+    "string": st.text(st.sampled_from(_CHARACTERS), max_size=5),
+    "uuid": st.sampled_from([bytes([first]) + bytes(14) + bytes([last]) for first in (0, 127, 128) for last in (0, 9)]),
+    "fixed[2]": st.lists(st.sampled_from(_BYTES), min_size=2, max_size=2).map(bytes),
+    "binary": st.lists(st.sampled_from(_BYTES), max_size=4).map(bytes),
+}
+
+_CALENDAR = ["year", "month", "day", "hour"]
+_BUCKETS = ["bucket[2]", "bucket[5]"]
+
+TRANSFORMS: dict[str, list[str]] = {
+    "int": [*_BUCKETS, "truncate[1]", "truncate[8]", "truncate[10]", "truncate[2147483647]"],
+    "long": [*_BUCKETS, "truncate[8]", "truncate[10]"],
+    "date": [*_BUCKETS, "year", "month", "day"],
+    "time": _BUCKETS,
+    "timestamp": [*_BUCKETS, *_CALENDAR],
+    "timestamptz_ns": [*_BUCKETS, *_CALENDAR],
+    "decimal(9, 2)": [*_BUCKETS, "truncate[50]"],
+    "string": [*_BUCKETS, "truncate[1]", "truncate[2]", "truncate[3]"],
+    "uuid": _BUCKETS,
+    "fixed[2]": _BUCKETS,
+    "binary": [*_BUCKETS, "truncate[1]", "truncate[2]"],
+}
+
+COLUMNS = dict(enumerate(VALUES, start=1))
+
+_MATCH_NULL = {Op.IS_NULL, Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH, Op.NOT_NAN}
+
+
+def values_of(kind: str) -> st.SearchStrategy[Any]:
+    return VALUES[kind]
+
+
+@st.composite
+def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True) -> Bound:
+    """A predicate on one of the columns, or on a transform of it."""
+    column = draw(st.sampled_from(sorted(columns)))
+    kind = columns[column]
+    transform = draw(st.sampled_from(["identity", *(TRANSFORMS.get(kind, []) if terms else [])]))
+    result = result_type(transform, kind)
+    ops = [op for op in Op if "nan" not in op and "starts" not in op]
+    if result == "string":
+        ops += [Op.STARTS_WITH, Op.NOT_STARTS_WITH] * 2
+    if result in ("float", "double"):
+        ops += [Op.IS_NAN, Op.NOT_NAN]
+    op = draw(st.sampled_from(ops))
+
+    def literal() -> Any:
+        found = draw(values_of(kind).filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
+        found = apply(transform, kind, found)
+        # off the values that a truncation makes
+        return found + draw(st.integers(-1, 1)) if result == "int" and abs(found) < 2**31 - 1 else found
+
+    count = {Op.IN: 3, Op.NOT_IN: 3, Op.IS_NULL: 0, Op.NOT_NULL: 0, Op.IS_NAN: 0, Op.NOT_NAN: 0}.get(op, 1)
+    literals = tuple(sorted({literal() for _ in range(count)}))
+    if len(literals) == 1 and count == 3:
+        op = Op.EQ if op == Op.IN else Op.NOT_EQ
+    return Bound(op, column, f"c{column}", kind, transform, result, literals)
+
+
+def expressions(columns: Mapping[int, str], terms: bool = True) -> st.SearchStrategy[Expression]:
+    return st.recursive(
+        predicates(columns, terms),
+        lambda children: st.tuples(st.sampled_from([all_of, any_of]), st.lists(children, min_size=2, max_size=3)).map(
+            lambda made: made[0](*made[1])
+        ),
+        max_leaves=5,
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
+    fields = []
+    for number in range(draw(st.integers(1, 3))):
+        column = draw(st.sampled_from(sorted(columns)))
+        known = ["identity", "void", "zorder", *TRANSFORMS.get(columns[column], []) * 2]
+        fields.append(
+            PartitionField(f"p{number}", draw(st.sampled_from(known)), source_id=column, field_id=1000 + number)
+        )
+    return PartitionSpec(1, tuple(fields))
+
+
+def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
+    """What a writer stores for the row; `old`: Java's up to 0.10, whose times before 1970 were rounded up."""
+    values: list[Value | None] = []
+    for field in spec.fields:
+        (source,) = field.sources
+        kind, value = columns[source], row[source]
+        if field.transform == "zorder":
+            values.append(None if value is None else "z")
+            continue
+        found = apply(field.transform, kind, value)
+        if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
+            assert found is None or isinstance(found, int)
+            before = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
+            if found is not None and found < 0 and before == found:
+                found += 1
+        values.append(found)
+    return tuple(values)
+
+
+def javas_order(kind: str, value: Any) -> Any:
+    if kind in ("float", "double"):
+        return (1, 0.0, 0.0) if math.isnan(value) else (0, value, math.copysign(1, value))
+    if kind == "uuid":
+        return int.from_bytes(value[:8], signed=True), int.from_bytes(value[8:], signed=True)
+    return value
+
+
+def pythons_order(_: str, value: Any) -> Any:
+    return value
+
+
+def matches(expression: Expression, row: Row, order: Order) -> bool:
+    """Whether the row matches; its keys are the ids of the predicates' columns."""
+    if isinstance(expression, Always):
+        return expression.value
+    if isinstance(expression, And):
+        return all(matches(child, row, order) for child in expression.children)
+    if isinstance(expression, Or):
+        return any(matches(child, row, order) for child in expression.children)
+    assert isinstance(expression, Bound)
+    return holds(expression, apply(expression.transform, expression.kind, row[expression.column_id]), order)
+
+
+def holds(predicate: Bound, value: Any, order: Order) -> bool:
+    """Whether the term's value matches the predicate."""
+    op, kind = predicate.op, predicate.result
+    if value is None:
+        return op in _MATCH_NULL
+    if op in (Op.IS_NULL, Op.NOT_NULL):
+        return op == Op.NOT_NULL
+    if op in (Op.IS_NAN, Op.NOT_NAN):
+        return math.isnan(value) == (op == Op.IS_NAN)
+    if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
+        prefix = predicate.values[0]
+        assert isinstance(prefix, str)
+        return (value[: len(prefix)] == prefix) == (op == Op.STARTS_WITH)
+    here = order(kind, value)
+    others = [order(kind, other) for other in predicate.values]
+    return {
+        Op.LT: lambda: here < others[0],
+        Op.LT_EQ: lambda: here <= others[0],
+        Op.GT: lambda: here > others[0],
+        Op.GT_EQ: lambda: here >= others[0],
+        Op.EQ: lambda: here == others[0],
+        Op.NOT_EQ: lambda: here != others[0],
+        Op.IN: lambda: any(here == other for other in others),
+        Op.NOT_IN: lambda: all(here != other for other in others),
+    }[op]()
