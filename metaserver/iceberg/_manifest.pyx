@@ -1,0 +1,762 @@
+"""The machine that decodes Avro rows into columns: it runs a *program* over inflated blocks, without the GIL.
+
+A program is what `manifest_schema.py` makes of a writer's schema: a tree of nodes, one per Avro value. A leaf that is
+wanted names the column it is written to; all others are stepped over. Rows go straight into arrays. What a row holds
+any number of (the counts and bounds of columns, split offsets, partition summaries) goes into *groups*: growing
+buffers, which for maps by column id are sorted by column at the end, by counting.
+
+The rule: no byte is read before it is known to be there, and no loop or allocation is larger than the bytes that
+remain can justify. A value of no width (Avro's null, records of nothing but such) never gets a node that runs, so a
+program takes time linear in the bytes it reads, whatever counts they claim.
+"""
+
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+from metaserver.errors import Corrupt
+
+MISSING = -(2**63)
+"""Stands in columns of int64 for null, and for what a writer's schema does not have."""
+
+cdef enum:
+    OP_NULL, OP_BOOLEAN, OP_INT, OP_LONG, OP_FLOAT, OP_DOUBLE, OP_BYTES, OP_STRING, OP_FIXED, OP_ENUM
+    OP_RECORD, OP_UNION, OP_ARRAY, OP_MAP, OP_COUNTS, OP_BOUNDS
+
+OPS = {
+    "null": OP_NULL, "boolean": OP_BOOLEAN, "int": OP_INT, "long": OP_LONG, "float": OP_FLOAT, "double": OP_DOUBLE,
+    "bytes": OP_BYTES, "string": OP_STRING, "fixed": OP_FIXED, "enum": OP_ENUM, "record": OP_RECORD,
+    "union": OP_UNION, "array": OP_ARRAY, "map": OP_MAP, "counts": OP_COUNTS, "bounds": OP_BOUNDS,
+}
+
+cdef enum:
+    FINE, TRUNCATED, NOT_64_BITS, NOT_32_BITS, NEGATIVE, TOO_LONG, BAD_UNION, BAD_ENUM, BAD_BOOLEAN, NOT_UTF8
+    LEFT_OVER, NULL_ELEMENT, TOO_MANY_ROWS, TOO_MANY_COLUMNS, OUT_OF_MEMORY
+
+MESSAGES = {
+    TRUNCATED: "ends in the middle of a value",
+    NOT_64_BITS: "a number is longer than 64 bits",
+    NOT_32_BITS: "a number does not fit the 32 bits of its type",
+    NEGATIVE: "a length or count is negative",
+    TOO_LONG: "a length or count is more than the bytes that follow can hold",
+    BAD_UNION: "a union names a branch that its schema does not have",
+    BAD_ENUM: "an enum names a symbol that its schema does not have",
+    BAD_BOOLEAN: "a boolean is neither 0 nor 1",
+    NOT_UTF8: "a string is not UTF-8",
+    LEFT_OVER: "holds more bytes than its rows take",
+    NULL_ELEMENT: "an element of a list is null",
+    TOO_MANY_ROWS: "claims more rows than its bytes can hold",
+    TOO_MANY_COLUMNS: "holds statistics of more columns than any table has",
+}
+
+cdef enum:
+    DELETED = 2  # Iceberg spec, manifest entry's status
+    COLUMNS_MAX = 1 << 17  # distinct column ids in one file
+    SCRATCH_MAX = 4  # fields of a group's element
+
+ctypedef struct Node:
+    int32_t op
+    int32_t slot  # the column written to, or the group appended to; -1 when the value is stepped over
+    int64_t size  # fixed: bytes; enum: symbols; array and map: fewest bytes of an element
+    int32_t first  # children: kids[first : first + count]
+    int32_t count
+
+ctypedef struct Column:
+    int64_t* values  # a number, a double's bits, or where a text begins; NULL in columns of counts
+    int32_t* lengths  # of a text; -1 when null. NULL in columns of numbers
+    int64_t step  # 0 for a scratch column, which has one row only
+
+ctypedef struct Group:
+    bint by_column  # a map by column id, else a list of elements
+    int32_t first  # its scratch columns, as many as width: an element while it is read
+    int32_t width
+    int32_t counts  # the column that takes each row's number of elements; -1: none does
+    int64_t used
+    int64_t room
+    int64_t saved
+    int32_t guess  # the slot that the last row's first key had
+    int32_t* rows
+    int32_t* slots
+    int64_t* values[SCRATCH_MAX]
+    int32_t* lengths[SCRATCH_MAX]
+
+ctypedef struct Slots:
+    int32_t* ids  # column id by slot, in the order met
+    int32_t used
+    int32_t room
+    int32_t* table  # open addressing over slots, -1 when free
+    uint32_t mask
+
+ctypedef struct State:
+    const Node* nodes
+    const int32_t* kids
+    Column* columns
+    Group* groups
+    int32_t groups_count
+    Slots slots
+    const uint8_t* heap
+    const uint8_t* at
+    const uint8_t* end
+    int64_t row
+    int error
+    int32_t node
+    int64_t block
+
+
+cdef inline int fail(State* state, int error, int32_t node) noexcept nogil:
+    if state.error == FINE:  # the innermost value names the fault
+        state.error = error
+        state.node = node
+    return -1
+
+
+cdef inline int read_long(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
+    """A zig-zag varint; an error, or 0."""
+    cdef const uint8_t* p = at[0]
+    cdef uint64_t value = 0
+    cdef uint8_t byte
+    cdef int shift = 0
+    while p < end:
+        byte = p[0]
+        p += 1
+        value |= <uint64_t>(byte & 0x7F) << shift
+        if byte < 0x80:
+            if shift == 63 and byte > 1:
+                return NOT_64_BITS
+            at[0] = p
+            out[0] = <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
+            return FINE
+        shift += 7
+        if shift > 63:
+            return NOT_64_BITS
+    return TRUNCATED
+
+
+cdef inline int read_length(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
+    """The length of bytes that must follow."""
+    cdef int error = read_long(at, end, out)
+    if error != FINE:
+        return error
+    if out[0] < 0:
+        return NEGATIVE
+    if out[0] > end - at[0]:
+        return TOO_LONG
+    return FINE
+
+
+cdef int read_count(const uint8_t** at, const uint8_t* end, int64_t least, int64_t* out) noexcept nogil:
+    """How many elements of at least `least` bytes the next block of an array or map has; 0 ends it."""
+    cdef int64_t size
+    cdef int error = read_long(at, end, out)
+    if error != FINE:
+        return error
+    if out[0] < 0:  # then the block's size follows, for readers that skip it; the elements themselves are believed
+        if out[0] == INT64_MIN:
+            return TOO_LONG
+        out[0] = -out[0]
+        error = read_length(at, end, &size)
+        if error != FINE:
+            return error
+    if least > 0 and out[0] > (end - at[0]) // least:
+        return TOO_LONG
+    return FINE
+
+
+cdef bint is_utf8(const uint8_t* p, int64_t size) noexcept nogil:
+    """Well-formed UTF-8 (Unicode 16, table 3-7): no overlong forms, no surrogates, nothing past U+10FFFF."""
+    cdef const uint8_t* end = p + size
+    cdef uint64_t word
+    cdef uint8_t lead, low, high
+    cdef int more
+    while p < end:
+        if end - p >= 8:
+            memcpy(&word, p, 8)
+            if not word & 0x8080808080808080ULL:
+                p += 8
+                continue
+        lead = p[0]
+        p += 1
+        if lead < 0x80:
+            continue
+        low, high = 0x80, 0xBF
+        if 0xC2 <= lead <= 0xDF:
+            more = 1
+        elif 0xE0 <= lead <= 0xEF:
+            more = 2
+            if lead == 0xE0:
+                low = 0xA0
+            elif lead == 0xED:
+                high = 0x9F
+        elif 0xF0 <= lead <= 0xF4:
+            more = 3
+            if lead == 0xF0:
+                low = 0x90
+            elif lead == 0xF4:
+                high = 0x8F
+        else:
+            return False
+        if end - p < more or not low <= p[0] <= high:
+            return False
+        p += 1
+        while more > 1:
+            if p[0] & 0xC0 != 0x80:
+                return False
+            p += 1
+            more -= 1
+    return True
+
+
+cdef inline void write_null(Column* column, int64_t row) noexcept nogil:
+    if column.values != NULL:
+        column.values[row * column.step] = INT64_MIN
+    if column.lengths != NULL:
+        column.lengths[row * column.step] = -1
+
+
+cdef int grow(Group* group) noexcept nogil:
+    """Twice the room; 0, or -1 when there is no memory. Elements are at least a byte each, so the file bounds it."""
+    cdef int64_t room = 2 * group.room if group.room else 1024
+    cdef void* moved
+    cdef int i
+    if group.by_column:
+        moved = realloc(group.rows, room * sizeof(int32_t))
+        if moved == NULL:
+            return -1
+        group.rows = <int32_t*>moved
+        moved = realloc(group.slots, room * sizeof(int32_t))
+        if moved == NULL:
+            return -1
+        group.slots = <int32_t*>moved
+    for i in range(1 if group.by_column else 0, group.width):
+        moved = realloc(group.values[i], room * sizeof(int64_t))
+        if moved == NULL:
+            return -1
+        group.values[i] = <int64_t*>moved
+        moved = realloc(group.lengths[i], room * sizeof(int32_t))
+        if moved == NULL:
+            return -1
+        group.lengths[i] = <int32_t*>moved
+    group.room = room
+    return 0
+
+
+cdef int rehash(Slots* slots) noexcept nogil:
+    """Twice the slots, and a table of twice that; 0, or -1 when there is no memory."""
+    cdef int32_t room = 2 * slots.room if slots.room else 64
+    cdef uint32_t mask = 4 * <uint32_t>room - 1
+    cdef uint32_t at
+    cdef int32_t i
+    cdef int32_t* ids = <int32_t*>realloc(slots.ids, room * sizeof(int32_t))
+    if ids == NULL:
+        return -1
+    slots.ids = ids
+    cdef int32_t* table = <int32_t*>realloc(slots.table, (<size_t>mask + 1) * sizeof(int32_t))
+    if table == NULL:
+        return -1
+    slots.table = table
+    for at in range(mask + 1):
+        table[at] = -1
+    for i in range(slots.used):
+        at = (<uint32_t>ids[i] * 2654435769U >> 7) & mask
+        while table[at] >= 0:
+            at = (at + 1) & mask
+        table[at] = i
+    slots.room = room
+    slots.mask = mask
+    return 0
+
+
+cdef int find_slot(Slots* slots, int32_t id, int32_t* out) noexcept nogil:
+    """The slot of a column id, a new one when it is met first."""
+    cdef uint32_t at
+    if slots.used == slots.room and rehash(slots) < 0:
+        return OUT_OF_MEMORY
+    at = (<uint32_t>id * 2654435769U >> 7) & slots.mask
+    while slots.table[at] >= 0:
+        if slots.ids[slots.table[at]] == id:
+            out[0] = slots.table[at]
+            return FINE
+        at = (at + 1) & slots.mask
+    if slots.used == COLUMNS_MAX:
+        return TOO_MANY_COLUMNS
+    slots.table[at] = slots.used
+    slots.ids[slots.used] = id
+    out[0] = slots.used
+    slots.used += 1
+    return FINE
+
+
+cdef inline int append_by_column(
+    State* state, Group* group, int64_t key, int64_t value, int32_t length, int32_t* guess
+) noexcept nogil:
+    """One entry of a map by column id. Writers repeat the order of their columns, so the next slot is guessed first."""
+    cdef int error
+    cdef int32_t slot = guess[0]
+    if not INT32_MIN <= key <= INT32_MAX:
+        return NOT_32_BITS
+    if slot >= state.slots.used or state.slots.ids[slot] != key:
+        error = find_slot(&state.slots, <int32_t>key, &slot)
+        if error != FINE:
+            return error
+    guess[0] = slot + 1
+    if group.used == group.room and grow(group) < 0:
+        return OUT_OF_MEMORY
+    group.rows[group.used] = <int32_t>state.row
+    group.slots[group.used] = slot
+    group.values[1][group.used] = value
+    group.lengths[1][group.used] = length
+    group.used += 1
+    return FINE
+
+
+cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
+    """A map by column id as all known writers lay it out: an array of records of a plain key and a plain value."""
+    cdef const Node* node = &state.nodes[index]
+    cdef Group* group = &state.groups[node.slot]
+    cdef const uint8_t* at = state.at
+    cdef const uint8_t* end = state.end
+    cdef int64_t count, key, value
+    cdef int32_t slot = group.guess
+    cdef int32_t length = 0
+    cdef int error
+    cdef bint first = True
+    while True:
+        error = read_count(&at, end, 2, &count)
+        if error != FINE:
+            return fail(state, error, index)
+        if count == 0:
+            break
+        while count > 0:
+            count -= 1
+            error = read_long(&at, end, &key)
+            if error == FINE:
+                if bounds:
+                    error = read_length(&at, end, &value)
+                    if error == FINE:
+                        length = <int32_t>value
+                        value = at - state.heap
+                        at += length
+                else:
+                    error = read_long(&at, end, &value)
+            if error == FINE:
+                error = append_by_column(state, group, key, value, length, &slot)
+            if error != FINE:
+                return fail(state, error, index)
+            if first:
+                group.guess = slot - 1
+                first = False
+    state.at = at
+    return 0
+
+
+cdef int run_array(State* state, int32_t index) noexcept nogil:
+    cdef const Node* node = &state.nodes[index]
+    cdef int32_t item = state.kids[node.first] if node.count else -1
+    cdef Group* group = &state.groups[node.slot] if node.slot >= 0 else NULL
+    cdef Column* scratch = &state.columns[group.first] if group != NULL else NULL
+    cdef int64_t count, before = group.used if group != NULL else 0
+    cdef int32_t slot = group.guess if group != NULL else 0
+    cdef int error, i
+    if group != NULL:
+        for i in range(group.width):
+            write_null(&scratch[i], 0)
+    while True:
+        error = read_count(&state.at, state.end, node.size, &count)
+        if error != FINE:
+            return fail(state, error, index)
+        if count == 0:
+            break
+        if item < 0:  # elements of no width, however many
+            continue
+        while count > 0:
+            count -= 1
+            if run(state, item) < 0:
+                return -1
+            if group == NULL:
+                continue
+            if group.by_column:
+                if scratch[0].values[0] == INT64_MIN:
+                    return fail(state, NULL_ELEMENT, index)
+                if scratch[1].lengths[0] == -1 if scratch[1].lengths != NULL else scratch[1].values[0] == INT64_MIN:
+                    continue  # a column whose value is null has none
+                error = append_by_column(
+                    state, group, scratch[0].values[0], scratch[1].values[0],
+                    scratch[1].lengths[0] if scratch[1].lengths != NULL else 0, &slot,
+                )
+                if error != FINE:
+                    return fail(state, error, index)
+                continue
+            if group.width == 1 and scratch[0].values[0] == INT64_MIN:
+                return fail(state, NULL_ELEMENT, index)
+            if group.used == group.room and grow(group) < 0:
+                return fail(state, OUT_OF_MEMORY, index)
+            for i in range(group.width):
+                group.values[i][group.used] = scratch[i].values[0]
+                group.lengths[i][group.used] = scratch[i].lengths[0] if scratch[i].lengths != NULL else 0
+            group.used += 1
+    if group != NULL and group.counts >= 0:
+        state.columns[group.counts].lengths[state.row] = <int32_t>(group.used - before)
+    return 0
+
+
+cdef int skip_map(State* state, int32_t index) noexcept nogil:
+    """An Avro map, whose keys are strings: nothing that is wanted is one."""
+    cdef const Node* node = &state.nodes[index]
+    cdef int64_t count, length
+    cdef int error
+    while True:
+        error = read_count(&state.at, state.end, node.size, &count)
+        if error != FINE:
+            return fail(state, error, index)
+        if count == 0:
+            return 0
+        while count > 0:
+            count -= 1
+            error = read_length(&state.at, state.end, &length)
+            if error != FINE:
+                return fail(state, error, index)
+            state.at += length
+            if node.count and run(state, state.kids[node.first]) < 0:
+                return -1
+
+
+cdef int run(State* state, int32_t index) noexcept nogil:
+    """Read one value of the node at `index`; 0, or -1 with the state's error set. Schemas bound the recursion."""
+    cdef const Node* node = &state.nodes[index]
+    cdef Column* column = NULL
+    cdef int64_t value = 0
+    cdef int32_t i
+    cdef float single
+    cdef double number
+    cdef int error
+    cdef int op = node.op
+    if op == OP_RECORD:
+        for i in range(node.first, node.first + node.count):
+            if run(state, state.kids[i]) < 0:
+                return -1
+        return 0
+    if op == OP_UNION:
+        error = read_long(&state.at, state.end, &value)
+        if error != FINE:
+            return fail(state, error, index)
+        if not 0 <= value < node.count:
+            return fail(state, BAD_UNION, index)
+        return run(state, state.kids[node.first + value])
+    if op == OP_NULL:  # of a union: its kids are the columns that the other branch would have written
+        for i in range(node.first, node.first + node.count):
+            write_null(&state.columns[state.kids[i]], state.row)
+        return 0
+    if op == OP_COUNTS:
+        return run_map(state, index, False)
+    if op == OP_BOUNDS:
+        return run_map(state, index, True)
+    if op == OP_ARRAY:
+        return run_array(state, index)
+    if op == OP_MAP:
+        return skip_map(state, index)
+
+    if node.slot >= 0:
+        column = &state.columns[node.slot]
+    if op == OP_LONG or op == OP_INT or op == OP_ENUM:
+        error = read_long(&state.at, state.end, &value)
+        if error != FINE:
+            return fail(state, error, index)
+        if op == OP_INT and not INT32_MIN <= value <= INT32_MAX:
+            return fail(state, NOT_32_BITS, index)
+        if op == OP_ENUM and not 0 <= value < node.size:
+            return fail(state, BAD_ENUM, index)
+        if column != NULL:
+            column.values[state.row * column.step] = value
+        return 0
+    if op == OP_STRING or op == OP_BYTES:
+        error = read_length(&state.at, state.end, &value)
+        if error != FINE:
+            return fail(state, error, index)
+        if column != NULL:
+            if op == OP_STRING and not is_utf8(state.at, value):
+                return fail(state, NOT_UTF8, index)
+            column.values[state.row * column.step] = state.at - state.heap
+            column.lengths[state.row * column.step] = <int32_t>value
+        state.at += value
+        return 0
+    if state.end - state.at < node.size:  # the others have a width
+        return fail(state, TRUNCATED, index)
+    if op == OP_BOOLEAN:
+        if state.at[0] > 1:
+            return fail(state, BAD_BOOLEAN, index)
+        if column != NULL:
+            column.values[state.row * column.step] = state.at[0]
+    elif column != NULL:
+        if op == OP_FIXED:
+            column.values[state.row * column.step] = state.at - state.heap
+            column.lengths[state.row * column.step] = <int32_t>node.size
+        else:
+            if op == OP_FLOAT:
+                memcpy(&single, state.at, 4)
+                number = single
+            else:
+                memcpy(&number, state.at, 8)
+            memcpy(&column.values[state.row * column.step], &number, 8)
+            column.lengths[state.row * column.step] = 1
+    state.at += node.size
+    return 0
+
+
+cdef int run_rows(
+    State* state, int32_t root, int32_t status, const int64_t* edges, const int64_t* counts, int64_t blocks
+) noexcept nogil:
+    """All rows of all blocks; those whose column `status` says DELETED are overwritten by the next."""
+    cdef int64_t block, i
+    cdef int32_t g
+    for block in range(blocks):
+        state.block = block
+        state.at = state.heap + edges[block]
+        state.end = state.heap + edges[block + 1]
+        for i in range(counts[block]):
+            for g in range(state.groups_count):
+                state.groups[g].saved = state.groups[g].used
+            if run(state, root) < 0:
+                return -1
+            if status >= 0 and state.columns[status].values[state.row] == DELETED:
+                for g in range(state.groups_count):
+                    state.groups[g].used = state.groups[g].saved
+            else:
+                state.row += 1
+        if state.at != state.end:
+            return fail(state, LEFT_OVER, root)
+    return 0
+
+
+cdef void scatter(
+    Group* group, int32_t slots, int64_t* begins, int64_t* ends, int32_t* rows, int64_t* values, int32_t* lengths
+) noexcept nogil:
+    """Order a group's entries by column, and by row within one: column s gets [begins[s], ends[s]) of the arrays.
+
+    A column that one row names twice keeps the last value, as a map would. `ends` is zeroed, `lengths` may be NULL.
+    """
+    cdef int64_t i, to, total = 0
+    cdef int32_t slot
+    for i in range(group.used):
+        ends[group.slots[i]] += 1
+    for slot in range(slots):
+        begins[slot] = total
+        total += ends[slot]
+        ends[slot] = begins[slot]
+    for i in range(group.used):
+        slot = group.slots[i]
+        to = ends[slot]
+        if to > begins[slot] and rows[to - 1] == group.rows[i]:
+            to -= 1
+        rows[to] = group.rows[i]
+        values[to] = group.values[1][i]
+        if lengths != NULL:
+            lengths[to] = group.lengths[1][i]
+        ends[slot] = to + 1
+
+
+cdef class Program:
+    """An Avro schema made ready to run; immutable, for any number of threads at once.
+
+    nodes    (op, slot, size, children) each, children before parents; the last is the row
+    names    for each node the field it belongs to, for messages
+    columns  "long", "text" or "count" each; scratch columns begin with "scratch "
+    groups   (by column id, first scratch column, width, column of counts or -1) each
+    status   the column whose DELETED drops a row, -1 for none
+    least    the fewest bytes that a row takes, at least 1
+    """
+
+    cdef Node* nodes
+    cdef int32_t* kids
+    cdef readonly tuple names, columns, groups
+    cdef readonly int32_t status
+    cdef readonly int64_t least
+    cdef int32_t root
+
+    def __cinit__(self, list nodes, names, columns, groups, int32_t status, int64_t least):
+        cdef int32_t i, kid, used = 0
+        if least < 1:
+            raise ValueError("a row takes at least a byte")
+        self.nodes = <Node*>calloc(len(nodes), sizeof(Node))
+        self.kids = <int32_t*>calloc(sum(len(node[3]) for node in nodes) + 1, sizeof(int32_t))
+        if self.nodes == NULL or self.kids == NULL:
+            raise MemoryError
+        for i, (op, slot, size, children) in enumerate(nodes):
+            self.nodes[i].op = OPS[op]
+            self.nodes[i].slot = slot
+            self.nodes[i].size = size
+            self.nodes[i].first = used
+            self.nodes[i].count = len(children)
+            for kid in children:
+                self.kids[used] = kid
+                used += 1
+        self.root = len(nodes) - 1
+        self.names = tuple(names)
+        self.columns = tuple(columns)
+        self.groups = tuple(groups)
+        self.status = status
+        self.least = least
+
+    def __dealloc__(self):
+        free(self.nodes)
+        free(self.kids)
+
+
+cdef class Run:
+    """One run's memory that numpy does not own."""
+
+    cdef State state
+    cdef int64_t scratch[64]
+    cdef list arrays
+
+    def __cinit__(self, Program program, int64_t rows):
+        cdef State* state = &self.state
+        cdef int i, used = 0
+        cdef int64_t[::1] values
+        cdef int32_t[::1] lengths
+        state.nodes = program.nodes
+        state.kids = program.kids
+        state.columns = <Column*>calloc(len(program.columns) + 1, sizeof(Column))
+        state.groups = <Group*>calloc(len(program.groups) + 1, sizeof(Group))
+        if state.columns == NULL or state.groups == NULL or rehash(&state.slots) < 0:
+            raise MemoryError
+        self.arrays = []
+        for i, kind in enumerate(program.columns):
+            if kind.startswith("scratch "):
+                if used + 2 > 64:
+                    raise ValueError("too many scratch columns")
+                state.columns[i].values = &self.scratch[used]
+                if kind == "scratch text":
+                    state.columns[i].lengths = <int32_t*>&self.scratch[used + 1]
+                used += 2
+                self.arrays.append((None, None))
+                continue
+            state.columns[i].step = 1
+            number = text = None
+            if kind != "count":
+                number = np.empty(rows, np.int64)
+                if rows:
+                    values = number
+                    state.columns[i].values = &values[0]
+            if kind != "long":
+                text = np.empty(rows, np.int32)
+                if rows:
+                    lengths = text
+                    state.columns[i].lengths = &lengths[0]
+            self.arrays.append((number, text))
+        for i, (by_column, first, width, counts) in enumerate(program.groups):
+            state.groups[i].by_column = by_column
+            state.groups[i].first = first
+            state.groups[i].width = width
+            state.groups[i].counts = counts
+        state.groups_count = len(program.groups)
+
+    def __dealloc__(self):
+        cdef int i, k
+        for i in range(self.state.groups_count):
+            free(self.state.groups[i].rows)
+            free(self.state.groups[i].slots)
+            for k in range(SCRATCH_MAX):
+                free(self.state.groups[i].values[k])
+                free(self.state.groups[i].lengths[k])
+        free(self.state.columns)
+        free(self.state.groups)
+        free(self.state.slots.ids)
+        free(self.state.slots.table)
+
+    cdef dict by_column(self, Group* group, bint bounds):
+        """A group as {column id: (rows, values)}, or (rows, starts, lengths) for bounds; slices of one array each."""
+        cdef int32_t slots = self.state.slots.used
+        cdef int32_t slot
+        cdef int64_t begin, end
+        rows, values = np.empty(group.used, np.int32), np.empty(group.used, np.int64)
+        lengths = np.empty(group.used, np.int32) if bounds else None
+        cdef int32_t[::1] rows_view = rows
+        cdef int64_t[::1] values_view = values
+        cdef int32_t[::1] lengths_view = lengths if bounds else rows
+        cdef int64_t[::1] begins = np.empty(slots, np.int64)
+        cdef int64_t[::1] ends = np.zeros(slots, np.int64)
+        cdef dict found = {}
+        if group.used == 0:
+            return found
+        with nogil:
+            scatter(
+                group, slots, &begins[0], &ends[0], &rows_view[0], &values_view[0], &lengths_view[0] if bounds else NULL
+            )
+        for slot in range(slots):
+            begin, end = begins[slot], ends[slot]
+            if begin == end:
+                continue
+            part = slice(begin, end)
+            if bounds:
+                found[self.state.slots.ids[slot]] = (rows[part], values[part], lengths[part])
+            else:
+                found[self.state.slots.ids[slot]] = (rows[part], values[part])
+        return found
+
+    cdef list elements(self, Group* group):
+        """A group as (values, lengths) for each field of its elements."""
+        cdef list found = []
+        cdef int64_t[::1] values
+        cdef int32_t[::1] lengths
+        cdef int i
+        for i in range(group.width):
+            number, text = np.empty(group.used, np.int64), np.empty(group.used, np.int32)
+            if group.used:
+                values, lengths = number, text
+                memcpy(&values[0], group.values[i], group.used * sizeof(int64_t))
+                memcpy(&lengths[0], group.lengths[i], group.used * sizeof(int32_t))
+            found.append((number, text))
+        return found
+
+
+def execute(
+    Program program,
+    const uint8_t[::1] heap,
+    const int64_t[::1] edges,
+    const int64_t[::1] counts,
+    str location,
+):
+    """Decode the rows of all blocks: block i is heap[edges[i]:edges[i + 1]] and claims counts[i] rows.
+
+    Returns (rows, columns, groups): for each column (int64 values | None, int32 lengths | None), for each group by
+    column id a dict, for each other the arrays of its elements' fields. Raises Corrupt naming `location`.
+    """
+    cdef int64_t blocks = counts.shape[0], rows = 0, i
+    if heap.shape[0] > INT32_MAX:
+        raise ValueError("the heap is larger than 2 GiB")
+    if edges.shape[0] != blocks + 1 or edges[0] != 0 or edges[blocks] != heap.shape[0]:
+        raise ValueError("the edges of the blocks do not cover the heap")
+    for i in range(blocks):
+        if edges[i] > edges[i + 1] or counts[i] < 0:
+            raise ValueError("a block has a negative size or row count")
+        if counts[i] > (edges[i + 1] - edges[i]) // program.least:
+            raise Corrupt(f"{location}: block {i} {MESSAGES[TOO_MANY_ROWS]}: {counts[i]} in {edges[i + 1] - edges[i]}")
+        rows += counts[i]
+    cdef Run machine = Run(program, rows)
+    cdef State* state = &machine.state
+    cdef int failed = 0
+    if blocks:
+        if heap.shape[0]:
+            state.heap = &heap[0]
+        with nogil:
+            failed = run_rows(state, program.root, program.status, &edges[0], &counts[0], blocks)
+    if failed:
+        if state.error == OUT_OF_MEMORY:
+            raise MemoryError(f"{location}: no memory to decode it")
+        raise Corrupt(
+            f"{location}: block {state.block}, at byte {state.at - (state.heap + edges[state.block])}, "
+            f"{program.names[state.node]}: {MESSAGES[state.error]}"
+        )
+    columns = [
+        (None if values is None else values[: state.row], None if lengths is None else lengths[: state.row])
+        for values, lengths in machine.arrays
+    ]
+    groups = [
+        machine.by_column(&state.groups[i], state.columns[state.groups[i].first + 1].lengths != NULL)
+        if state.groups[i].by_column
+        else machine.elements(&state.groups[i])
+        for i in range(state.groups_count)
+    ]
+    return state.row, columns, groups
