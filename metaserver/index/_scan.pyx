@@ -1,0 +1,433 @@
+"""Kernels over the packed columns of many blocks, without the GIL.
+
+A selection is a state per block (0 no row, 1 every row, 2 the rows whose byte in `mask` is 1) and one mask over all
+rows of the view. Each kernel narrows a selection by one test of one side of a column; blocks whose summary decides the
+test are not read. A block without the column, and a row without the value, are kept.
+
+`layout` is int64[blocks, 12], addresses absolute:
+    form (-1: nothing known), width, codes, presence (0: all there), rows, first row in the mask, base,
+    common, length of common, lengths, ends (0: no tails), tails
+"""
+
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+import numpy as np
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+    #define SEAMARK_CLONES __attribute__((target_clones("avx2", "default")))
+    #else
+    #define SEAMARK_CLONES
+    #endif
+
+    /* The loops that touch every row of a block, in the shape that compilers turn into vectors. */
+    #define SEAMARK_LOOP(NAME, T, KEEP)                                                             \\
+        SEAMARK_CLONES static int64_t NAME(const T *codes, uint8_t *mask, int64_t n, T v, int fresh) { \\
+            int64_t kept = 0;                                                                       \\
+            for (int64_t at = 0; at < n; at += 4096) {                                              \\
+                int64_t end = at + 4096 < n ? at + 4096 : n;                                        \\
+                uint32_t part = 0;                                                                  \\
+                if (fresh) for (int64_t i = at; i < end; i++) mask[i] = (uint8_t)(KEEP);            \\
+                else for (int64_t i = at; i < end; i++) mask[i] &= (uint8_t)(KEEP);                 \\
+                for (int64_t i = at; i < end; i++) part += mask[i];                                 \\
+                kept += part;                                                                       \\
+            }                                                                                       \\
+            return kept;                                                                            \\
+        }
+    #define SEAMARK_OPS(SUFFIX, T)                                 \\
+        SEAMARK_LOOP(seamark_le_##SUFFIX, T, codes[i] <= v)        \\
+        SEAMARK_LOOP(seamark_lt_##SUFFIX, T, codes[i] < v)         \\
+        SEAMARK_LOOP(seamark_ge_##SUFFIX, T, codes[i] >= v)        \\
+        SEAMARK_LOOP(seamark_gt_##SUFFIX, T, codes[i] > v)
+    SEAMARK_OPS(u8, uint8_t)
+    SEAMARK_OPS(u16, uint16_t)
+    SEAMARK_OPS(u32, uint32_t)
+    SEAMARK_OPS(u64, uint64_t)
+    /* NaN stands for an absent value and is kept: hence the negated comparisons. */
+    #define SEAMARK_FLOAT_LOOP(NAME, T, KEEP)                                                       \\
+        SEAMARK_CLONES static int64_t NAME(const T *codes, uint8_t *mask, int64_t n, double v, int fresh) { \\
+            int64_t kept = 0;                                                                       \\
+            for (int64_t at = 0; at < n; at += 4096) {                                              \\
+                int64_t end = at + 4096 < n ? at + 4096 : n;                                        \\
+                uint32_t part = 0;                                                                  \\
+                if (fresh) for (int64_t i = at; i < end; i++) mask[i] = (uint8_t)(KEEP);            \\
+                else for (int64_t i = at; i < end; i++) mask[i] &= (uint8_t)(KEEP);                 \\
+                for (int64_t i = at; i < end; i++) part += mask[i];                                 \\
+                kept += part;                                                                       \\
+            }                                                                                       \\
+            return kept;                                                                            \\
+        }
+    #define SEAMARK_FLOAT_OPS(SUFFIX, T)                                     \\
+        SEAMARK_FLOAT_LOOP(seamark_le_##SUFFIX, T, !((double)codes[i] > v))  \\
+        SEAMARK_FLOAT_LOOP(seamark_lt_##SUFFIX, T, !((double)codes[i] >= v)) \\
+        SEAMARK_FLOAT_LOOP(seamark_ge_##SUFFIX, T, !((double)codes[i] < v))  \\
+        SEAMARK_FLOAT_LOOP(seamark_gt_##SUFFIX, T, !((double)codes[i] <= v))
+    SEAMARK_FLOAT_OPS(f32, float)
+    SEAMARK_FLOAT_OPS(f64, double)
+
+    static int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) {
+    #define SEAMARK_CASE(SUFFIX, T)                                                        \\
+        switch (op) {                                                                      \\
+        case 0: return seamark_le_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);        \\
+        case 1: return seamark_lt_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);        \\
+        case 2: return seamark_ge_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);        \\
+        default: return seamark_gt_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);       \\
+        }
+        if (width == 1) { SEAMARK_CASE(u8, uint8_t) }
+        if (width == 2) { SEAMARK_CASE(u16, uint16_t) }
+        if (width == 4) { SEAMARK_CASE(u32, uint32_t) }
+        SEAMARK_CASE(u64, uint64_t)
+    }
+    static int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) {
+    #define SEAMARK_FLOAT_CASE(SUFFIX, T)                                                  \\
+        switch (op) {                                                                      \\
+        case 0: return seamark_le_##SUFFIX((const T *)codes, mask, n, v, fresh);           \\
+        case 1: return seamark_lt_##SUFFIX((const T *)codes, mask, n, v, fresh);           \\
+        case 2: return seamark_ge_##SUFFIX((const T *)codes, mask, n, v, fresh);           \\
+        default: return seamark_gt_##SUFFIX((const T *)codes, mask, n, v, fresh);          \\
+        }
+        if (width == 4) { SEAMARK_FLOAT_CASE(f32, float) }
+        SEAMARK_FLOAT_CASE(f64, double)
+    }
+    """
+    int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) nogil
+    int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) nogil
+
+cdef enum:
+    LE = 0
+    LT = 1
+    GE = 2
+    GT = 3
+
+cdef enum:
+    FORM = 0
+    WIDTH = 1
+    CODES = 2
+    PRESENCE = 3
+    ROWS = 4
+    FIRST = 5
+    BASE = 6
+    COMMON = 7
+    COMMON_SIZE = 8
+    LENGTHS = 9
+    ENDS = 10
+    TAILS = 11
+
+
+
+cdef inline void settle(uint8_t *state, int64_t kept, int64_t rows) noexcept nogil:
+    state[0] = 0 if kept == 0 else 1 if kept == rows else 2
+
+
+cdef inline bint there(int64_t presence, int64_t row) noexcept nogil:
+    return presence == 0 or (<const uint8_t *>presence)[row >> 3] >> (row & 7) & 1
+
+
+cdef inline int decide(int op, bint low_above, bint high_below, bint low_equal, bint high_equal) noexcept nogil:
+    """0: no row passes, 1: all pass, 2: to be read; from where the summary [low, high] lies beside the literal."""
+    if op == LE:
+        return 0 if low_above else 1 if (high_below or high_equal) else 2
+    if op == LT:
+        return 0 if (low_above or low_equal) else 1 if high_below else 2
+    if op == GE:
+        return 0 if high_below else 1 if (low_above or low_equal) else 2
+    return 0 if (high_below or high_equal) else 1 if low_above else 2
+
+
+def narrow_longs(const int64_t[:, ::1] layout, const int64_t[::1] low, const int64_t[::1] high,
+                 uint8_t[::1] state, uint8_t[::1] mask, int op, int64_t literal):
+    """Keeps rows whose value passes `op` (0 <=, 1 <, 2 >=, 3 >) against `literal`."""
+    cdef Py_ssize_t b, n = layout.shape[0]
+    cdef int verdict
+    cdef int64_t rows
+    cdef uint64_t code, most
+    with nogil:
+        for b in range(n):
+            if state[b] == 0 or layout[b, FORM] < 0:
+                continue
+            verdict = decide(op, low[b] > literal, high[b] < literal, low[b] == literal, high[b] == literal)
+            if verdict == 0:
+                state[b] = 0
+            if verdict != 2:
+                continue
+            rows = layout[b, ROWS]
+            most = (<uint64_t>0xFFFFFFFFFFFFFFFF) >> (64 - 8 * layout[b, WIDTH])
+            if literal < layout[b, BASE]:
+                # Only an open summary leaves this undecided: nothing there is less, whatever is absent is kept.
+                if op >= GE:
+                    continue
+                code = 0
+            else:
+                code = <uint64_t>literal - <uint64_t>layout[b, BASE]
+                if code > most:
+                    if op < GE:
+                        continue
+                    code = most
+            if op == LT and layout[b, PRESENCE] != 0 and code == 0:
+                code = 1
+            if op == GT and layout[b, PRESENCE] != 0 and code == most:
+                code = most - 1
+            settle(&state[b], seamark_codes(layout[b, WIDTH], op, <const void *>layout[b, CODES],
+                                            &mask[layout[b, FIRST]], rows, code, state[b] == 1), rows)
+
+
+def narrow_doubles(const int64_t[:, ::1] layout, const double[::1] low, const double[::1] high,
+                   uint8_t[::1] state, uint8_t[::1] mask, int op, double literal):
+    cdef Py_ssize_t b, n = layout.shape[0]
+    cdef int verdict
+    cdef int64_t rows
+    with nogil:
+        for b in range(n):
+            if state[b] == 0 or layout[b, FORM] < 0:
+                continue
+            verdict = decide(op, low[b] > literal, high[b] < literal, low[b] == literal, high[b] == literal)
+            if verdict == 0 and layout[b, PRESENCE] == 0:
+                state[b] = 0
+            if verdict == 1 or state[b] == 0:
+                continue
+            rows = layout[b, ROWS]
+            settle(&state[b], seamark_floats(layout[b, WIDTH], op, <const void *>layout[b, CODES],
+                                             &mask[layout[b, FIRST]], rows, literal, state[b] == 1), rows)
+
+
+cdef inline uint64_t load(const uint8_t *codes, int width, int64_t row) noexcept nogil:
+    cdef uint64_t value = 0
+    memcpy(&value, codes + row * width, width)
+    return value
+
+
+cdef inline uint64_t prefix_of(const uint8_t *text, int64_t size, int width) noexcept nogil:
+    cdef uint64_t code = 0
+    cdef int k
+    for k in range(width):
+        code = (code << 8) | (text[k] if k < size else 0)
+    return code
+
+
+cdef int beside_common(const int64_t *column, const uint8_t *text, int64_t size) noexcept nogil:
+    """-1: every value is less than the text; 1: greater; 0: the text begins with what they have in common."""
+    cdef int64_t shared = column[COMMON_SIZE]
+    cdef int order = memcmp(<const void *>column[COMMON], text, min(shared, size)) if shared > 0 and size > 0 else 0
+    if order:
+        return -1 if order < 0 else 1
+    return 1 if size < shared else 0
+
+
+cdef int compare(const int64_t *column, int64_t row, uint64_t code, const uint8_t *text, int64_t size) noexcept nogil:
+    """A value beside what of the text follows the common prefix (`code` its first bytes): -1, 0 or 1."""
+    cdef int width = column[WIDTH], order
+    cdef uint64_t mine
+    cdef int64_t length, own, other
+    if width == 0:
+        return -1 if size > 0 else 0
+    mine = load(<const uint8_t *>column[CODES], width, row)
+    if mine != code:
+        return -1 if mine < code else 1
+    length = (<const uint32_t *>column[LENGTHS])[row]
+    own = length - width if length > width else 0
+    other = size - width if size > width else 0
+    if own > 0 and other > 0:
+        order = memcmp(<const uint8_t *>column[TAILS] + (<const uint32_t *>column[ENDS])[row] - own,
+                       text + width, min(own, other))
+        if order:
+            return -1 if order < 0 else 1
+    return 0 if length == size else -1 if length < size else 1
+
+
+cdef inline bint passes(int op, int order) noexcept nogil:
+    if op == LE:
+        return order <= 0
+    if op == LT:
+        return order < 0
+    if op == GE:
+        return order >= 0
+    return order > 0
+
+
+def narrow_strings(const int64_t[:, ::1] layout, const uint64_t[::1] low, const uint64_t[::1] high,
+                   uint8_t[::1] state, uint8_t[::1] mask, int op, const uint8_t[::1] literal, bint halves):
+    """`halves`: the values are UUIDs, which some writers order as two signed longs. Both orders must rule a row out."""
+    cdef Py_ssize_t b, n = layout.shape[0]
+    cdef const uint8_t *text = &literal[0] if literal.shape[0] else NULL
+    cdef int64_t size = literal.shape[0]
+    cdef uint64_t head = prefix_of(text, size, 8)
+    with nogil:
+        for b in range(n):
+            if state[b] == 0 or layout[b, FORM] < 0:
+                continue
+            if halves and ((low[b] ^ head) >> 63 or (high[b] ^ head) >> 63):
+                pass
+            elif low[b] > head:
+                if op < GE:
+                    state[b] = 0
+                continue
+            elif high[b] < head:
+                if op >= GE:
+                    state[b] = 0
+                continue
+            narrow_block(&layout[b, 0], &state[b], &mask[layout[b, FIRST]], op, text, size, halves)
+
+
+cdef bint differ_by_sign(const int64_t *column, int64_t row, const uint8_t *text, int64_t size) noexcept nogil:
+    """Whether a UUID and the text may compare the other way round when their halves are signed."""
+    cdef uint64_t head
+    cdef int64_t shared = column[COMMON_SIZE]
+    cdef int width = column[WIDTH]
+    if size != 16:
+        return True
+    if shared >= 8:
+        # The upper halves are equal, or differ within what all share: there only the first bit is signed.
+        return memcmp(<const void *>column[COMMON], text, 8) == 0 or ((<const uint8_t *>column[COMMON])[0] ^ text[0]) >> 7
+    if shared > 0:
+        if ((<const uint8_t *>column[COMMON])[0] ^ text[0]) >> 7:
+            return True
+        if memcmp(<const void *>column[COMMON], text, shared):
+            return False
+        head = load(<const uint8_t *>column[CODES], width, row)
+        return head >> (8 * shared) == prefix_of(text + shared, size - shared, 8) >> (8 * shared)
+    head = load(<const uint8_t *>column[CODES], width, row)
+    return (head ^ prefix_of(text, size, 8)) >> 63 or head == prefix_of(text, size, 8)
+
+
+cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int op,
+                       const uint8_t *text, int64_t size, bint halves) noexcept nogil:
+    cdef int64_t rows = column[ROWS], shared = column[COMMON_SIZE], kept = 0, row
+    cdef int order = beside_common(column, text, size)
+    cdef bint same = order != 0 or column[WIDTH] == 0
+    cdef uint64_t code = 0
+    cdef uint8_t keep
+    cdef bint fresh = state[0] == 1
+    if same:
+        if order == 0:
+            order = compare(column, 0, 0, text + shared, size - shared)
+        if passes(op, order) or (halves and differ_by_sign(column, 0, text, size)):
+            return
+        if column[PRESENCE] == 0:
+            state[0] = 0
+            return
+        for row in range(rows):
+            keep = not there(column[PRESENCE], row)
+            mask[row] = keep if fresh else mask[row] & keep
+            kept += mask[row]
+        settle(state, kept, rows)
+        return
+    code = prefix_of(text + shared, size - shared, column[WIDTH])
+    for row in range(rows):
+        if not fresh and mask[row] == 0:
+            continue
+        keep = passes(op, compare(column, row, code, text + shared, size - shared))
+        if not keep and (not there(column[PRESENCE], row) or (halves and differ_by_sign(column, row, text, size))):
+            keep = 1
+        mask[row] = keep
+        kept += keep
+    settle(state, kept, rows)
+
+
+def narrow_longs_in(const int64_t[:, ::1] lower, const int64_t[:, ::1] upper, const int64_t[::1] least,
+                    const int64_t[::1] most, uint8_t[::1] state, uint8_t[::1] mask, const int64_t[::1] literals):
+    """Keeps rows with a literal between lower and upper; `literals` sorted, `least` and `most` the blocks' summaries."""
+    cdef Py_ssize_t b, n = lower.shape[0], count = literals.shape[0]
+    cdef int64_t rows, row, kept, first, left, right, middle, lo, hi
+    cdef uint8_t keep
+    cdef bint fresh
+    with nogil:
+        for b in range(n):
+            if state[b] == 0 or lower[b, FORM] < 0 or upper[b, FORM] < 0:
+                continue
+            rows = lower[b, ROWS]
+            first = lower[b, FIRST]
+            fresh = state[b] == 1
+            kept = 0
+            for row in range(rows):
+                if not fresh and mask[first + row] == 0:
+                    continue
+                lo = INT64_MIN
+                hi = INT64_MAX
+                if there(lower[b, PRESENCE], row):
+                    lo = <int64_t>(<uint64_t>lower[b, BASE] + load(<const uint8_t *>lower[b, CODES], lower[b, WIDTH], row))
+                if there(upper[b, PRESENCE], row):
+                    hi = <int64_t>(<uint64_t>upper[b, BASE] + load(<const uint8_t *>upper[b, CODES], upper[b, WIDTH], row))
+                left = 0
+                right = count
+                while left < right:
+                    middle = (left + right) >> 1
+                    if literals[middle] < lo:
+                        left = middle + 1
+                    else:
+                        right = middle
+                keep = left < count and literals[left] <= hi
+                mask[first + row] = keep
+                kept += keep
+            settle(&state[b], kept, rows)
+
+
+def merge(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mask,
+          const uint8_t[::1] other_state, const uint8_t[::1] other_mask):
+    """The union of two selections, into the first. Of `layout` only rows and first row are read."""
+    cdef Py_ssize_t b, n = layout.shape[0]
+    cdef int64_t i, first, rows
+    with nogil:
+        for b in range(n):
+            if state[b] == 1 or other_state[b] == 0:
+                continue
+            if other_state[b] == 1:
+                state[b] = 1
+                continue
+            first = layout[b, FIRST]
+            rows = layout[b, ROWS]
+            if state[b] == 0:
+                memcpy(&mask[first], &other_mask[first], rows)
+                state[b] = 2
+            else:
+                for i in range(first, first + rows):
+                    mask[i] |= other_mask[i]
+
+
+def count(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
+    """How many rows are selected."""
+    cdef Py_ssize_t b, n = layout.shape[0]
+    cdef int64_t i, total = 0
+    with nogil:
+        for b in range(n):
+            if state[b] == 1:
+                total += layout[b, ROWS]
+            elif state[b] == 2:
+                for i in range(layout[b, FIRST], layout[b, FIRST] + layout[b, ROWS]):
+                    total += mask[i]
+    return total
+
+
+def collect(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
+    """int64[selected], the rows of the view in order."""
+    cdef Py_ssize_t b, n = layout.shape[0]
+    cdef int64_t i, at = 0, total = count(layout, state, mask)
+    cdef uint64_t word
+    found = np.empty(total, dtype=np.int64)
+    cdef int64_t[::1] out = found
+    cdef int64_t end
+    with nogil:
+        for b in range(n):
+            if state[b] == 0:
+                continue
+            i = layout[b, FIRST]
+            end = i + layout[b, ROWS]
+            if state[b] == 1:
+                while i < end:
+                    out[at] = i
+                    at += 1
+                    i += 1
+                continue
+            while i < end:
+                if i + 8 <= end:
+                    memcpy(&word, &mask[i], 8)
+                    if word == 0:
+                        i += 8
+                        continue
+                if mask[i]:
+                    out[at] = i
+                    at += 1
+                i += 1
+    return found

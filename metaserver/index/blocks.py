@@ -1,0 +1,142 @@
+"""Blocks by manifest: read through the cache tiers, decoded once, shared by everyone who still uses them.
+
+The rule it keeps: `live_bytes` is what the blocks alive in this process occupy, whoever holds them. Nothing here holds
+a block: views do (`metaserver/planner`), and a block dies with the last view of a snapshot that lists its manifest. So
+the account is of real memory, and the owner of the views can keep it within the budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+from cache.single_flight import SingleFlight
+from cache.tier import Tier
+from metaserver.errors import Corrupt, NotFound, ObjectMissing
+from metaserver.iceberg.manifest import ManifestFile, decode_manifest, decode_manifest_list
+from metaserver.index.block import VERSION, Block, encode_block
+from metaserver.objects.port import ObjectStore
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+_UNDER_WAY = 16
+"""Manifests read or decoded at once for one request, for each decoding thread."""
+
+
+class Blocks:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self, objects: ObjectStore, tier: Tier | None, executor: ThreadPoolExecutor, *, decoders: int, limit_bytes: int
+    ) -> None:
+        self._objects = objects
+        self._tier = tier
+        self._executor = executor
+        self._limit_bytes = limit_bytes
+        self._slots = asyncio.Semaphore(decoders * _UNDER_WAY)
+        self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
+        self._flights: SingleFlight[str, Block] = SingleFlight()
+        self._gained = 0
+        self._freed: deque[int] = deque()
+        """Sizes of blocks that died; a finaliser may run in any thread, and appending is atomic."""
+        self.decoded = 0
+        """Manifests decoded since the start."""
+
+    @property
+    def live_bytes(self) -> int:
+        while self._freed:
+            self._gained -= self._freed.popleft()
+        return self._gained
+
+    @property
+    def live_blocks(self) -> int:
+        return len(self._alive)
+
+    async def manifest_list(self, location: str) -> tuple[ManifestFile, ...]:
+        """NotFound when the file is gone, Corrupt when it is no manifest list."""
+        data = await self._read(location, "manifest list")
+        return await self._in_thread(decode_manifest_list, data, location)
+
+    def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
+        """Those whose blocks are not in this process's memory."""
+        return [manifest for manifest in manifests if _key(manifest) not in self._alive]
+
+    async def load(self, manifests: Sequence[ManifestFile]) -> list[Block]:
+        """In the order given. NotFound or Corrupt names the first manifest that is gone or broken."""
+        found = [self._alive.get(_key(manifest)) for manifest in manifests]
+        absent = [manifest for manifest, block in zip(manifests, found, strict=True) if block is None]
+        if not absent:
+            return [block for block in found if block is not None]
+        tasks: list[asyncio.Task[tuple[str, Block]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._load_one(manifest)) for manifest in absent]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # one of possibly many broken files is enough to say
+        loaded = dict(task.result() for task in tasks)
+        return [
+            block if block is not None else loaded[_key(manifest)]
+            for manifest, block in zip(manifests, found, strict=True)
+        ]
+
+    async def _load_one(self, manifest: ManifestFile) -> tuple[str, Block]:
+        key = _key(manifest)
+        async with self._slots:
+            return key, await self._flights.run(key, lambda: self._fetch(key, manifest))
+
+    async def _fetch(self, key: str, manifest: ManifestFile) -> Block:
+        block = await self._in_thread(self._cached, key)
+        if block is None:
+            data = await self._read(manifest.manifest_path, "manifest")
+            if len(data) < manifest.manifest_length:
+                # Avro cannot tell: cut off between two of its blocks, it reads as a whole file.
+                raise Corrupt(
+                    f"Manifest {manifest.manifest_path} has {len(data)} bytes; its manifest list says "
+                    f"{manifest.manifest_length}"
+                )
+            block = await self._in_thread(self._decode, key, data, manifest.manifest_path)
+            self.decoded += 1
+        known = self._alive.get(key)
+        if known is not None:
+            return known
+        self._alive[key] = block
+        self._gained += block.size_bytes
+        weakref.finalize(block, self._freed.append, block.size_bytes)
+        return block
+
+    def _cached(self, key: str) -> Block | None:
+        memory = None if self._tier is None else self._tier.get(key)
+        if memory is None or self._tier is None:
+            return None
+        try:
+            return Block(memory)
+        except Corrupt:
+            self._tier.discard(key)
+            return None
+
+    def _decode(self, key: str, data: bytes, location: str) -> Block:
+        pieces = encode_block(decode_manifest(data, location))
+        memory: bytes | memoryview = b"".join(pieces)
+        if self._tier is not None and self._tier.put(key, memory):
+            mapped = self._tier.get(key)
+            if mapped is not None:
+                memory = mapped  # pages that other workers share
+        return Block(memory)
+
+    async def _read(self, location: str, what: str) -> bytes:
+        try:
+            return await self._objects.read(location, limit_bytes=self._limit_bytes)
+        except ObjectMissing:
+            raise NotFound(f"The {what} {location} is gone from storage") from None
+
+    async def _in_thread(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+def _key(manifest: ManifestFile) -> str:
+    return f"block/{VERSION}/{manifest.manifest_path}?{manifest.manifest_length}"

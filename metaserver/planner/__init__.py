@@ -1,0 +1,1 @@
+"""Scan planning: which files a reader has to open."""

@@ -1,0 +1,521 @@
+"""Pruning: narrow a selection of files by an expression on their partition values, then on their column statistics.
+
+The rule it keeps: a file leaves only when its partition values or statistics prove that no row of it matches, in the
+meaning of every client: where two order zeros or UUIDs differently, both must agree. What is missing, of another type,
+or reached after the time budget, proves nothing.
+
+Everything reduces to one-sided comparisons, which the kernels do (`metaserver/index/_scan.pyx`): a column's least value
+is at most x where some bound allows it, and so on (Iceberg Java's InclusiveMetricsEvaluator, which this never exceeds
+but for the zeros). Conjunctions narrow one after another; disjunctions are unions of narrowed copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
+from metaserver.iceberg.projection import source_ranges
+from metaserver.index import _scan
+from metaserver.index.packing import Form, Longs, form_of, key_of
+from metaserver.planner.view import PartitionColumn, Side, StatsColumn, TableView
+
+LE, LT, GE, GT = 0, 1, 2, 3
+_OPS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
+IN_LIMIT = 200
+"""Longer lists of strings are taken as their range; numbers are searched whatever their count."""
+Expired = Callable[[], bool]
+Key = int | float | bytes
+
+
+class Selection:
+    """`state` uint8[blocks]: 0 no row, 1 every row, 2 those whose byte in `mask` uint8[rows] is 1."""
+
+    __slots__ = ("mask", "state", "view")
+
+    def __init__(self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> None:
+        self.view = view
+        self.state = state
+        self.mask = mask
+
+    @classmethod
+    def everything(cls, view: TableView) -> Selection:
+        return cls(view, np.ones(len(view.blocks), dtype=np.uint8), np.empty(view.rows, dtype=np.uint8))
+
+    def copy(self) -> Selection:
+        mask = self.mask.copy() if (self.state == 2).any() else np.empty(len(self.mask), dtype=np.uint8)
+        return Selection(self.view, self.state.copy(), mask)
+
+    def rows(self) -> Longs:
+        """int64[selected], ascending."""
+        return _scan.collect(self.view.extents, self.state, self.mask)
+
+    def count(self) -> int:
+        return _scan.count(self.view.extents, self.state, self.mask)
+
+    def file_bytes(self) -> int:
+        """Sum of the selected files' sizes; reads every size."""
+        total = 0
+        for number in np.flatnonzero(self.state).tolist():
+            sizes = self.view.blocks[number].longs("file_size_in_bytes")
+            if self.state[number] == 2:
+                sizes = sizes[self.mask[self.view.starts[number] : self.view.starts[number + 1]] != 0]
+            total += int(sizes.sum())
+        return total
+
+    def clear(self) -> None:
+        self.state[:] = 0
+
+    def add(self, other: Selection) -> None:
+        _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
+
+    def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
+        """Narrows one block to the rows that are true."""
+        first, end = self.view.starts[number], self.view.starts[number + 1]
+        if self.state[number] == 1:
+            self.mask[first:end] = rows
+        else:
+            self.mask[first:end] &= rows.view(np.uint8)
+        self.state[number] = 2 if self.mask[first:end].any() else 0
+
+    def check_invariants(self) -> None:
+        """AssertionError when a state or a mask byte is none of theirs. For tests."""
+        assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
+        for number in np.flatnonzero(self.state == 2):
+            part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]
+            assert set(np.unique(part).tolist()) <= {0, 1}
+
+
+def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
+    """`by_spec`: for each partition spec id what the filter demands of its partition values (`projection.inclusive`).
+    Files of a spec that is not in it are kept."""
+    spec_ids = selection.view.spec_ids
+    if len(by_spec) == 1 and (spec_ids == next(iter(by_spec))).all():
+        _narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
+        return
+    for spec_id, expression in by_spec.items():
+        mine = spec_ids == spec_id
+        part = Selection(selection.view, np.where(mine, selection.state, 0).astype(np.uint8), selection.mask)
+        _narrow(part, expression, _partition_leaf, expired)
+        selection.state[mine] = part.state[mine]
+
+
+def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
+    """By record counts, bounds, null and NaN counts, as bound predicates on columns ask."""
+    if isinstance(expression, Always) and expression.value:
+        return
+    unreliable = _narrow_by_record_count(selection)
+    if not unreliable.any():
+        _narrow(selection, expression, _stats_leaf, expired)
+        return
+    part = Selection(selection.view, selection.state.copy(), selection.mask)
+    part.state[unreliable] = 0
+    _narrow(part, expression, _stats_leaf, expired)
+    part.state[unreliable] = selection.state[unreliable]
+    selection.state[:] = part.state
+
+
+def _narrow_by_record_count(selection: Selection) -> npt.NDArray[np.bool_]:
+    """Drops files without rows. Returns bool[blocks]: counts that nobody made (imported Avro files have -1)."""
+    view = selection.view
+    for number in np.flatnonzero((view.least_records == 0) & (selection.state != 0)).tolist():
+        selection.keep(number, view.blocks[number].longs("record_count") != 0)
+    return view.least_records < 0
+
+
+def _narrow(
+    selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
+) -> None:
+    if expired():
+        return
+    if isinstance(expression, Always):
+        if not expression.value:
+            selection.clear()
+    elif isinstance(expression, And):
+        for child in sorted(expression.children, key=_cost):
+            if not selection.state.any():
+                return
+            _narrow(selection, child, leaf, expired)
+    elif isinstance(expression, Or):
+        _narrow_to_any(
+            selection, [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
+        )
+    else:
+        assert isinstance(expression, Bound)
+        leaf(selection, expression)
+
+
+def _narrow_to_any(selection: Selection, ways: list[Callable[[Selection], None]]) -> None:
+    union: Selection | None = None
+    for way in ways:
+        part = selection.copy()
+        way(part)
+        if union is None:
+            union = part
+        else:
+            union.add(part)
+    selection.clear()
+    if union is not None:
+        selection.add(union)  # only its own blocks: the mask may be shared with a selection of other blocks
+
+
+def _cost(expression: Expression) -> int:
+    """Cheapest first: fixed-width comparisons, then strings, then what has branches."""
+    if isinstance(expression, Bound):
+        return 1 if form_of(expression.kind) is Form.STRINGS else 0
+    return 2 if isinstance(expression, And) else 3
+
+
+# Statistics
+
+
+def _stats_leaf(selection: Selection, bound: Bound) -> None:
+    if bound.transform != "identity":
+        ranges = source_ranges(bound)
+        if not (isinstance(ranges, Bound) and ranges.transform != "identity"):
+            _narrow(selection, ranges, _stats_leaf, _never)
+        return
+    column = selection.view.stats(bound.column_id, bound.kind)
+    op = bound.op
+    if op is Op.IS_NULL:
+        _drop(selection, column, column.no_nulls, _no_nulls)
+        return
+    if op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH):
+        _narrow_to_unlike(selection, column, bound)
+        return
+    if op is Op.NOT_NAN:
+        _drop(selection, column, column.nans_only, _nans_only)
+        return
+    _drop(selection, column, column.nulls_only, _nulls_only)
+    if op is Op.NOT_NULL:
+        return
+    if op is Op.IS_NAN:
+        _drop(selection, column, column.no_nans, _no_nans)
+        return
+    _drop(selection, column, column.nans_only, _nans_only)
+    _narrow_by_bounds(selection, column, bound)
+
+
+def _never() -> bool:
+    return False
+
+
+Truths = npt.NDArray[np.bool_]
+CountTest = Callable[[Longs, Longs, Longs], Truths]
+_MISSING = np.int64(-(1 << 63))
+
+
+def _no_nulls(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray(nulls == 0)
+
+
+def _no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray(nans == 0)
+
+
+def _nulls_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray((values != _MISSING) & (nulls == values))
+
+
+def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray((values != _MISSING) & (nans == values))
+
+
+def _drop(selection: Selection, column: StatsColumn, flags: npt.NDArray[np.uint8], test: CountTest) -> None:
+    """Drops the rows of which `test` holds; `flags` says for which blocks that is none (0), all (1) or some (2)."""
+    if not flags.any():
+        return
+    selection.state[flags == 1] = 0
+    for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
+        selection.keep(number, ~_tested(selection.view, column, number, test))
+
+
+def _tested(view: TableView, column: StatsColumn, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
+    entry = column.entries[number]
+    assert entry is not None
+    block = view.blocks[number]
+    values, nulls, nans = (block.count(name, entry.column_id) for name in _COUNTED)
+    return test(values, nulls, nans)
+
+
+_COUNTED = ("value_counts", "null_value_counts", "nan_value_counts")
+
+
+def _narrow_by_bounds(selection: Selection, column: StatsColumn, bound: Bound) -> None:
+    op = bound.op
+    if op in _OPS:
+        _compare(selection, column, _OPS[op], bound.kind, bound.values[0])
+    elif op is Op.EQ:
+        _compare(selection, column, LE, bound.kind, bound.values[0])
+        _compare(selection, column, GE, bound.kind, bound.values[0])
+    elif op is Op.STARTS_WITH:
+        prefix = _text(bound.values[0])
+        _compare_keys(selection, column.upper, GE, prefix)
+        if following := _after(prefix):
+            _compare_keys(selection, column.lower, LT, following)
+    elif op is Op.IN:
+        _narrow_to_members(selection, column, bound)
+
+
+def _compare(selection: Selection, column: StatsColumn, op: int, kind: str, value: Value) -> None:
+    sides = column.lower if op in (LE, LT) else column.upper
+    for side in sides:
+        key = key_of(side.form, kind, value)
+        if side.form is Form.FLOATS and key == 0:
+            _compare_zero(selection, side, op, float(key))
+        else:
+            _run(selection, side, op, key, uuid=kind == "uuid")
+
+
+def _compare_keys(selection: Selection, sides: tuple[Side, ...], op: int, key: bytes) -> None:
+    for side in sides:
+        if side.form is Form.STRINGS:
+            _run(selection, side, op, key, uuid=False)
+
+
+def _run(selection: Selection, side: Side, op: int, key: Key, *, uuid: bool) -> None:
+    if side.form is Form.STRINGS:
+        assert isinstance(key, bytes)
+        _scan.narrow_strings(side.layout, side.low, side.high, selection.state, selection.mask, op, key, uuid)
+    elif side.form is Form.FLOATS:
+        _scan.narrow_doubles(side.layout, side.low, side.high, selection.state, selection.mask, op, float(key))
+    else:
+        assert not isinstance(key, bytes)
+        _scan.narrow_longs(side.layout, side.low, side.high, selection.state, selection.mask, op, int(key))
+
+
+def _compare_zero(selection: Selection, side: Side, op: int, zero: float) -> None:
+    """-0.0 and 0.0 are one value to SQL and two in Iceberg's order: a file is kept when either matches.
+
+    x < 0.0 may match a row with -0.0, and x > -0.0 one with 0.0.
+    """
+    strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
+    if not strict:
+        _run(selection, side, op, 0.0, uuid=False)
+        return
+    other = selection.copy()
+    _run(selection, side, op, 0.0, uuid=False)
+    _run(other, side, LE if op == LT else GE, 0.0, uuid=False)
+    view = selection.view
+    for number in np.flatnonzero((other.state != 0) & (side.low <= 0) & (side.high >= 0)).tolist():
+        packed = side.packed[number]
+        if packed is not None:
+            values = view.blocks[number].column_at(packed).doubles()
+            other.keep(number, (values == 0) & (np.signbit(values) == (op == LT)))
+    other.state[~((side.low <= 0) & (side.high >= 0))] = 0
+    selection.add(other)
+
+
+def _narrow_to_unlike(selection: Selection, column: StatsColumn, bound: Bound) -> None:
+    """NOT_EQ, NOT_IN, NOT_STARTS_WITH: only a file without nulls and NaN whose every row is such a value can leave."""
+    if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
+        return
+    floats = form_of(bound.kind) is Form.FLOATS
+    candidates = (selection.state != 0) & (column.no_nulls != 0)
+    if floats:
+        candidates &= column.no_nans != 0
+    if not candidates.any():
+        return
+    part = Selection(selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy())
+    for value in bound.values:
+        if not (floats and value == 0):
+            _narrow_to_any(part, _unlike(column, bound, value))
+    view = selection.view
+    for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
+        first, end = view.starts[number], view.starts[number + 1]
+        kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
+        kept |= ~_tested(view, column, number, _no_nulls)
+        if floats:
+            kept |= ~_tested(view, column, number, _no_nans)
+        selection.keep(number, kept)
+
+
+def _unlike(column: StatsColumn, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
+    """Ways in which bounds show a value other than `value` (NOT_STARTS_WITH: one that does not begin with it)."""
+    if bound.op is not Op.NOT_STARTS_WITH:
+        return [
+            partial(_compare, column=column, op=LT, kind=bound.kind, value=value),
+            partial(_compare, column=column, op=GT, kind=bound.kind, value=value),
+        ]
+    prefix = _text(value)
+    following = _after(prefix)
+    ways: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=column.lower, op=LT, key=prefix)]
+    if following:
+        ways.append(partial(_compare_keys, sides=column.upper, op=GE, key=following))
+    return ways
+
+
+def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) -> None:
+    """IN: some member lies between the bounds."""
+    values = bound.values
+    _compare(selection, column, LE, bound.kind, values[-1])
+    _compare(selection, column, GE, bound.kind, values[0])
+    if len(column.lower) == 1 and len(column.upper) == 1 and column.lower[0].form is Form.INTEGERS:
+        lower, upper = column.lower[0], column.upper[0]
+        if upper.form is Form.INTEGERS:
+            keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in values}), dtype=np.int64)
+            _scan.narrow_longs_in(
+                lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys
+            )
+            return
+    if len(values) > IN_LIMIT:
+        return
+    _narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
+
+
+def _equal(selection: Selection, column: StatsColumn, kind: str, value: Value) -> None:
+    _compare(selection, column, LE, kind, value)
+    _compare(selection, column, GE, kind, value)
+
+
+def _text(value: Value) -> bytes:
+    assert isinstance(value, str)
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _after(prefix: bytes) -> bytes | None:
+    """The least byte string greater than all that begin with the prefix; None when there is none."""
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
+
+
+# Partition values
+
+
+def _partition_leaf(selection: Selection, bound: Bound) -> None:
+    column = selection.view.partition(bound.column_id, bound.kind)
+    if form_of(bound.kind) is None:
+        return
+    part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
+    if form_of(bound.kind) is Form.FLOATS:
+        _narrow_floats(part, column, bound)
+    else:
+        _narrow_values(part, column, bound)
+    selection.state[column.known] = part.state[column.known]
+
+
+def _narrow_values(selection: Selection, column: PartitionColumn, bound: Bound) -> None:
+    op, values, kind = bound.op, bound.values, bound.kind
+    if op is Op.IS_NULL:
+        _keep_nulls(selection, column, nulls=True)
+    elif op is Op.NOT_NULL:
+        _keep_nulls(selection, column, nulls=False)
+    elif op in _OPS:
+        _compare_values(selection, column, (_OPS[op],), kind, values[0])
+    elif op is Op.EQ:
+        _compare_values(selection, column, (LE, GE), kind, values[0])
+    elif op is Op.IN:
+        _narrow_values_in(selection, column, bound)
+    elif op is Op.NOT_EQ or op is Op.NOT_IN:
+        _narrow_values_out(selection, column, bound)
+    elif op is Op.STARTS_WITH:
+        _keep_nulls(selection, column, nulls=False)
+        prefix = _text(values[0])
+        _compare_keys(selection, column.sides, GE, prefix)
+        if following := _after(prefix):
+            _compare_keys(selection, column.sides, LT, following)
+    elif op is Op.NOT_STARTS_WITH:
+        prefix = _text(values[0])
+        ways: list[Callable[[Selection], None]] = [
+            partial(_keep_nulls, column=column, nulls=True),
+            partial(_compare_keys, sides=column.sides, op=LT, key=prefix),
+        ]
+        if following := _after(prefix):
+            ways.append(partial(_compare_keys, sides=column.sides, op=GE, key=following))
+        _narrow_to_any(selection, ways)
+
+
+def _compare_values(
+    selection: Selection, column: PartitionColumn, ops: tuple[int, ...], kind: str, value: Value
+) -> None:
+    _keep_nulls(selection, column, nulls=False)
+    for op in ops:
+        for side in column.sides:
+            _run(selection, side, op, key_of(side.form, kind, value), uuid=kind == "uuid" and len(ops) == 1)
+
+
+def _narrow_values_in(selection: Selection, column: PartitionColumn, bound: Bound) -> None:
+    _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
+    _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
+    if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
+        side = column.sides[0]
+        keys = np.array(
+            sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64
+        )
+        _scan.narrow_longs_in(side.layout, side.layout, side.low, side.high, selection.state, selection.mask, keys)
+    elif len(bound.values) <= IN_LIMIT:
+        _narrow_to_any(
+            selection,
+            [
+                partial(_compare_values, column=column, ops=(LE, GE), kind=bound.kind, value=value)
+                for value in bound.values
+            ],
+        )
+
+
+def _narrow_values_out(selection: Selection, column: PartitionColumn, bound: Bound) -> None:
+    """NOT_EQ, NOT_IN: null matches."""
+    if len(bound.values) > IN_LIMIT:
+        return
+    for value in bound.values:
+        _narrow_to_any(
+            selection,
+            [
+                partial(_keep_nulls, column=column, nulls=True),
+                partial(_compare_values, column=column, ops=(LT,), kind=bound.kind, value=value),
+                partial(_compare_values, column=column, ops=(GT,), kind=bound.kind, value=value),
+            ],
+        )
+
+
+def _keep_nulls(selection: Selection, column: PartitionColumn, *, nulls: bool) -> None:
+    """Keeps files whose value is null, or those whose value is not."""
+    selection.state[column.nulls == (0 if nulls else 1)] = 0
+    for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
+        packed = column.packed[number]
+        assert packed is not None
+        present = selection.view.blocks[number].column_at(packed).present()
+        selection.keep(number, ~present if nulls else present)
+
+
+def _narrow_floats(selection: Selection, column: PartitionColumn, bound: Bound) -> None:
+    """Partition values of float and double: rare, so row by row in numpy. NaN is greater than every number, as in
+    Java; a zero equals the other zero."""
+    for number in np.flatnonzero(selection.state).tolist():
+        packed = column.packed[number]
+        block = selection.view.blocks[number]
+        if packed is None:
+            values, present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
+        else:
+            values, present = block.column_at(packed).doubles(), block.column_at(packed).present()
+        selection.keep(number, _float_matches(values, present, bound))
+
+
+def _float_matches(
+    values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
+) -> npt.NDArray[np.bool_]:
+    nan: npt.NDArray[np.bool_] = present & np.isnan(values)
+    keys = np.array([float(value) for value in bound.values if not isinstance(value, (str, bytes))])
+    op = bound.op
+    if op is Op.IS_NULL:
+        return ~present
+    if op is Op.NOT_NULL:
+        return present
+    if op is Op.IS_NAN:
+        return nan
+    if op is Op.NOT_NAN:
+        return ~nan
+    found: npt.NDArray[np.bool_]
+    if op in (Op.IN, Op.EQ):
+        found = present & np.isin(values, keys)
+    elif op in (Op.NOT_IN, Op.NOT_EQ):
+        found = ~present | ~np.isin(values, keys) | (values == 0)
+    elif op in (Op.LT, Op.LT_EQ):
+        found = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
+    else:
+        found = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
+    return found

@@ -1,0 +1,83 @@
+"""What a client asks of a plan, and which snapshot, schema and filter that means for a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.expressions import TRUE, Expression
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRequest:
+    """`filter` is unbound. A scan is of one snapshot (the current one by default), or incremental: of the files that
+    appends added after `start_snapshot_id`, up to and with `end_snapshot_id`."""
+
+    filter: Expression = TRUE
+    snapshot_id: int | None = None
+    start_snapshot_id: int | None = None
+    end_snapshot_id: int | None = None
+    case_sensitive: bool = True
+    use_snapshot_schema: bool = False
+
+    @property
+    def incremental(self) -> bool:
+        return self.start_snapshot_id is not None or self.end_snapshot_id is not None
+
+
+def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot | None:
+    """The snapshot that is read; None for a table without one. BadRequest for an id that the table does not have."""
+    if request.incremental:
+        if request.snapshot_id is not None:
+            raise BadRequest("Ask for snapshot-id, or for start-snapshot-id and end-snapshot-id, not for both")
+        return _required(metadata, request.end_snapshot_id, "end-snapshot-id")
+    if request.snapshot_id is None:
+        return metadata.current_snapshot
+    return _required(metadata, request.snapshot_id, "snapshot-id")
+
+
+def _required(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Snapshot:
+    if snapshot_id is None:
+        raise BadRequest(f"An incremental scan needs {name}")
+    snapshot = metadata.snapshot(snapshot_id)
+    if snapshot is None:
+        raise BadRequest(
+            f"Cannot find snapshot {snapshot_id} ({name}): it is not, or no longer, in the table's metadata"
+        )
+    return snapshot
+
+
+def appended(metadata: TableMetadata, request: ScanRequest) -> list[Snapshot]:
+    """The append snapshots of an incremental scan, oldest first (Java's BaseIncrementalAppendScan).
+
+    BadRequest unless the start is an ancestor of the end, or the parent of one whose metadata has expired.
+    """
+    end = _required(metadata, request.end_snapshot_id, "end-snapshot-id")
+    found: list[Snapshot] = []
+    current: Snapshot | None = end
+    while current is not None and current.snapshot_id != request.start_snapshot_id:
+        found.append(current)
+        parent = current.parent_snapshot_id
+        if parent is not None and parent == request.start_snapshot_id:
+            break
+        current = None if parent is None else metadata.snapshot(parent)
+        if current is None and request.start_snapshot_id is not None:
+            raise BadRequest(
+                f"start-snapshot-id {request.start_snapshot_id} is not an ancestor of end-snapshot-id {end.snapshot_id}"
+            )
+    return [snapshot for snapshot in reversed(found) if snapshot.summary_map().get("operation") == "append"]
+
+
+def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, request: ScanRequest) -> Schema:
+    """The snapshot's own schema where that is asked for and known, else the current one."""
+    if request.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:
+        return metadata.schema(snapshot.schema_id) or metadata.current_schema
+    return metadata.current_schema
+
+
+def bind_filter(metadata: TableMetadata, schema: Schema, request: ScanRequest) -> Expression:
+    return bind(request.filter, schema, metadata.schemas, case_sensitive=request.case_sensitive)

@@ -1,0 +1,244 @@
+"""The view of a snapshot: its blocks side by side, with one row of summaries per block for each column asked about.
+
+Nothing is copied: a side of a column is the addresses of the blocks' arrays, which the kernels walk. It is put together
+at the first predicate on the column and kept; a view of the next snapshot starts from blocks that are already there.
+
+Rows of a view are numbered through its blocks, in the order of the manifest list.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.index.block import Block, ColumnEntry
+from metaserver.index.packing import NONE, Form, Longs, Packed
+
+Flags = npt.NDArray[np.uint8]
+_DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
+_WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
+_LAYOUT = 12
+_UNKNOWN = (-1,) + (0,) * (_LAYOUT - 1)
+
+
+class Side:
+    """One side of a column in one form: `layout` int64[blocks, 12] as `_scan.pyx` wants it, summaries `low`, `high`."""
+
+    __slots__ = ("form", "high", "layout", "low", "packed")
+
+    def __init__(self, form: Form, packed: Sequence[Packed | None], view: TableView) -> None:
+        rows = [_UNKNOWN] * len(packed)
+        low: list[int | float] = [0] * len(packed)
+        high: list[int | float] = [0] * len(packed)
+        blocks, starts = view.blocks, view.starts
+        for number, column in enumerate(packed):
+            if column is not None:
+                rows[number] = _layout(blocks[number], column, starts[number])
+                low[number] = column.low
+                high[number] = column.high
+        self.form = form
+        self.layout: Longs = np.array(rows, dtype=np.int64).reshape(len(packed), _LAYOUT)
+        dtype = (np.int64, np.float64, np.uint64)[form]
+        self.low: npt.NDArray[Any] = np.array(low, dtype=dtype)
+        self.high: npt.NDArray[Any] = np.array(high, dtype=dtype)
+        self.packed = packed
+        """None where the block knows nothing of this side in this form."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
+
+
+class StatsColumn:
+    """What the blocks know of one column, of one type."""
+
+    __slots__ = ("entries", "lower", "nans_only", "no_nans", "no_nulls", "nulls_only", "upper")
+
+    def __init__(self, view: TableView, column_id: int, kind: str) -> None:
+        entries = [_usable(block.entry(column_id), kind) for block in view.blocks]
+        self.entries = entries
+        self.lower = _sides(view, [None if entry is None else entry.lower for entry in entries])
+        self.upper = _sides(view, [None if entry is None else entry.upper for entry in entries])
+        self.nulls_only = _flags(entries, lambda entry: entry.nulls_only)
+        self.nans_only = _flags(entries, lambda entry: entry.nans_only)
+        self.no_nulls = _flags(entries, lambda entry: entry.no_nulls)
+        self.no_nans = _flags(entries, lambda entry: entry.no_nans)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(side.size_bytes for side in (*self.lower, *self.upper)) + 12 * len(self.entries)
+
+
+class PartitionColumn:
+    """One partition field's values; exact, unlike bounds. `known` bool[blocks]: the block's spec has the field.
+
+    `nulls` uint8[blocks]: how many of the values are null, 0 none, 1 all, 2 some.
+    """
+
+    __slots__ = ("known", "nulls", "packed", "sides")
+
+    def __init__(self, view: TableView, field_id: int, kind: str) -> None:
+        found = [block.partition_column(field_id) for block in view.blocks]
+        usable = [entry if entry is not None and _comparable(entry[0], kind) else None for entry in found]
+        self.known = np.array([entry is not None for entry in usable], dtype=np.bool_)
+        self.packed = [None if entry is None else entry[1] for entry in usable]
+        self.nulls: Flags = np.array(
+            [1 if packed is None else 0 if packed.presence == NONE else 2 for packed in self.packed], dtype=np.uint8
+        )
+        self.sides = _sides(view, self.packed)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(side.size_bytes for side in self.sides) + len(self.known) * 17
+
+
+class TableView:
+    """`blocks[i]` is the block of `manifests[i]`, a data manifest; `deletes` the same for delete manifests."""
+
+    def __init__(
+        self,
+        manifests: Sequence[ManifestFile],
+        blocks: Sequence[Block],
+        delete_manifests: Sequence[ManifestFile] = (),
+        delete_blocks: Sequence[Block] = (),
+    ) -> None:
+        self.manifests = tuple(manifests)
+        self.blocks = tuple(blocks)
+        self.delete_manifests = tuple(delete_manifests)
+        self.delete_blocks = tuple(delete_blocks)
+        self.starts = _starts(self.blocks)
+        self.delete_starts = _starts(self.delete_blocks)
+        self.spec_ids = np.array([block.spec_id for block in self.blocks], dtype=np.int64)
+        self._stats: dict[tuple[int, str], StatsColumn] = {}
+        self._partition: dict[tuple[int, str], PartitionColumn] = {}
+        self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT), dtype=np.int64)
+        """As a layout, with only rows and first rows: for kernels that read no column."""
+        self.extents[:, 4] = [block.rows for block in self.blocks]
+        self.extents[:, 5] = self.starts[:-1]
+        counts = [block.long_column("record_count") for block in self.blocks]
+        self.least_records: Longs = np.array(
+            [-1 if column is None else column.packed.low for column in counts], dtype=np.int64
+        )
+        """int64[blocks]: the least record count in each block; negative where one is unknown."""
+
+    @property
+    def rows(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def delete_rows(self) -> int:
+        return self.delete_starts[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        """What the view adds to its blocks."""
+        stats = sum(column.size_bytes for column in self._stats.values())
+        partition = sum(column.size_bytes for column in self._partition.values())
+        return self.extents.nbytes + 400 * len(self.blocks) + stats + partition
+
+    def locate(self, row: int) -> tuple[Block, int]:
+        """The block of a row of the view, and the row's number in it."""
+        number = bisect_right(self.starts, row) - 1
+        return self.blocks[number], row - self.starts[number]
+
+    def manifest_of(self, row: int) -> ManifestFile:
+        return self.manifests[bisect_right(self.starts, row) - 1]
+
+    def locate_delete(self, row: int) -> tuple[Block, int]:
+        """As `locate`, among the delete blocks."""
+        number = bisect_right(self.delete_starts, row) - 1
+        return self.delete_blocks[number], row - self.delete_starts[number]
+
+    def delete_manifest_of(self, row: int) -> ManifestFile:
+        return self.delete_manifests[bisect_right(self.delete_starts, row) - 1]
+
+    def stats(self, column_id: int, kind: str) -> StatsColumn:
+        """`kind` is the type that values are compared as; blocks that hold another one know nothing."""
+        key = (column_id, kind)
+        column = self._stats.get(key)
+        if column is None:
+            column = self._stats[key] = StatsColumn(self, column_id, kind)
+        return column
+
+    def partition(self, field_id: int, kind: str) -> PartitionColumn:
+        key = (field_id, kind)
+        column = self._partition.get(key)
+        if column is None:
+            column = self._partition[key] = PartitionColumn(self, field_id, kind)
+        return column
+
+
+def _starts(blocks: Sequence[Block]) -> list[int]:
+    starts = [0]
+    for block in blocks:
+        starts.append(starts[-1] + block.rows)
+    return starts
+
+
+def _layout(block: Block, packed: Packed, first: int) -> tuple[int, ...]:
+    address = block.address
+
+    def at(offset: int) -> int:
+        return 0 if offset == NONE else address + offset
+
+    return (
+        packed.form,
+        packed.width,
+        at(packed.codes),
+        at(packed.presence),
+        block.rows,
+        first,
+        packed.base,
+        at(packed.common_at),
+        len(packed.common),
+        at(packed.lengths),
+        at(packed.ends),
+        at(packed.tails),
+    )
+
+
+def _sides(view: TableView, packed: Sequence[Packed | None]) -> tuple[Side, ...]:
+    """One side a form: a decimal that was widened past 18 digits has two."""
+    forms = {column.form for column in packed if column is not None}
+    return tuple(
+        Side(Form(form), [column if column is not None and column.form == form else None for column in packed], view)
+        for form in sorted(forms)
+    )
+
+
+def _flags(entries: Sequence[ColumnEntry | None], read: Callable[[ColumnEntry], int]) -> Flags:
+    return np.array([0 if entry is None else read(entry) for entry in entries], dtype=np.uint8)
+
+
+def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
+    """The entry without bounds where its type's values do not compare with those of `kind`."""
+    if entry is None or _comparable(entry.kind, kind):
+        return entry
+    return ColumnEntry(
+        entry.column_id,
+        entry.kind,
+        None,
+        None,
+        entry.counts,
+        entry.nulls_only,
+        entry.nans_only,
+        entry.no_nulls,
+        entry.no_nans,
+    )
+
+
+def _comparable(stored: str, asked: str) -> bool:
+    """Same type, or one that Iceberg promotes to the other without changing what a value means.
+
+    Dates promoted to timestamps (version 3) change their unit, so their bounds are not used.
+    """
+    if stored == asked or (stored, asked) in _WIDENED:
+        return True
+    left, right = _DECIMAL.fullmatch(stored), _DECIMAL.fullmatch(asked)
+    return left is not None and right is not None and left[2] == right[2]
