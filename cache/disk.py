@@ -151,23 +151,22 @@ class DiskTier:
 
     def _open(self, key: str) -> memoryview | None:
         """A get that has to look at the disk."""
+        payload, broken = None, False
         digest = key_digest(key)
         try:
-            data = _read(self._folder / file_name(digest))
-            payload = unseal(digest, data)
+            payload = unseal(digest, _read(self._folder / file_name(digest)))
         except FileNotFoundError:
-            payload = None
+            pass
         except Damaged:
-            with self._lock:
-                self._damaged += 1
-            self.discard(key)
-            payload = None
+            broken = True
         except OSError as error:
             self._failed(error)
-            payload = None
         if payload is None:
             with self._lock:
                 self._misses += 1
+                self._damaged += broken
+            if broken:
+                self.discard(key)
             return None
         with self._lock:
             self._hits += 1

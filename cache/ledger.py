@@ -278,14 +278,19 @@ def _inode(path: Path) -> int:
 
 
 def _speaks_of_corruption(error: BaseException) -> bool:
-    if isinstance(error, Timeout):
-        # diskcache hides what SQLite said when a transaction could not begin.
-        return error.__context__ is not None and _speaks_of_corruption(error.__context__)
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING
-    return not isinstance(error, OSError)
+    """By the first of SQLite's errors that led to this one: on a full disk diskcache's ROLLBACK fails too."""
+    first = _first(error)
+    if isinstance(first, sqlite3.Error):
+        return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING
+    return not isinstance(first, OSError | Timeout)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error.__context__, sqlite3.Error):
+        error = error.__context__
+    return error
 
 
 def _words(error: BaseException) -> str:
-    shown = error.__context__ if isinstance(error, Timeout) and error.__context__ is not None else error
-    return f"{type(shown).__name__}: {shown}"
+    first = _first(error)
+    return f"{type(first).__name__}: {first}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -12,11 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from cache.tier import Tier
-
-
-def payload_of(key: str, size: int) -> bytes:
-    """What these tests keep under a key: keys are immutable, so it follows from the key."""
-    return random.Random(key).randbytes(size)
+from tests.cache.payloads import payload_of
 
 
 class TierContract:

@@ -14,7 +14,8 @@ import pytest
 from cache.disk import DiskTier
 from cache.envelope import HEADER_BYTES, key_digest
 from cache.ledger import file_name
-from tests.cache.contract import TierContract, payload_of
+from tests.cache.contract import TierContract
+from tests.cache.payloads import payload_of
 from tests.faults.disk import small_disk
 
 

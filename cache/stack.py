@@ -1,0 +1,240 @@
+"""The read-through stack: memory, then disk, then `fetch`, and what a fetch brings is kept in both.
+
+The rules: a key is fetched once at a time, by this event loop (single flight) and, where claims are given, by this
+machine; a tier that fails is a tier that misses, so only a fetch or its decoding fails a `get`; and a get never waits
+for a put: what was fetched goes to the disk behind the answer, through a queue that drops when it is full.
+
+Memory holds decoded values (V), the disk bytes; `open` turns the one into the other. It should look at the bytes where
+they lie and copy nothing: over a mapped file, V then costs this process no memory of its own, and N workers share the
+pages. That is why a fetched value, whose bytes are private, is replaced by its mapped twin once the disk has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cache.claims import Claims
+from cache.memory import CacheStats, MemoryCache
+from cache.single_flight import SingleFlight
+from cache.tier import Payload, Tier, TierStats, parts_of
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+CLAIM_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class StackStats:
+    """Counts since the start. `disk` is None without a disk tier.
+
+    `fetches` begun; `waits` for another process that was fetching, `overtaken` those that waited in vain and fetched
+    themselves; `dropped` values that were not put on the disk because too much was waiting; `unreadable` values from
+    the disk that `open` refused; `pending_bytes` waiting to be put now.
+    """
+
+    memory: CacheStats
+    disk: TierStats | None
+    fetches: int
+    waits: int
+    overtaken: int
+    dropped: int
+    unreadable: int
+    pending_bytes: int
+
+
+@dataclass(slots=True)
+class _Put(Generic[V]):
+    key: str
+    payload: memoryview
+    open: Callable[[memoryview], V]
+    claimed: bool
+
+
+class Stack(Generic[V]):
+    """Belongs to one event loop, and owns its tiers: `close` closes them.
+
+    `weigh` says what a value costs the memory tier, in bytes. At most `pending_bytes_max` wait to be put on the disk.
+    A process waits at most `claim_wait_s` for another's fetch of the same key. `executor` runs the disk's work and
+    `open` of what it holds; None is the loop's own.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryCache[str, V],
+        disk: Tier | None,
+        *,
+        weigh: Callable[[V], int],
+        pending_bytes_max: int,
+        claims: Claims | None = None,
+        claim_wait_s: float = 10.0,
+        executor: Executor | None = None,
+    ) -> None:
+        self._memory = memory
+        self._disk = disk
+        self._weigh = weigh
+        self._pending_bytes_max = pending_bytes_max
+        self._claims = claims
+        self._claim_polls_max = int(claim_wait_s / CLAIM_POLL_S)
+        self._executor = executor
+        self._flights: SingleFlight[str, V] = SingleFlight()
+        self._queue: asyncio.Queue[_Put[V]] = asyncio.Queue()
+        self._writer: asyncio.Task[None] | None = None
+        self._closed = False
+        self._pending_bytes = 0
+        self._fetches = self._waits = self._overtaken = self._dropped = self._unreadable = 0
+
+    def held(self, key: str) -> V | None:
+        """The value if memory has it, at once; for those who ask for many and would rather not await each."""
+        return self._memory.get(key)
+
+    async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
+        """The value under `key`: from memory, or `open` of the bytes that the disk holds or that `fetch` brings.
+
+        `fetch` decodes and does its own work in threads; what it or `open` after it raises, every waiter gets, and
+        nothing is kept. Of bytes from the disk that `open` refuses (an older program's, say), it fetches anew.
+        """
+        value = self._memory.get(key)
+        if value is not None:
+            return value
+        return await self._flights.run(key, lambda: self._load(key, fetch, open))
+
+    def discard(self, key: str) -> None:
+        """Forgets the value in memory only: the disk and other processes may still have it."""
+        self._memory.discard(key)
+
+    async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
+        value = await self._from_disk(key, open)
+        if value is not None:
+            return value
+        claimed = False
+        try:
+            if self._disk is not None and self._claims is not None:
+                claimed = await self._claim(key)
+                # Between the miss and the claim another process may have put it there.
+                value = await self._from_disk(key, open)
+                if value is not None:
+                    return value
+            self._fetches += 1
+            payload = _whole(await fetch())
+            value = open(payload)
+            self._memory.put(key, value, self._weigh(value))
+            if self._enqueue(_Put(key, payload, open, claimed)):
+                claimed = False  # the writer releases it, once the others find the value on the disk
+            return value
+        finally:
+            if claimed and self._claims is not None:
+                self._claims.release(key)
+
+    async def _from_disk(self, key: str, open: Callable[[memoryview], V]) -> V | None:
+        if self._disk is None or self._closed:
+            return None
+        value = await self._in_thread(self._read, key, open)
+        if value is not None:
+            self._memory.put(key, value, self._weigh(value))
+        return value
+
+    def _read(self, key: str, open: Callable[[memoryview], V]) -> V | None:
+        """In a thread. Never raises: a cache that fails never fails a query."""
+        assert self._disk is not None
+        payload = self._disk.get(key)
+        if payload is None:
+            return None
+        try:
+            return open(payload)
+        except Exception:  # noqa: BLE001  whatever `open` dislikes about old bytes, fetching anew is the answer
+            self._unreadable += 1
+            self._disk.discard(key)
+            return None
+
+    async def _claim(self, key: str) -> bool:
+        """Whether this process is the one that fetches; False when it waited in vain, or the value may be there now."""
+        assert self._claims is not None
+        if self._claims.take(key):
+            return True
+        self._waits += 1
+        for _ in range(self._claim_polls_max):
+            await asyncio.sleep(CLAIM_POLL_S)
+            if self._claims.take(key):
+                return True
+        self._overtaken += 1
+        return False
+
+    def _enqueue(self, put: _Put[V]) -> bool:
+        """Whether it will be put on the disk."""
+        if self._disk is None or self._closed:
+            return False
+        if self._pending_bytes + len(put.payload) > self._pending_bytes_max:
+            self._dropped += 1
+            return False
+        self._pending_bytes += len(put.payload)
+        self._queue.put_nowait(put)
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write(), name="cache-stack-writer")
+        return True
+
+    async def _write(self) -> None:
+        while True:
+            put = await self._queue.get()
+            try:
+                twin = await self._in_thread(self._store, put)
+                if twin is not None and put.key in self._memory:
+                    self._memory.put(put.key, twin, self._weigh(twin))
+            finally:
+                self._pending_bytes -= len(put.payload)
+                if put.claimed and self._claims is not None:
+                    self._claims.release(put.key)
+                self._queue.task_done()
+
+    def _store(self, put: _Put[V]) -> V | None:
+        """In a thread: to the disk, and back as a mapping."""
+        assert self._disk is not None
+        return self._read(put.key, put.open) if self._disk.put(put.key, put.payload) else None
+
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+
+    def stats(self) -> StackStats:
+        return StackStats(
+            memory=self._memory.stats(),
+            disk=None if self._disk is None else self._disk.stats(),
+            fetches=self._fetches,
+            waits=self._waits,
+            overtaken=self._overtaken,
+            dropped=self._dropped,
+            unreadable=self._unreadable,
+            pending_bytes=self._pending_bytes,
+        )
+
+    async def close(self) -> None:
+        """Puts what waits on the disk, then closes the tiers. Later gets still work, from memory or by fetching."""
+        self._closed = True
+        if self._writer is not None:
+            drained = asyncio.create_task(self._queue.join())
+            # A writer whose executor is gone ends early, and would be waited for for ever.
+            await asyncio.wait([drained, self._writer], return_when=asyncio.FIRST_COMPLETED)
+            for task in (drained, self._writer):
+                task.cancel()
+            await asyncio.wait([drained, self._writer])
+            self._writer = None
+        if self._claims is not None:
+            self._claims.close()
+        if self._disk is not None:
+            await self._in_thread(self._disk.close)
+
+    def check_invariants(self) -> None:
+        """AssertionError when the account does not add up. For tests; call it while nothing is in flight."""
+        self._memory.check_invariants()
+        self._flights.check_invariants()
+        assert self._queue.empty() == (self._pending_bytes == 0), f"{self._pending_bytes} bytes wait to be put"
+
+
+def _whole(payload: Payload) -> memoryview:
+    """One flat read-only view; several parts are joined, which copies them."""
+    parts = parts_of(payload)
+    view = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    return view.toreadonly()

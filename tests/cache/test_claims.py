@@ -1,0 +1,78 @@
+"""Claims between processes: one at a time for a key, ended by release, close or death."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cache.claims import Claims
+
+REPO = Path(__file__).resolve().parents[2]
+HOLDER = """
+import sys, pathlib
+from cache.claims import Claims
+claims = Claims(pathlib.Path(sys.argv[1]))
+print(claims.take("k"), flush=True)
+for line in sys.stdin:
+    claims.release(line.strip())
+    print("released", flush=True)
+"""
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_key_is_claimed_by_one_process_until_it_releases_it(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims")
+    with holder(tmp_path / "claims") as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert not claims.take("k")
+        assert claims.take("another")
+        other.stdin.write("k\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "released\n"
+        assert claims.take("k")
+        other.stdin.close()
+    claims.close()
+
+
+def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims")
+    with holder(tmp_path / "claims") as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert not claims.take("k")
+        other.kill()
+        other.wait()
+        assert claims.take("k")
+    claims.close()
+
+
+def test_within_a_process_a_claim_is_had_once(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims")
+    assert claims.take("k")
+    assert not claims.take("k")
+    claims.release("k")
+    claims.release("k")
+    assert claims.take("k")
+    claims.close()
+    claims.close()
+
+
+@pytest.mark.parametrize("place", ["a file", "a folder"])
+def test_where_locks_do_not_work_every_first_claim_is_granted(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    claims = Claims(tmp_path / "file" / "claims" if place == "a file" else tmp_path)
+    assert claims.take("k")
+    assert not claims.take("k")
+    claims.release("k")
+    assert claims.take("k")
+    claims.close()

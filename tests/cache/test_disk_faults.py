@@ -1,0 +1,238 @@
+"""A folder that breaks: every file flipped or cut, the disk full or read-only, SQLite busy, the folder gone.
+
+Whatever happens: a right value or a miss, no exception, a counter, and work again once the cause is gone.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cache.disk import DiskTier
+from tests.cache.payloads import payload_of
+from tests.cache.test_disk import disk_bytes, path_of
+from tests.faults.disk import small_disk
+
+BUDGET_BYTES = 8 << 20
+SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
+
+
+def fill(tier: DiskTier) -> None:
+    for key, size in SIZES.items():
+        assert tier.put(key, payload_of(key, size)), tier.stats().last_error
+
+
+def right_or_missing(tier: DiskTier) -> set[str]:
+    """Which of the keys are held; a wrong value fails."""
+    held = set()
+    for key, size in SIZES.items():
+        view = tier.get(key)
+        if view is not None:
+            assert view == payload_of(key, size), f"a wrong value for {key}"
+            held.add(key)
+    return held
+
+
+def flip(data: bytearray, source: random.Random) -> None:
+    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+
+
+def overwrite(data: bytearray, source: random.Random) -> None:
+    start = source.randrange(len(data))
+    cut = data[start : start + source.randint(1, 5_000)]
+    data[start : start + len(cut)] = source.randbytes(len(cut))
+
+
+def zero(data: bytearray, source: random.Random) -> None:
+    start = source.randrange(len(data))
+    cut = data[start : start + 4096]
+    data[start : start + len(cut)] = bytes(len(cut))
+
+
+def cut(data: bytearray, source: random.Random) -> None:
+    del data[source.randrange(len(data)) :]
+
+
+def empty(data: bytearray, source: random.Random) -> None:
+    data.clear()
+
+
+def grow(data: bytearray, source: random.Random) -> None:
+    data += source.randbytes(source.randint(1, 5_000))
+
+
+DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, zero, cut, empty, grow]
+
+
+@pytest.mark.parametrize("key", SIZES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_a_miss_is_counted_and_is_removed(
+    tmp_path: Path, key: str, damage: Callable[[bytearray, random.Random], None]
+) -> None:
+    with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
+        fill(tier)
+        path = path_of(tmp_path, key)
+        data = bytearray(path.read_bytes())
+        damage(data, random.Random(f"{key} {damage.__name__}"))
+        path.write_bytes(data)
+        assert tier.get(key) is None
+        assert not path.exists()
+        stats = tier.stats()
+        assert (stats.damaged, stats.entries, stats.errors) == (1, len(SIZES) - 1, 0), stats.last_error
+        fill(tier)
+        assert right_or_missing(tier) == set(SIZES)
+        tier.check_invariants()
+
+
+def test_two_files_swapped_are_two_misses(tmp_path: Path) -> None:
+    with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
+        fill(tier)
+        one, other = path_of(tmp_path, "mapped"), path_of(tmp_path, "large")
+        one.rename(tmp_path / "aside")
+        other.rename(one)
+        (tmp_path / "aside").rename(other)
+        assert tier.get("mapped") is None
+        assert tier.get("large") is None
+        assert tier.stats().damaged == 2
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_done_to_any_file_of_the_folder_no_wrong_value_is_served(
+    tmp_path: Path, seed: int, live: bool
+) -> None:
+    source = random.Random(f"{seed} {live}")
+    tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
+    fill(tier)
+    if not live:
+        tier.close()
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size)
+    index = tmp_path / "cache.db"
+    for path in {index, *source.sample(files, source.randint(0, len(files)))} if seed % 3 else {index}:
+        data = bytearray(path.read_bytes())
+        for _ in range(source.choice([1, 1, 5, 50])):
+            if data:
+                source.choice(DAMAGES)(data, source)
+        path.write_bytes(data)
+    if not live:
+        tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
+    try:
+        right_or_missing(tier)
+        for number in range(12):
+            # However the account lies, puts come back within a few, and with them the budget.
+            tier.put(f"more {number}", payload_of(f"more {number}", 900_000))
+        assert tier.get("more 11") == payload_of("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
+        right_or_missing(tier)
+    finally:
+        tier.close()
+    tier = DiskTier(tmp_path, BUDGET_BYTES)
+    assert right_or_missing(tier) <= set(SIZES)
+    fill(tier)
+    assert right_or_missing(tier) == set(SIZES)
+    tier.check_invariants()
+    assert disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}"
+    tier.close()
+
+
+def test_a_full_disk_loses_puts_and_nothing_else_until_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
+        fill(tier)
+        for _ in range(3):
+            disk.fill()
+            assert not tier.put("more", payload_of("more", 1 << 20))
+            assert tier.stats().last_error
+            assert right_or_missing(tier) == set(SIZES)
+            tier.discard("large")
+            assert tier.get("large") is None
+            disk.free()
+            assert tier.put("more", payload_of("more", 1 << 20)), tier.stats().last_error
+            tier.discard("more")
+            fill(tier)
+            assert right_or_missing(tier) == set(SIZES)
+            tier.check_invariants()
+
+
+def test_a_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "16m") as disk:
+        disk.fill()
+        with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
+            assert tier.get("small") is None
+            assert not tier.put("small", b"x")
+            assert tier.stats().errors >= 2
+            disk.free()
+            fill(tier)
+            assert right_or_missing(tier) == set(SIZES)
+
+
+def test_a_folder_that_turns_read_only_still_serves_what_it_holds(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
+        fill(tier)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk.root)], check=True)
+        assert not tier.put("more", b"x")
+        tier.discard("more")
+        assert right_or_missing(tier) == set(SIZES)
+        with closing(DiskTier(disk.root, BUDGET_BYTES)) as late:
+            assert right_or_missing(late) == set(SIZES)
+            assert "ead-only" in late.stats().last_error
+        subprocess.run(["mount", "-o", "remount,rw", str(disk.root)], check=True)
+        assert tier.put("more", b"x")
+        tier.check_invariants()
+
+
+def test_a_folder_deleted_under_us_is_made_again(tmp_path: Path) -> None:
+    with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES, mapped_max=0)) as tier:
+        fill(tier)
+        shutil.rmtree(tmp_path / "cache")
+        assert right_or_missing(tier) == set()
+        fill(tier)
+        assert right_or_missing(tier) == set(SIZES)
+        tier.check_invariants()
+        (tmp_path / "cache" / "cache.db").unlink()
+        assert right_or_missing(tier) == set(SIZES), "reading needs no account"
+        assert tier.put("more", b"x")
+        tier.check_invariants()
+
+
+def test_a_folder_that_is_a_file_only_misses(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES)) as tier:
+        assert tier.get("k") is None
+        assert not tier.put("k", b"x")
+        assert "exists" in tier.stats().last_error
+    assert (tmp_path / "cache").read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
+def test_a_stranger_who_locks_the_account_stops_puts_but_no_hits(tmp_path: Path, hold: str) -> None:
+    with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
+        fill(tier)
+        with closing(sqlite3.connect(tmp_path / "cache.db", isolation_level=None)) as stranger:
+            stranger.execute(hold)
+            assert not tier.put("more", b"x")
+            assert "locked" in tier.stats().last_error
+            assert right_or_missing(tier) == set(SIZES)
+            with closing(DiskTier(tmp_path, BUDGET_BYTES)) as late:
+                assert right_or_missing(late) == set(SIZES)
+            stranger.execute("ROLLBACK")
+        assert tier.put("more", b"x")
+        tier.check_invariants()
+
+
+def test_files_that_a_crash_left_are_removed_at_the_next_start(tmp_path: Path) -> None:
+    with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
+        fill(tier)
+    (tmp_path / "3").mkdir(exist_ok=True)
+    half = tmp_path / "3" / "tmpabcdef"
+    half.write_bytes(bytes(1 << 20))
+    path_of(tmp_path, "small").unlink()
+    with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
+        assert not half.exists()
+        assert right_or_missing(tier) == set(SIZES) - {"small"}
+        tier.check_invariants()

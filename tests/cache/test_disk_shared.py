@@ -1,0 +1,97 @@
+"""Several processes on one folder, killed at any time, forked, mapped while others evict."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cache.disk import DiskTier
+from tests.cache.payloads import payload_of
+from tests.cache.test_disk import disk_bytes
+from tests.cache.worker import BUDGET_BYTES, KEYS, size_of
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def start(folder: Path, seed: int, steps: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.cache.worker", str(folder), str(seed), str(steps)]
+    process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_processes_at_once_see_only_whole_values_within_one_budget(tmp_path: Path) -> None:
+    workers = [start(tmp_path, seed, 300) for seed in range(3)]
+    hits = 0
+    for seed, worker in enumerate(workers):
+        output, _ = worker.communicate(timeout=120)
+        assert worker.returncode == 0
+        said = json.loads(output)
+        assert said["wrong"] == [], f"seed {seed}"
+        assert (said["damaged"], said["error"]) == (0, ""), f"seed {seed}"
+        hits += said["hits"]
+    assert hits > 30
+    assert disk_bytes(tmp_path) <= BUDGET_BYTES
+    tier = DiskTier(tmp_path, BUDGET_BYTES)
+    tier.check_invariants()
+    tier.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_moment_of_a_put_no_torn_value_is_served_and_nothing_is_left_behind(
+    tmp_path: Path, seed: int
+) -> None:
+    source = random.Random(seed)
+    survivor = DiskTier(tmp_path, BUDGET_BYTES)
+    for round_ in range(4):
+        worker = start(tmp_path, 100 * seed + round_, 0)
+        time.sleep(source.uniform(0.01, 0.4))
+        worker.kill()
+        worker.communicate()
+        for tier in (survivor, DiskTier(tmp_path, BUDGET_BYTES)):
+            found = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
+            for key, view in found.items():
+                assert view is None or view == payload_of(key, size_of(key)), f"seed {seed}, round {round_}: {key}"
+            assert tier.put("after", payload_of("after", 200_000)), f"seed {seed}: {tier.stats().last_error}"
+            assert tier.stats().damaged == 0
+        tier.check_invariants()
+        tier.close()
+        assert disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}, round {round_}"
+    survivor.close()
+
+
+def test_what_another_process_evicts_stays_readable_where_it_is_mapped(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, BUDGET_BYTES)
+    tier.put("mine", payload_of("mine", 2 << 20))
+    view = tier.get("mine")
+    worker = start(tmp_path, 1, 200)
+    worker.communicate(timeout=60)
+    fresh = DiskTier(tmp_path, BUDGET_BYTES)
+    assert fresh.get("mine") is None, "the other process has evicted it"
+    assert view == payload_of("mine", 2 << 20)
+    assert tier.get("mine") == view
+    fresh.close()
+    tier.close()
+
+
+def test_a_forked_child_uses_the_tier_it_inherits(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, BUDGET_BYTES)
+    tier.put("before", payload_of("before", 100_000))
+    child = os.fork()
+    if child == 0:
+        fine = tier.get("before") == payload_of("before", 100_000) and tier.put("child", b"from the child")
+        os._exit(0 if fine else 1)
+    assert tier.put("parent", b"from the parent")
+    assert os.waitpid(child, 0)[1] == 0
+    assert tier.get("child") == b"from the child"
+    assert tier.get("parent") == b"from the parent"
+    tier.check_invariants()
+    tier.close()

@@ -1,0 +1,78 @@
+"""The envelope refuses everything but what was put under the key."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
+
+
+def sealed(key: str, payload: bytes) -> bytes:
+    return seal(key_digest(key), [memoryview(payload)]) + payload
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 100_000])
+def test_what_was_sealed_is_unsealed_as_a_view(size: int) -> None:
+    payload = random.Random(size).randbytes(size)
+    data = memoryview(sealed("k", payload))
+    view = unseal(key_digest("k"), data)
+    assert view == payload
+    assert view.obj is data.obj
+
+
+def test_parts_are_sealed_as_one() -> None:
+    parts = [memoryview(part) for part in (b"a", b"", b"bc", bytes(1000))]
+    assert seal(key_digest("k"), parts) == seal(key_digest("k"), [memoryview(b"".join(parts))])
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    good = sealed("k", b"payload of some bytes")
+    for bit in range(len(good) * 8):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            unseal(key_digest("k"), memoryview(data))
+
+
+def test_every_length_but_the_whole_is_refused() -> None:
+    good = sealed("k", b"payload of some bytes")
+    for length in range(len(good)):
+        with pytest.raises(Damaged):
+            unseal(key_digest("k"), memoryview(good)[:length])
+    with pytest.raises(Damaged, match="bytes of payload where"):
+        unseal(key_digest("k"), memoryview(good + b"\0"))
+
+
+def test_another_keys_value_is_refused() -> None:
+    with pytest.raises(Damaged, match="another key"):
+        unseal(key_digest("a"), memoryview(sealed("b", b"x")))
+
+
+def test_a_layout_of_the_future_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cache.envelope.VERSION", 2)
+    later = sealed("k", b"x")
+    monkeypatch.undo()
+    with pytest.raises(Damaged, match="version 2"):
+        unseal(key_digest("k"), memoryview(later))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_overwrites_cuts_and_shifts_are_refused(seed: int) -> None:
+    source = random.Random(seed)
+    good = sealed("k", source.randbytes(3_000))
+    assert HEADER_BYTES == 64
+    for _ in range(50):
+        data = bytearray(good)
+        start, length = source.randrange(len(data)), source.randint(1, 200)
+        match source.randrange(3):
+            case 0:
+                data[start : start + length] = source.randbytes(len(data[start : start + length]))
+            case 1:
+                del data[start : start + length]
+            case _:
+                data[start:start] = source.randbytes(length)
+        if data != good:
+            with pytest.raises(Damaged):
+                unseal(key_digest("k"), memoryview(data))

@@ -1,0 +1,322 @@
+"""The stack over a real disk tier: who is asked, what is kept, what happens when a part fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cache.claims import Claims
+from cache.disk import DiskTier
+from cache.memory import MemoryCache
+from cache.stack import Stack
+from tests.cache.payloads import payload_of
+from tests.cache.test_disk import path_of
+
+REPO = Path(__file__).resolve().parents[2]
+SIZE = 200_000
+
+
+class Source:
+    """Brings `payload_of` each key; counts, and waits for `gate` when there is one."""
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+        self.gate: asyncio.Event | None = None
+
+    def of(self, key: str) -> Callable[[], Awaitable[bytes]]:
+        async def fetch() -> bytes:
+            self.fetched.append(key)
+            await (asyncio.sleep(0) if self.gate is None else self.gate.wait())
+            return payload_of(key, SIZE)
+
+        return fetch
+
+
+def same(view: memoryview) -> memoryview:
+    return view
+
+
+def make(
+    folder: Path,
+    *,
+    memory_bytes: int = 64 << 20,
+    pending_bytes_max: int = 64 << 20,
+    claims: Claims | None = None,
+    claim_wait_s: float = 10,
+    executor: ThreadPoolExecutor | None = None,
+    disk: bool = True,
+) -> Stack[memoryview]:
+    return Stack(
+        MemoryCache(memory_bytes),
+        DiskTier(folder, 32 << 20) if disk else None,
+        weigh=len,
+        pending_bytes_max=pending_bytes_max,
+        claims=claims,
+        claim_wait_s=claim_wait_s,
+        executor=executor,
+    )
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack[memoryview]]:
+    stack = make(tmp_path)
+    yield stack
+    await stack.close()
+    stack.check_invariants()
+
+
+async def settled(stack: Stack[memoryview]) -> None:
+    async with asyncio.timeout(20):
+        while stack.stats().pending_bytes:
+            await asyncio.sleep(0.005)
+    stack.check_invariants()
+
+
+async def test_a_value_is_fetched_once_then_comes_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
+    source = Source()
+    stack = make(tmp_path)
+    first = await stack.get("k", source.of("k"), same)
+    assert first == payload_of("k", SIZE)
+    assert stack.held("k") is first
+    assert await stack.get("k", source.of("k"), same) is first
+    await stack.close()
+    stack = make(tmp_path)
+    assert stack.held("k") is None
+    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    assert source.fetched == ["k"]
+    stats = stack.stats()
+    assert stats.disk is not None
+    assert (stats.fetches, stats.disk.hits) == (0, 1)
+    await stack.close()
+
+
+async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
+    source = Source()
+    values = await asyncio.gather(*(stack.get("k", source.of("k"), same) for _ in range(50)))
+    assert source.fetched == ["k"]
+    assert all(value is values[0] for value in values)
+
+
+async def test_once_the_disk_has_a_value_memory_holds_its_mapped_twin(tmp_path: Path, stack: Stack[memoryview]) -> None:
+    value = await stack.get("k", Source().of("k"), same)
+    await settled(stack)
+    twin = stack.held("k")
+    assert twin == value
+    assert twin is not value
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    assert any(str(path_of(tmp_path, "k")) in line for line in lines)
+
+
+async def test_a_value_in_parts_is_opened_as_one(stack: Stack[memoryview]) -> None:
+    async def fetch() -> list[bytes]:
+        return [b"a", b"bc", b""]
+
+    assert await stack.get("k", fetch, bytes) == b"abc"
+
+
+async def test_a_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
+    async def fail() -> bytes:
+        raise LookupError("the store is away")
+
+    results = await asyncio.gather(*(stack.get("k", fail, same) for _ in range(3)), return_exceptions=True)
+    assert [str(result) for result in results] == ["the store is away"] * 3
+    assert await stack.get("k", Source().of("k"), same) == payload_of("k", SIZE)
+
+
+async def test_a_fetched_value_that_does_not_open_fails_its_callers_and_is_not_put(
+    tmp_path: Path, stack: Stack[memoryview]
+) -> None:
+    def refuse(view: memoryview) -> memoryview:
+        raise LookupError("no block")
+
+    with pytest.raises(LookupError, match="no block"):
+        await stack.get("k", Source().of("k"), refuse)
+    await settled(stack)
+    assert not path_of(tmp_path, "k").exists()
+
+
+async def test_what_the_disk_holds_but_does_not_open_is_removed_and_fetched_anew(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, 32 << 20)
+    tier.put("k", b"of an older program")
+    tier.close()
+
+    def picky(view: memoryview) -> memoryview:
+        if len(view) != SIZE:
+            raise LookupError("another layout")
+        return view
+
+    stack = make(tmp_path)
+    assert await stack.get("k", Source().of("k"), picky) == payload_of("k", SIZE)
+    await settled(stack)
+    assert stack.stats().unreadable == 1
+    await stack.close()
+    tier = DiskTier(tmp_path, 32 << 20)
+    assert tier.get("k") == payload_of("k", SIZE)
+    tier.close()
+
+
+async def test_a_damaged_file_is_fetched_anew(tmp_path: Path) -> None:
+    stack = make(tmp_path)
+    await stack.get("k", Source().of("k"), same)
+    await stack.close()
+    path = path_of(tmp_path, "k")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    stack, source = make(tmp_path), Source()
+    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    assert source.fetched == ["k"]
+    await stack.close()
+
+
+async def test_without_a_disk_memory_and_fetch_do(tmp_path: Path) -> None:
+    stack, source = make(tmp_path, disk=False), Source()
+    for _ in range(2):
+        assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    assert source.fetched == ["k"]
+    assert stack.stats().disk is None
+    await stack.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_waits_for_the_disk_is_bounded_dropped_beyond_and_drained_on_close(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        stack = make(tmp_path, pending_bytes_max=3 * SIZE, executor=executor)
+        source = Source()
+        for number in range(8):
+            if number == 0:
+                await stack.get("k0", source.of("k0"), same)
+                release = threading.Event()
+                await settled(stack)
+                # From here on the disk does nothing; reading the next keys is already done.
+                misses = [asyncio.create_task(stack.get(f"k{n}", source.of(f"k{n}"), same)) for n in range(1, 8)]
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                executor.submit(release.wait)
+            else:
+                assert await misses[number - 1] == payload_of(f"k{number}", SIZE), "no get waits for a put"
+        stats = stack.stats()
+        assert (stats.pending_bytes, stats.dropped) == (3 * SIZE, 4)
+        release.set()
+        await stack.close()
+        stats = stack.stats()
+        assert stats.pending_bytes == 0
+        assert stats.disk is not None
+        assert stats.disk.puts == 4
+
+
+async def test_a_closed_stack_still_answers(tmp_path: Path) -> None:
+    stack, source = make(tmp_path), Source()
+    await stack.get("k", source.of("k"), same)
+    await stack.close()
+    await stack.close()
+    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    assert await stack.get("l", source.of("l"), same) == payload_of("l", SIZE)
+    assert source.fetched == ["k", "l"]
+
+
+async def test_a_caller_that_gives_up_leaves_no_claim_behind(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims")
+    stack, source = make(tmp_path / "cache", claims=claims), Source()
+    source.gate = asyncio.Event()
+    caller = asyncio.create_task(stack.get("k", source.of("k"), same))
+    async with asyncio.timeout(10):
+        while not source.fetched:
+            await asyncio.sleep(0.001)
+    assert not claims.take("k"), "the stack holds it while it fetches"
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await asyncio.sleep(0)
+    assert claims.take("k")
+    await stack.close()
+
+
+async def test_who_waits_too_long_for_another_fetch_fetches_itself(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims")
+    stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), Source()
+    assert claims.take("k")
+    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    stats = stack.stats()
+    assert (stats.waits, stats.overtaken, stats.fetches) == (1, 1, 1)
+    await stack.close()
+
+
+FETCHER = """
+import asyncio, pathlib, sys
+from cache.claims import Claims
+from cache.disk import DiskTier
+from cache.memory import MemoryCache
+from cache.stack import Stack
+
+async def main(folder):
+    fetched = 0
+    async def fetch():
+        nonlocal fetched
+        fetched += 1
+        await asyncio.sleep(0.2)
+        return bytes(500_000)
+    stack = Stack(MemoryCache(1 << 26), DiskTier(folder, 1 << 26), weigh=len, pending_bytes_max=1 << 26,
+                  claims=Claims(folder / "claims"))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    async with asyncio.TaskGroup() as group:
+        for number in range(20):
+            group.create_task(stack.get(f"k{number}", fetch, len))
+    print(fetched)
+    await stack.close()
+
+asyncio.run(main(pathlib.Path(sys.argv[1])))
+"""
+
+
+def test_processes_that_need_the_same_keys_fetch_each_once_between_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FETCHER.replace("weigh=len", "weigh=lambda value: value"), str(tmp_path)]
+    processes = [
+        subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    outputs = []
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        outputs.append(int(process.communicate(timeout=60)[0]))
+        assert process.returncode == 0
+    assert sum(outputs) == 20, outputs
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_under_random_traffic_every_answer_is_the_value_of_its_key(tmp_path: Path, seed: int) -> None:
+    source = random.Random(seed)
+    stack = make(tmp_path, memory_bytes=5 * SIZE, pending_bytes_max=2 * SIZE, claims=Claims(tmp_path / "claims"))
+    origin = Source()
+    tasks: list[tuple[str, asyncio.Task[memoryview]]] = []
+    for _ in range(300):
+        key = f"k{source.randrange(12)}"
+        match source.randrange(12):
+            case 0:
+                path_of(tmp_path, key).unlink(missing_ok=True)
+            case 1:
+                stack.discard(key)
+            case _:
+                tasks.append((key, asyncio.create_task(stack.get(key, origin.of(key), same))))
+        if source.random() < 0.1:
+            source.choice(tasks)[1].cancel() if tasks else None
+        if source.random() < 0.3:
+            await asyncio.sleep(source.random() / 200)
+    results = await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
+    for (key, _), result in zip(tasks, results, strict=True):
+        assert isinstance(result, asyncio.CancelledError) or result == payload_of(key, SIZE), f"seed {seed}: {key}"
+    await stack.close()
+    stack.check_invariants()
+    assert len(origin.fetched) < len(tasks)

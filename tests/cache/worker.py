@@ -1,0 +1,49 @@
+"""A process of its own on a shared folder: `python -m tests.cache.worker FOLDER SEED STEPS`, 0 steps for ever.
+
+Puts, gets and discards keys of a small set; prints a line per thousandth wrong thing and a summary, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+from cache.disk import DiskTier
+from tests.cache.payloads import payload_of
+
+KEYS = 24
+BUDGET_BYTES = 6 << 20
+
+
+def size_of(key: str) -> int:
+    return random.Random(f"size of {key}").choice([10, 3_000, 90_000, 400_000, 1_500_000])
+
+
+def main(folder: Path, seed: int, steps: int) -> None:
+    source = random.Random(seed)
+    values = {key: payload_of(key, size_of(key)) for key in (f"k{number}" for number in range(KEYS))}
+    tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)
+    wrong: list[str] = []
+    step = 0
+    print("ready", flush=True)
+    while steps == 0 or step < steps:
+        step += 1
+        key = f"k{source.randrange(KEYS)}"
+        match source.randrange(6):
+            case 0 | 1 | 2:
+                view = tier.get(key)
+                if view is not None and view != values[key]:
+                    wrong.append(key)
+            case 3 | 4:
+                tier.put(key, values[key])
+            case _:
+                tier.discard(key)
+    stats = tier.stats()
+    tier.close()
+    print(json.dumps({"wrong": wrong, "hits": stats.hits, "damaged": stats.damaged, "error": stats.last_error}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
