@@ -168,11 +168,11 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
     if op in (Op.IS_NAN, Op.NOT_NAN):
         if term.result not in FLOATS:
             raise BadRequest(
-                f"Cannot bind {op} of {term.name}: a {term.result} cannot be NaN, only a float or a double"
+                f"Cannot bind {op} of {term.name}: no {term.result} is NaN, only floats and doubles are"
             )
         return term.predicate(op)
     if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) and term.result != "string":
-        raise BadRequest(f"Cannot bind {op} of {term.name}: it needs a string, not a {term.result}")
+        raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
     try:
         parsed = [parse_literal(term.result, literal) for literal in literals]
     except BadRequest as error:

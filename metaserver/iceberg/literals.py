@@ -82,7 +82,7 @@ def parse_literal(kind: str, json: object) -> Literal:
     """`json` as a value of a primitive type, or its place among them. Raises BadRequest."""
     parse = _PARSERS.get(base_name(kind))
     if parse is None:
-        raise BadRequest(f"a {kind} cannot be compared with a literal")
+        raise BadRequest(f"a column of type {kind} cannot be compared with a literal")
     if json != json or (json == "NaN" and kind in FINITE_MAX):
         raise BadRequest("cannot create expression literal from NaN; use is-nan or not-nan instead")
     try:

@@ -1,0 +1,465 @@
+"""Binding: names, types, folding; and that a bound filter means on every row what the unbound one meant."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expressions import FALSE, TRUE, Always, And, Bound, Expression, Not, Op, Or, Unbound
+from metaserver.iceberg.reading import read
+from metaserver.iceberg.schema import Schema
+from tests.iceberg.samples import field, schema
+
+
+def made(*fields: dict[str, Any], schema_id: int = 0) -> Schema:
+    return read(schema(*fields, schema_id=schema_id), Schema, "schema")
+
+
+def struct(*fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "struct", "fields": list(fields)}
+
+
+ADDRESS = struct(field(11, "street", "string", True), field(12, "zip", "int"))
+POINTS = {"type": "list", "element-id": 21, "element-required": True, "element": struct(field(22, "x", "double", True))}
+TAGS = {
+    "type": "map",
+    "key-id": 31,
+    "key": "string",
+    "value-id": 32,
+    "value-required": True,
+    "value": "long",
+}
+TABLE = made(
+    field(1, "id", "long", True),
+    field(2, "small", "int"),
+    field(3, "Price", "decimal(9,1)"),
+    field(4, "ts", "timestamptz"),
+    field(5, "name", "string"),
+    field(6, "score", "float"),
+    field(10, "home", ADDRESS, True),
+    field(13, "work", struct(field(14, "street", "string", True))),
+    field(20, "points", POINTS, True),
+    field(30, "tags", TAGS),
+    field(40, "nothing", "unknown"),
+    field(41, "anything", "variant"),
+    field(42, "future", "interval"),
+)
+
+
+def bound(filter_json: Any, *, schemas: tuple[Schema, ...] = (TABLE,), case_sensitive: bool = True) -> Expression:
+    return bind(parse_expression(filter_json), schemas[0], schemas, case_sensitive=case_sensitive)
+
+
+def predicate(op: str, name: str, value: object) -> Expression:
+    return bound({"type": op, "term": name, "value": value})
+
+
+def one(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bound:
+    return Bound(op, column_id, name, kind, "identity", kind, values)
+
+
+def refused(filter_json: Any, **more: Any) -> str:
+    with pytest.raises(BadRequest) as error:
+        bound(filter_json, **more)
+    return error.value.message
+
+
+def test_a_name_becomes_an_id_and_a_literal_a_value_of_the_type() -> None:
+    assert predicate("gt", "ts", "1970-01-01T00:00:01") == one(Op.GT, 4, "ts", "timestamptz", 1_000_000)
+    assert predicate("eq", "home.zip", 5) == one(Op.EQ, 12, "home.zip", "int", 5)
+    assert predicate("eq", "Price", "1.5") == one(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
+
+
+def test_case_is_ignored_only_where_asked() -> None:
+    assert bound({"type": "eq", "term": "PRICE", "value": 1}, case_sensitive=False) == one(
+        Op.EQ, 3, "Price", "decimal(9, 1)", 10
+    )
+    assert refused({"type": "eq", "term": "PRICE", "value": 1}) == (
+        "Cannot find column 'PRICE' in the table's schemas; did you mean Price?"
+    )
+    twins = made(field(1, "a"), field(2, "A"), field(3, "b"))
+    message = refused({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
+    assert "may be A, a" in message
+    assert bound({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == one(
+        Op.IS_NULL, 3, "b", "long"
+    )
+    assert bound({"type": "is-null", "term": "A"}, schemas=(twins,)) == one(Op.IS_NULL, 2, "A", "long")
+
+
+def test_a_name_of_another_schema_is_found_newest_first() -> None:
+    then = made(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
+    between = made(field(1, "id", "long", True), field(2, "renamed", "int"), field(3, "b", "int"), schema_id=1)
+    now = made(field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2)
+    schemas = (then, between, now)
+    assert bound({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == one(Op.EQ, 2, "renamed", "long", 5)
+    assert bound({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == one(
+        Op.EQ, 2, "old", "int", 5
+    )
+    # required now, but the snapshot's files may be older than the column
+    assert bound({"type": "is-null", "term": "b"}, schemas=schemas) == one(Op.IS_NULL, 4, "b", "string")
+    assert bound({"type": "is-null", "term": "b"}, schemas=(now,)) == FALSE
+
+
+def test_a_column_of_no_schema_is_a_bad_request_that_offers_near_names() -> None:
+    assert refused({"type": "is-null", "term": "home.sip"}).endswith("did you mean home.zip or home or home.street?")
+    assert refused({"type": "is-null", "term": "qqqqqq"}) == "Cannot find column 'qqqqqq' in the table's schemas"
+    assert refused({"type": "is-null", "term": ""}) == "Cannot find column '' in the table's schemas"
+
+
+@pytest.mark.parametrize("negated", [False, True])
+def test_null_checks_fold_where_no_value_can_be_null(negated: bool) -> None:
+    def null(name: str) -> Expression:
+        checked = {"type": "is-null", "term": name}
+        return bound({"type": "not", "child": checked} if negated else checked)
+
+    op = Op.NOT_NULL if negated else Op.IS_NULL
+    assert null("id") == null("home") == null("home.street") == Always(negated)
+    assert null("work.street") == one(op, 14, "work.street", "string")
+    assert null("home.zip") == one(op, 12, "home.zip", "int")
+    assert null("nothing") == Always(not negated)
+    assert null("work") == one(op, 13, "work", "struct")
+    assert null("tags") == one(op, 30, "tags", "map")
+    assert null("anything") == one(op, 41, "anything", "variant")
+    assert null("future") == one(op, 42, "future", "interval")
+
+
+def test_columns_inside_lists_and_maps_are_bound_with_a_kind_that_nothing_decides() -> None:
+    x = bound({"type": "lt", "term": "points.x", "value": 5})
+    assert x == Bound(Op.LT, 22, "points.element.x", "list", "identity", "double", (5.0,))
+    # required all the way, yet an empty list has none
+    assert bound({"type": "is-null", "term": "points.x"}) == Bound(
+        Op.IS_NULL, 22, "points.element.x", "list", "identity", "double", ()
+    )
+    assert bound({"type": "eq", "term": "tags.value", "value": "7"}) == Bound(
+        Op.EQ, 32, "tags.value", "map", "identity", "long", (7,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("filter_json", "message"),
+    [
+        ({"type": "eq", "term": "home", "value": 5}, "type struct cannot be compared with a literal"),
+        ({"type": "in", "term": "points", "values": [5]}, "type list cannot be compared"),
+        ({"type": "lt", "term": "anything", "value": 5}, "type variant cannot be compared"),
+        ({"type": "lt", "term": "future", "value": 5}, "type interval cannot be compared"),
+        ({"type": "is-nan", "term": "id"}, "Cannot bind is-nan of id"),
+        ({"type": "not-nan", "term": "name"}, "no string is NaN"),
+        ({"type": "starts-with", "term": "small", "value": "5"}, "the type must be string, not int"),
+        ({"type": "lt", "term": "small", "value": "x"}, "Cannot bind lt of small: invalid value for conversion"),
+        ({"type": "eq", "term": "score", "value": "NaN"}, "from NaN"),
+        ({"type": "in", "term": "score", "values": [1, float("nan")]}, "from NaN"),
+    ],
+)
+def test_what_the_type_does_not_allow_is_a_bad_request_that_names_the_column(filter_json: Any, message: str) -> None:
+    assert message in refused(filter_json)
+
+
+def transformed(op: str, transform: str, name: str, *value: object) -> Any:
+    term = {"type": "transform", "transform": transform, "term": name}
+    return {"type": op, "term": term, **({"value": value[0]} if value else {})}
+
+
+def test_literals_of_transform_terms_are_of_the_result_type() -> None:
+    assert bound(transformed("eq", "bucket[4]", "id", 3)) == Bound(Op.EQ, 1, "id", "long", "bucket[4]", "int", (3,))
+    day = Bound(Op.LT, 4, "ts", "timestamptz", "day", "date", (19_000,))
+    assert bound(transformed("lt", "day", "ts", 19_000)) == bound(transformed("lt", "Day", "ts", "2022-01-08")) == day
+    assert bound(transformed("gt-eq", "hour", "ts", 5)) == Bound(Op.GT_EQ, 4, "ts", "timestamptz", "hour", "int", (5,))
+    assert bound(transformed("starts-with", "truncate[3]", "name", "ab")) == Bound(
+        Op.STARTS_WITH, 5, "name", "string", "truncate[3]", "string", ("ab",)
+    )
+    assert bound(transformed("eq", "identity", "id", 3)) == one(Op.EQ, 1, "id", "long", 3)
+    assert bound(transformed("is-null", "truncate[3]", "id")) == FALSE
+    assert bound(transformed("is-null", "void", "id")) == Bound(Op.IS_NULL, 1, "id", "long", "void", "long", ())
+
+
+@pytest.mark.parametrize(
+    ("transform", "name", "message"),
+    [
+        ("zorder", "id", "unknown transform zorder"),
+        ("year", "id", "year cannot transform long values from 'id'"),
+        ("bucket[4]", "home", "bucket[4] cannot transform struct values"),
+        ("void", "points", "void cannot transform list values"),
+    ],
+)
+def test_a_transform_that_does_not_fit_the_column_is_a_bad_request(transform: str, name: str, message: str) -> None:
+    assert message in refused(transformed("eq", transform, name, 1))
+
+
+def test_sets_are_sorted_without_repeats_and_shrink_to_what_they_are() -> None:
+    def among(op: str, name: str, *values: object) -> Expression:
+        return bound({"type": op, "term": name, "values": list(values)})
+
+    assert among("in", "small", 7, "5", 5, 2**40, 6.5) == one(Op.IN, 2, "small", "int", 5, 7)
+    assert among("in", "small", 5, 5) == one(Op.EQ, 2, "small", "int", 5)
+    assert among("not-in", "small", 5, -(2**40)) == one(Op.NOT_EQ, 2, "small", "int", 5)
+    assert among("in", "small") == among("in", "small", 2**40) == FALSE
+    assert among("not-in", "small") == among("not-in", "small", 2**40) == TRUE
+    zeros = among("in", "score", 0.0, -0.0, 0.0)
+    assert isinstance(zeros, Bound)
+    assert [str(value) for value in zeros.values] == ["-0.0", "0.0"]
+
+
+def test_an_infinity_is_never_a_value_of_a_bound_predicate() -> None:
+    largest = (2 - 2**-23) * 2.0**127
+    assert predicate("lt", "score", "Infinity") == one(Op.LT_EQ, 6, "score", "float", largest)
+    assert predicate("gt-eq", "score", 1e39) == one(Op.GT, 6, "score", "float", largest)
+    assert predicate("lt-eq", "score", "-Infinity") == one(Op.LT, 6, "score", "float", -largest)
+    assert predicate("lt", "score", "-Infinity") == FALSE
+    # NaN is above infinity to Spark
+    assert predicate("gt", "score", "Infinity") == one(Op.IS_NAN, 6, "score", "float")
+
+
+def test_what_is_bound_stays_bound() -> None:
+    done = one(Op.EQ, 1, "id", "long", 5)
+    assert bind(And((done, TRUE)), TABLE, (), case_sensitive=True) == done
+    with pytest.raises(BadRequest, match="bound already"):
+        bind(Not(done), TABLE, (), case_sensitive=True)
+
+
+# The truth table: an evaluator over what was sent, in exact arithmetic, and one over what was bound.
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SECOND = 1_000_000_000
+
+Exact = Any
+"""None, bool, str, bytes, a float's NaN or infinity, or a Fraction; times in nanoseconds."""
+
+
+def exact(number: float) -> Exact:
+    return Fraction(number) if math.isfinite(number) else number
+
+
+def rounded(number: float) -> Exact:
+    """What a double is to a float column; one that rounds to no finite float is itself."""
+    single = ctypes.c_float(number).value
+    return exact(single) if math.isfinite(single) else exact(number)
+
+
+def moment(seconds: int, nanos: int, zone: str) -> tuple[object, Exact]:
+    text = (EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{nanos:09d}{zone}", Fraction(seconds * SECOND + nanos)
+
+
+small = st.integers(-3, 3)
+edges = st.sampled_from([2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
+halves = st.integers(-7, 7).map(lambda n: n / 2)
+tricky = st.sampled_from([0.1, -0.0, 1e39, -1e39, 3.4028235e38, 3.4028234663852886e38, 1e-46, 16_777_217.0])
+infinities = st.sampled_from([("Infinity", math.inf), ("-Infinity", -math.inf)])
+hundredths = st.integers(-100_050, 100_050).map(lambda n: (f"{n / 1000:.3f}", Fraction(n, 10)))
+seconds = st.sampled_from([-86_400, -1, 0, 1, 86_399, 86_400, 5])
+fractions = st.sampled_from([0, 1, 500, 999, 1000, 1_000_000, 999_999_999])
+numbers = st.one_of(
+    st.one_of(small, edges).map(lambda n: (n, Fraction(n))),
+    halves.map(lambda n: (n, Fraction(n))),
+    st.one_of(small, edges).map(lambda n: (str(n), Fraction(n))),
+    halves.map(lambda n: (str(n), Fraction(n))),
+)
+
+COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.SearchStrategy[tuple[Any, Exact]]]] = {
+    # name: id, type, literals as (JSON, meaning), values as (bound form, meaning)
+    "i": (1, "int", numbers, st.one_of(small, st.sampled_from([2**31 - 1, -(2**31)])).map(lambda n: (n, Fraction(n)))),
+    "l": (2, "long", numbers, st.one_of(small, st.sampled_from([2**63 - 1, -(2**63)])).map(lambda n: (n, Fraction(n)))),
+    "f": (
+        3,
+        "float",
+        st.one_of(st.one_of(halves, tricky).map(lambda n: (n, rounded(n))), infinities),
+        st.one_of(halves, tricky, st.sampled_from([math.inf, -math.inf, math.nan])).map(
+            lambda n: (ctypes.c_float(n).value, exact(ctypes.c_float(n).value))
+        ),
+    ),
+    "d": (
+        4,
+        "double",
+        st.one_of(st.one_of(halves, tricky).map(lambda n: (n, exact(n))), infinities),
+        st.one_of(halves, tricky, st.sampled_from([math.inf, -math.inf, math.nan])).map(lambda n: (n, exact(n))),
+    ),
+    "n": (
+        5,
+        "decimal(4, 2)",
+        hundredths,
+        st.one_of(small, st.integers(-9999, 9999)).map(lambda n: (n, Fraction(n))),
+    ),
+    "day": (
+        6,
+        "date",
+        st.one_of(
+            small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
+            small.map(lambda n: (str((EPOCH + timedelta(days=n)).date()), Fraction(n * 86_400 * SECOND))),
+            st.builds(moment, seconds, fractions, st.just("")),
+        ),
+        small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
+    ),
+    "ts": (
+        7,
+        "timestamptz",
+        st.one_of(
+            small.map(lambda n: (n, Fraction(n * 1000))),
+            st.builds(moment, seconds, fractions, st.sampled_from(["", "Z", "+00:00"])),
+        ),
+        st.one_of(small, seconds.map(lambda n: n * 1_000_000)).map(lambda n: (n, Fraction(n * 1000))),
+    ),
+    "ns": (
+        8,
+        "timestamp_ns",
+        st.one_of(
+            small.map(lambda n: (n, Fraction(n * 1000))),
+            st.builds(moment, seconds, fractions, st.just("")),
+            st.sampled_from([(2**62, Fraction(2**62 * 1000)), ("0001-01-01", Fraction(-62_135_596_800 * SECOND))]),
+        ),
+        st.one_of(small, fractions).map(lambda n: (n, Fraction(n))),
+    ),
+    "s": (
+        9,
+        "string",
+        st.text("aä\U0001f600\uffff", max_size=2).map(lambda t: (t, t)),
+        st.text("aä\U0001f600\uffff", max_size=3).map(lambda t: (t, t)),
+    ),
+    "x": (
+        10,
+        "fixed[1]",
+        st.binary(min_size=1, max_size=1).map(lambda b: (b.hex(), b)),
+        st.binary(min_size=1, max_size=1).map(lambda b: (b, b)),
+    ),
+    "b": (11, "boolean", st.booleans().map(lambda b: (b, b)), st.booleans().map(lambda b: (b, b))),
+}
+REQUIRED = frozenset({"l", "d"})
+WIDE = made(*(field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
+
+Sent = tuple[Any, ...]
+"""(op, name, [(JSON, meaning), …]) or ("and" | "or", left, right) or ("not", child) or (True | False,)."""
+
+
+def predicates_of(name: str) -> st.SearchStrategy[Sent]:
+    _, kind, literals, _ = COLUMNS[name]
+    unary = ["is-null", "not-null", *(["is-nan", "not-nan"] if kind in ("float", "double") else [])]
+    single = ["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq"]
+    single += ["starts-with", "not-starts-with"] if kind == "string" else []
+    return st.one_of(
+        st.tuples(st.sampled_from(unary), st.just(name), st.just([])),
+        st.tuples(st.sampled_from(single), st.just(name), st.lists(literals, min_size=1, max_size=1)),
+        st.tuples(st.sampled_from(["in", "not-in"]), st.just(name), st.lists(literals, max_size=4)),
+    )
+
+
+filters = st.recursive(
+    st.one_of(st.sampled_from(sorted(COLUMNS)).flatmap(predicates_of), st.tuples(st.booleans())),
+    lambda inner: st.one_of(st.tuples(st.sampled_from(["and", "or"]), inner, inner), st.tuples(st.just("not"), inner)),
+    max_leaves=6,
+)
+cells = {
+    name: values if name in REQUIRED else st.one_of(st.just((None, None)), values)
+    for name, (_, _, _, values) in COLUMNS.items()
+}
+rows = st.fixed_dictionaries(cells)
+
+
+def sent_json(sent: Sent) -> Any:
+    match sent:
+        case (bool(constant),):
+            return constant
+        case ("not", child):
+            return {"type": "not", "child": sent_json(child)}
+        case ("and" | "or" as kind, left, right):
+            return {"type": kind, "left": sent_json(left), "right": sent_json(right)}
+        case ("in" | "not-in" as op, name, literals):
+            return {"type": op, "term": name, "values": [json for json, _ in literals]}
+        case (op, name, literals):
+            return {"type": op, "term": name, **({"value": literals[0][0]} if literals else {})}
+    raise AssertionError(sent)
+
+
+def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
+    """What Iceberg says: a negation is of the predicates, so that null stays outside of a comparison either way."""
+    match sent:
+        case (bool(constant),):
+            return constant != negated
+        case ("not", child):
+            return meant(child, row, negated=not negated)
+        case ("and" | "or" as kind, left, right):
+            sides = meant(left, row, negated=negated), meant(right, row, negated=negated)
+            return all(sides) if (kind == "and") != negated else any(sides)
+    op, name, literals = sent
+    value = row[name][1]
+    nan = isinstance(value, float) and math.isnan(value)
+    wanted = [meaning for _, meaning in literals]
+    if op in ("is-null", "not-null"):
+        return ((value is None) == (op == "is-null")) != negated
+    if op in ("is-nan", "not-nan"):
+        return (nan == (op == "is-nan")) != negated
+    if op in ("eq", "not-eq", "in", "not-in"):
+        found = value is not None and not nan and value in wanted
+        return (found == (op in ("eq", "in"))) != negated
+    if op in ("starts-with", "not-starts-with"):
+        return ((value is not None and value.startswith(wanted[0])) == (op == "starts-with")) != negated
+    if value is None:
+        return False
+    compared = 1 if nan else (value > wanted[0]) - (value < wanted[0])
+    holds = {"lt": compared < 0, "lt-eq": compared <= 0, "gt": compared > 0, "gt-eq": compared >= 0}[op]
+    return holds != negated
+
+
+def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
+    """A bound filter on one row of bound values; NaN above all, as `meant` has it."""
+    match expression:
+        case Always(value):
+            return value
+        case And(children):
+            return all(holds(child, row) for child in children)
+        case Or(children):
+            return any(holds(child, row) for child in children)
+    assert isinstance(expression, Bound)
+    value, wanted = row[expression.column_id], expression.values
+    assert all(type(one) is type(wanted[0]) for one in wanted)
+    nan = isinstance(value, float) and math.isnan(value)
+    match expression.op:
+        case Op.IS_NULL | Op.NOT_NULL:
+            return (value is None) == (expression.op == Op.IS_NULL)
+        case Op.IS_NAN | Op.NOT_NAN:
+            return nan == (expression.op == Op.IS_NAN)
+        case Op.EQ | Op.NOT_EQ | Op.IN | Op.NOT_IN:
+            assert len(wanted) == 1 if expression.op in (Op.EQ, Op.NOT_EQ) else len(wanted) > 1
+            return (value in wanted) == (expression.op in (Op.EQ, Op.IN))
+        case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
+            starts = value is not None and value.startswith(wanted[0])
+            return bool(starts == (expression.op == Op.STARTS_WITH))
+    if value is None:
+        return False
+    compared = 1 if nan else (value > wanted[0]) - (value < wanted[0])
+    return {Op.LT: compared < 0, Op.LT_EQ: compared <= 0, Op.GT: compared > 0, Op.GT_EQ: compared >= 0}[expression.op]
+
+
+@given(filters, st.lists(rows, min_size=1, max_size=8))
+def test_a_bound_filter_keeps_the_rows_that_were_asked_for(
+    sent: Sent, table: list[dict[str, tuple[Any, Exact]]]
+) -> None:
+    expression = bound(sent_json(sent), schemas=(WIDE,))
+    for row in table:
+        values = {COLUMNS[name][0]: cell[0] for name, cell in row.items()}
+        assert holds(expression, values) == meant(sent, row), expression
+
+
+@given(filters)
+def test_what_is_bound_holds_nothing_unbound_and_no_constant_inside(sent: Sent) -> None:
+    def check(expression: Expression, inside: bool) -> None:
+        assert not isinstance(expression, Not | Unbound)
+        if isinstance(expression, And | Or):
+            assert len(expression.children) > 1
+            for child in expression.children:
+                assert not isinstance(child, type(expression))
+                check(child, True)
+        assert not (inside and isinstance(expression, Always))
+        if isinstance(expression, Bound):
+            assert not any(isinstance(value, float) and not math.isfinite(value) for value in expression.values)
+
+    check(bound(sent_json(sent), schemas=(WIDE,)), False)
