@@ -31,7 +31,7 @@ _COMPARED: dict[Op, Callable[[Any, Any], bool]] = {
 }
 
 
-def test(predicate: Bound, value: Value | None) -> bool | None:
+def verdict(predicate: Bound, value: Value | None) -> bool | None:
     """Whether the term's `value` matches; None where clients differ."""
     op = predicate.op
     if value is None:
@@ -71,7 +71,7 @@ def _holds(expression: Expression, values: Mapping[int, Value | None], *, in_dou
         case Bound():
             if expression.column_id not in values:
                 return in_doubt
-            found = test(expression, values[expression.column_id])
+            found = verdict(expression, values[expression.column_id])
             return in_doubt if found is None else found
         case And(children):
             return all(_holds(child, values, in_doubt=in_doubt) for child in children)

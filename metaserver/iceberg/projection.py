@@ -122,6 +122,8 @@ def _strict(predicate: Bound, field: PartitionField) -> Expression:
     if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
         return projected
     # negation turns "no value" into "all", null included, which the predicate does not match
+    if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
+        return FALSE
     return all_of(_target(predicate, field, Op.NOT_NULL), projected)
 
 
@@ -152,7 +154,7 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
     if op in (Op.EQ, Op.IN):
         return _among(predicate, field, map(function(transform, kind), predicate.values))
     if not is_ordered(transform, kind):
-        return TRUE
+        return TRUE if op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:
         found = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
         if _may_be_rounded_up(transform, kind):

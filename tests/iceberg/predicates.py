@@ -81,12 +81,15 @@ COLUMNS = dict(enumerate(VALUES, start=1))
 _MATCH_NULL = {Op.IS_NULL, Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH, Op.NOT_NAN}
 
 
+Values = Mapping[str, st.SearchStrategy[Any]]
+
+
 def values_of(kind: str) -> st.SearchStrategy[Any]:
     return VALUES[kind]
 
 
 @st.composite
-def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True) -> Bound:
+def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, values: Values = VALUES) -> Bound:
     """A predicate on one of the columns, or on a transform of it."""
     column = draw(st.sampled_from(sorted(columns)))
     kind = columns[column]
@@ -100,10 +103,11 @@ def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True) 
     op = draw(st.sampled_from(ops))
 
     def literal() -> Any:
-        found = draw(values_of(kind).filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
+        found = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
         found = apply(transform, kind, found)
         # off the values that a truncation makes
-        return found + draw(st.integers(-1, 1)) if result == "int" and abs(found) < 2**31 - 1 else found
+        moved = transform != "identity" and result == "int" and abs(found) < 2**31 - 1
+        return found + draw(st.integers(-1, 1)) if moved else found
 
     count = {Op.IN: 3, Op.NOT_IN: 3, Op.IS_NULL: 0, Op.NOT_NULL: 0, Op.IS_NAN: 0, Op.NOT_NAN: 0}.get(op, 1)
     literals = tuple(sorted({literal() for _ in range(count)}))
@@ -112,9 +116,11 @@ def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True) 
     return Bound(op, column, f"c{column}", kind, transform, result, literals)
 
 
-def expressions(columns: Mapping[int, str], terms: bool = True) -> st.SearchStrategy[Expression]:
+def expressions(
+    columns: Mapping[int, str], terms: bool = True, values: Values = VALUES
+) -> st.SearchStrategy[Expression]:
     return st.recursive(
-        predicates(columns, terms),
+        predicates(columns, terms, values),
         lambda children: st.tuples(st.sampled_from([all_of, any_of]), st.lists(children, min_size=2, max_size=3)).map(
             lambda made: made[0](*made[1])
         ),

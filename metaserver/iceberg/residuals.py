@@ -1,0 +1,56 @@
+"""Residuals: what is left of a filter to check on the rows of a file, given its partition values.
+
+A predicate that all rows of the partition match is TRUE, one that none can match is FALSE, any other stays as it is
+(Java: `ResidualEvaluator`). For every row of the partition the residual and the whole filter give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from metaserver.iceberg.evaluation import may_match, must_match
+from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Or, Value, all_of, any_of
+from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.projection import inclusive, strict
+
+_Partition: TypeAlias = Mapping[int, Value | None]
+
+
+class Residuals:
+    """The residuals of a bound expression for the partitions of one spec; prepared once, then pure and shareable."""
+
+    def __init__(self, expression: Expression, spec: PartitionSpec) -> None:
+        self._fields = tuple(field.field_id for field in spec.fields)
+        self._expression = expression
+        self._of = _prepared(expression, spec)
+
+    def __call__(self, partition: tuple[Value | None, ...]) -> Expression:
+        """The residual for a file with these partition values, in the order of the spec's fields."""
+        if self._of is None:
+            return self._expression
+        values = {field: value for field, value in zip(self._fields, partition, strict=True) if field is not None}
+        return self._of(values)
+
+
+def _prepared(expression: Expression, spec: PartitionSpec) -> Callable[[_Partition], Expression] | None:
+    """The expression's residual by partition; None where no partition decides anything."""
+    match expression:
+        case And(children) | Or(children):
+            join = all_of if isinstance(expression, And) else any_of
+            parts = [(child, _prepared(child, spec)) for child in children]
+            if all(part is None for _, part in parts):
+                return None
+            return lambda values: join(*(child if part is None else part(values) for child, part in parts))
+        case Bound():
+            possible, certain = inclusive(expression, spec), strict(expression, spec)
+            if possible == TRUE and certain == FALSE:
+                return None
+            return lambda values: _decided(expression, possible, certain, values)
+    return None
+
+
+def _decided(predicate: Bound, possible: Expression, certain: Expression, values: _Partition) -> Expression:
+    if must_match(certain, values):
+        return TRUE
+    return predicate if may_match(possible, values) else FALSE
