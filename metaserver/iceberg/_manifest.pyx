@@ -10,9 +10,15 @@ remain can justify. A value of no width (Avro's null, records of nothing but suc
 program takes time linear in the bytes it reads, whatever counts they claim.
 """
 
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
+
+from metaserver.iceberg._avro cimport (
+    BAD_BOOLEAN, BAD_ENUM, BAD_UNION, FINE, LEFT_OVER, NEGATIVE, NOT_32_BITS, NOT_64_BITS, NOT_UTF8, NULL_ELEMENT,
+    OUT_OF_MEMORY, TOO_LONG, TOO_MANY_COLUMNS, TOO_MANY_ROWS, TRUNCATED, is_utf8, read_count, read_length, read_long,
+)
+from metaserver.iceberg._groups cimport SCRATCH_MAX, Group, Slots, append_by_column, grow, rehash, scatter
 
 import numpy as np
 
@@ -30,10 +36,6 @@ OPS = {
     "bytes": OP_BYTES, "string": OP_STRING, "fixed": OP_FIXED, "enum": OP_ENUM, "record": OP_RECORD,
     "union": OP_UNION, "array": OP_ARRAY, "map": OP_MAP, "counts": OP_COUNTS, "bounds": OP_BOUNDS,
 }
-
-cdef enum:
-    FINE, TRUNCATED, NOT_64_BITS, NOT_32_BITS, NEGATIVE, TOO_LONG, BAD_UNION, BAD_ENUM, BAD_BOOLEAN, NOT_UTF8
-    LEFT_OVER, NULL_ELEMENT, TOO_MANY_ROWS, TOO_MANY_COLUMNS, OUT_OF_MEMORY
 
 MESSAGES = {
     TRUNCATED: "ends in the middle of a value",
@@ -53,8 +55,7 @@ MESSAGES = {
 
 cdef enum:
     DELETED = 2  # Iceberg spec, manifest entry's status
-    COLUMNS_MAX = 1 << 17  # distinct column ids in one file
-    SCRATCH_MAX = 4  # fields of a group's element
+    ROW_RATIO_MAX = 64  # bytes of columns for each byte decoded
 
 ctypedef struct Node:
     int32_t op
@@ -67,27 +68,6 @@ ctypedef struct Column:
     int64_t* values  # a number, a double's bits, or where a text begins; NULL in columns of counts
     int32_t* lengths  # of a text; -1 when null. NULL in columns of numbers
     int64_t step  # 0 for a scratch column, which has one row only
-
-ctypedef struct Group:
-    bint by_column  # a map by column id, else a list of elements
-    int32_t first  # its scratch columns, as many as width: an element while it is read
-    int32_t width
-    int32_t counts  # the column that takes each row's number of elements; -1: none does
-    int64_t used
-    int64_t room
-    int64_t saved
-    int32_t guess  # the slot that the last row's first key had
-    int32_t* rows
-    int32_t* slots
-    int64_t* values[SCRATCH_MAX]
-    int32_t* lengths[SCRATCH_MAX]
-
-ctypedef struct Slots:
-    int32_t* ids  # column id by slot, in the order met
-    int32_t used
-    int32_t room
-    int32_t* table  # open addressing over slots, -1 when free
-    uint32_t mask
 
 ctypedef struct State:
     const Node* nodes
@@ -112,203 +92,11 @@ cdef inline int fail(State* state, int error, int32_t node) noexcept nogil:
     return -1
 
 
-cdef inline int read_long(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
-    """A zig-zag varint; an error, or 0."""
-    cdef const uint8_t* p = at[0]
-    cdef uint64_t value = 0
-    cdef uint8_t byte
-    cdef int shift = 0
-    while p < end:
-        byte = p[0]
-        p += 1
-        value |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            if shift == 63 and byte > 1:
-                return NOT_64_BITS
-            at[0] = p
-            out[0] = <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
-            return FINE
-        shift += 7
-        if shift > 63:
-            return NOT_64_BITS
-    return TRUNCATED
-
-
-cdef inline int read_length(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
-    """The length of bytes that must follow."""
-    cdef int error = read_long(at, end, out)
-    if error != FINE:
-        return error
-    if out[0] < 0:
-        return NEGATIVE
-    if out[0] > end - at[0]:
-        return TOO_LONG
-    return FINE
-
-
-cdef int read_count(const uint8_t** at, const uint8_t* end, int64_t least, int64_t* out) noexcept nogil:
-    """How many elements of at least `least` bytes the next block of an array or map has; 0 ends it."""
-    cdef int64_t size
-    cdef int error = read_long(at, end, out)
-    if error != FINE:
-        return error
-    if out[0] < 0:  # then the block's size follows, for readers that skip it; the elements themselves are believed
-        if out[0] == INT64_MIN:
-            return TOO_LONG
-        out[0] = -out[0]
-        error = read_length(at, end, &size)
-        if error != FINE:
-            return error
-    if least > 0 and out[0] > (end - at[0]) // least:
-        return TOO_LONG
-    return FINE
-
-
-cdef bint is_utf8(const uint8_t* p, int64_t size) noexcept nogil:
-    """Well-formed UTF-8 (Unicode 16, table 3-7): no overlong forms, no surrogates, nothing past U+10FFFF."""
-    cdef const uint8_t* end = p + size
-    cdef uint64_t word
-    cdef uint8_t lead, low, high
-    cdef int more
-    while p < end:
-        if end - p >= 8:
-            memcpy(&word, p, 8)
-            if not word & 0x8080808080808080ULL:
-                p += 8
-                continue
-        lead = p[0]
-        p += 1
-        if lead < 0x80:
-            continue
-        low, high = 0x80, 0xBF
-        if 0xC2 <= lead <= 0xDF:
-            more = 1
-        elif 0xE0 <= lead <= 0xEF:
-            more = 2
-            if lead == 0xE0:
-                low = 0xA0
-            elif lead == 0xED:
-                high = 0x9F
-        elif 0xF0 <= lead <= 0xF4:
-            more = 3
-            if lead == 0xF0:
-                low = 0x90
-            elif lead == 0xF4:
-                high = 0x8F
-        else:
-            return False
-        if end - p < more or not low <= p[0] <= high:
-            return False
-        p += 1
-        while more > 1:
-            if p[0] & 0xC0 != 0x80:
-                return False
-            p += 1
-            more -= 1
-    return True
-
-
 cdef inline void write_null(Column* column, int64_t row) noexcept nogil:
     if column.values != NULL:
         column.values[row * column.step] = INT64_MIN
     if column.lengths != NULL:
         column.lengths[row * column.step] = -1
-
-
-cdef int grow(Group* group) noexcept nogil:
-    """Twice the room; 0, or -1 when there is no memory. Elements are at least a byte each, so the file bounds it."""
-    cdef int64_t room = 2 * group.room if group.room else 1024
-    cdef void* moved
-    cdef int i
-    if group.by_column:
-        moved = realloc(group.rows, room * sizeof(int32_t))
-        if moved == NULL:
-            return -1
-        group.rows = <int32_t*>moved
-        moved = realloc(group.slots, room * sizeof(int32_t))
-        if moved == NULL:
-            return -1
-        group.slots = <int32_t*>moved
-    for i in range(1 if group.by_column else 0, group.width):
-        moved = realloc(group.values[i], room * sizeof(int64_t))
-        if moved == NULL:
-            return -1
-        group.values[i] = <int64_t*>moved
-        moved = realloc(group.lengths[i], room * sizeof(int32_t))
-        if moved == NULL:
-            return -1
-        group.lengths[i] = <int32_t*>moved
-    group.room = room
-    return 0
-
-
-cdef int rehash(Slots* slots) noexcept nogil:
-    """Twice the slots, and a table of twice that; 0, or -1 when there is no memory."""
-    cdef int32_t room = 2 * slots.room if slots.room else 64
-    cdef uint32_t mask = 4 * <uint32_t>room - 1
-    cdef uint32_t at
-    cdef int32_t i
-    cdef int32_t* ids = <int32_t*>realloc(slots.ids, room * sizeof(int32_t))
-    if ids == NULL:
-        return -1
-    slots.ids = ids
-    cdef int32_t* table = <int32_t*>realloc(slots.table, (<size_t>mask + 1) * sizeof(int32_t))
-    if table == NULL:
-        return -1
-    slots.table = table
-    for at in range(mask + 1):
-        table[at] = -1
-    for i in range(slots.used):
-        at = (<uint32_t>ids[i] * 2654435769U >> 7) & mask
-        while table[at] >= 0:
-            at = (at + 1) & mask
-        table[at] = i
-    slots.room = room
-    slots.mask = mask
-    return 0
-
-
-cdef int find_slot(Slots* slots, int32_t id, int32_t* out) noexcept nogil:
-    """The slot of a column id, a new one when it is met first."""
-    cdef uint32_t at
-    if slots.used == slots.room and rehash(slots) < 0:
-        return OUT_OF_MEMORY
-    at = (<uint32_t>id * 2654435769U >> 7) & slots.mask
-    while slots.table[at] >= 0:
-        if slots.ids[slots.table[at]] == id:
-            out[0] = slots.table[at]
-            return FINE
-        at = (at + 1) & slots.mask
-    if slots.used == COLUMNS_MAX:
-        return TOO_MANY_COLUMNS
-    slots.table[at] = slots.used
-    slots.ids[slots.used] = id
-    out[0] = slots.used
-    slots.used += 1
-    return FINE
-
-
-cdef inline int append_by_column(
-    State* state, Group* group, int64_t key, int64_t value, int32_t length, int32_t* guess
-) noexcept nogil:
-    """One entry of a map by column id. Writers repeat the order of their columns, so the next slot is guessed first."""
-    cdef int error
-    cdef int32_t slot = guess[0]
-    if not INT32_MIN <= key <= INT32_MAX:
-        return NOT_32_BITS
-    if slot >= state.slots.used or state.slots.ids[slot] != key:
-        error = find_slot(&state.slots, <int32_t>key, &slot)
-        if error != FINE:
-            return error
-    guess[0] = slot + 1
-    if group.used == group.room and grow(group) < 0:
-        return OUT_OF_MEMORY
-    group.rows[group.used] = <int32_t>state.row
-    group.slots[group.used] = slot
-    group.values[1][group.used] = value
-    group.lengths[1][group.used] = length
-    group.used += 1
-    return FINE
 
 
 cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
@@ -341,7 +129,7 @@ cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
                 else:
                     error = read_long(&at, end, &value)
             if error == FINE:
-                error = append_by_column(state, group, key, value, length, &slot)
+                error = append_by_column(&state.slots, group, key, value, length, &slot)
             if error != FINE:
                 return fail(state, error, index)
             if first:
@@ -379,11 +167,11 @@ cdef int run_array(State* state, int32_t index) noexcept nogil:
             if group.by_column:
                 if scratch[0].values[0] == INT64_MIN:
                     return fail(state, NULL_ELEMENT, index)
-                if scratch[1].lengths[0] == -1 if scratch[1].lengths != NULL else scratch[1].values[0] == INT64_MIN:
+                if (group.texts[1] and scratch[1].lengths[0] < 0) or scratch[1].values[0] == INT64_MIN:
                     continue  # a column whose value is null has none
                 error = append_by_column(
-                    state, group, scratch[0].values[0], scratch[1].values[0],
-                    scratch[1].lengths[0] if scratch[1].lengths != NULL else 0, &slot,
+                    &state.slots, group, scratch[0].values[0], scratch[1].values[0],
+                    scratch[1].lengths[0] if group.texts[1] else 0, &slot,
                 )
                 if error != FINE:
                     return fail(state, error, index)
@@ -394,7 +182,8 @@ cdef int run_array(State* state, int32_t index) noexcept nogil:
                 return fail(state, OUT_OF_MEMORY, index)
             for i in range(group.width):
                 group.values[i][group.used] = scratch[i].values[0]
-                group.lengths[i][group.used] = scratch[i].lengths[0] if scratch[i].lengths != NULL else 0
+                if group.texts[i]:
+                    group.lengths[i][group.used] = scratch[i].lengths[0]
             group.used += 1
     if group != NULL and group.counts >= 0:
         state.columns[group.counts].lengths[state.row] = <int32_t>(group.used - before)
@@ -516,44 +305,17 @@ cdef int run_rows(
         state.end = state.heap + edges[block + 1]
         for i in range(counts[block]):
             for g in range(state.groups_count):
-                state.groups[g].saved = state.groups[g].used
+                state.groups[g].starts[state.row] = state.groups[g].used
             if run(state, root) < 0:
                 return -1
             if status >= 0 and state.columns[status].values[state.row] == DELETED:
                 for g in range(state.groups_count):
-                    state.groups[g].used = state.groups[g].saved
+                    state.groups[g].used = state.groups[g].starts[state.row]
             else:
                 state.row += 1
         if state.at != state.end:
             return fail(state, LEFT_OVER, root)
     return 0
-
-
-cdef void scatter(
-    Group* group, int32_t slots, int64_t* begins, int64_t* ends, int32_t* rows, int64_t* values, int32_t* lengths
-) noexcept nogil:
-    """Order a group's entries by column, and by row within one: column s gets [begins[s], ends[s]) of the arrays.
-
-    A column that one row names twice keeps the last value, as a map would. `ends` is zeroed, `lengths` may be NULL.
-    """
-    cdef int64_t i, to, total = 0
-    cdef int32_t slot
-    for i in range(group.used):
-        ends[group.slots[i]] += 1
-    for slot in range(slots):
-        begins[slot] = total
-        total += ends[slot]
-        ends[slot] = begins[slot]
-    for i in range(group.used):
-        slot = group.slots[i]
-        to = ends[slot]
-        if to > begins[slot] and rows[to - 1] == group.rows[i]:
-            to -= 1
-        rows[to] = group.rows[i]
-        values[to] = group.values[1][i]
-        if lengths != NULL:
-            lengths[to] = group.lengths[1][i]
-        ends[slot] = to + 1
 
 
 cdef class Program:
@@ -572,6 +334,7 @@ cdef class Program:
     cdef readonly tuple names, columns, groups
     cdef readonly int32_t status
     cdef readonly int64_t least
+    cdef int64_t width  # bytes of a row's columns
     cdef int32_t root
 
     def __cinit__(self, list nodes, names, columns, groups, int32_t status, int64_t least):
@@ -597,6 +360,7 @@ cdef class Program:
         self.groups = tuple(groups)
         self.status = status
         self.least = least
+        self.width = 12 * len(self.columns) + 8 * len(self.groups)
 
     def __dealloc__(self):
         free(self.nodes)
@@ -612,7 +376,7 @@ cdef class Run:
 
     def __cinit__(self, Program program, int64_t rows):
         cdef State* state = &self.state
-        cdef int i, used = 0
+        cdef int i, k, used = 0
         cdef int64_t[::1] values
         cdef int32_t[::1] lengths
         state.nodes = program.nodes
@@ -650,12 +414,17 @@ cdef class Run:
             state.groups[i].first = first
             state.groups[i].width = width
             state.groups[i].counts = counts
-        state.groups_count = len(program.groups)
+            for k in range(width):
+                state.groups[i].texts[k] = program.columns[first + k].endswith("text")
+            state.groups[i].starts = <int64_t*>malloc((rows + 1) * sizeof(int64_t))
+            state.groups_count = i + 1
+            if state.groups[i].starts == NULL:
+                raise MemoryError
 
     def __dealloc__(self):
         cdef int i, k
         for i in range(self.state.groups_count):
-            free(self.state.groups[i].rows)
+            free(self.state.groups[i].starts)
             free(self.state.groups[i].slots)
             for k in range(SCRATCH_MAX):
                 free(self.state.groups[i].values[k])
@@ -665,11 +434,14 @@ cdef class Run:
         free(self.state.slots.ids)
         free(self.state.slots.table)
 
-    cdef dict by_column(self, Group* group, bint bounds):
+    cdef dict by_column(self, Group* group):
         """A group as {column id: (rows, values)}, or (rows, starts, lengths) for bounds; slices of one array each."""
+        cdef bint bounds = group.texts[1]
         cdef int32_t slots = self.state.slots.used
         cdef int32_t slot
         cdef int64_t begin, end
+        if group.used == 0:
+            return {}
         rows, values = np.empty(group.used, np.int32), np.empty(group.used, np.int64)
         lengths = np.empty(group.used, np.int32) if bounds else None
         cdef int32_t[::1] rows_view = rows
@@ -678,11 +450,10 @@ cdef class Run:
         cdef int64_t[::1] begins = np.empty(slots, np.int64)
         cdef int64_t[::1] ends = np.zeros(slots, np.int64)
         cdef dict found = {}
-        if group.used == 0:
-            return found
         with nogil:
             scatter(
-                group, slots, &begins[0], &ends[0], &rows_view[0], &values_view[0], &lengths_view[0] if bounds else NULL
+                group, self.state.row, slots, &begins[0], &ends[0], &rows_view[0], &values_view[0],
+                &lengths_view[0] if bounds else NULL,
             )
         for slot in range(slots):
             begin, end = begins[slot], ends[slot]
@@ -702,11 +473,14 @@ cdef class Run:
         cdef int32_t[::1] lengths
         cdef int i
         for i in range(group.width):
-            number, text = np.empty(group.used, np.int64), np.empty(group.used, np.int32)
+            number = np.empty(group.used, np.int64)
+            text = np.empty(group.used if group.texts[i] else 0, np.int32)
             if group.used:
-                values, lengths = number, text
+                values = number
                 memcpy(&values[0], group.values[i], group.used * sizeof(int64_t))
-                memcpy(&lengths[0], group.lengths[i], group.used * sizeof(int32_t))
+                if group.texts[i]:
+                    lengths = text
+                    memcpy(&lengths[0], group.lengths[i], group.used * sizeof(int32_t))
             found.append((number, text))
         return found
 
@@ -734,6 +508,9 @@ def execute(
         if counts[i] > (edges[i + 1] - edges[i]) // program.least:
             raise Corrupt(f"{location}: block {i} {MESSAGES[TOO_MANY_ROWS]}: {counts[i]} in {edges[i + 1] - edges[i]}")
         rows += counts[i]
+    # Each column takes a byte of its row, unless a record that holds many is null; no real row has a null record.
+    if rows * program.width > ROW_RATIO_MAX * heap.shape[0]:
+        raise Corrupt(f"{location}: {MESSAGES[TOO_MANY_ROWS]}: {rows} in {heap.shape[0]}")
     cdef Run machine = Run(program, rows)
     cdef State* state = &machine.state
     cdef int failed = 0
@@ -754,7 +531,7 @@ def execute(
         for values, lengths in machine.arrays
     ]
     groups = [
-        machine.by_column(&state.groups[i], state.columns[state.groups[i].first + 1].lengths != NULL)
+        machine.by_column(&state.groups[i])
         if state.groups[i].by_column
         else machine.elements(&state.groups[i])
         for i in range(state.groups_count)

@@ -287,12 +287,12 @@ def _decode(data: bytes | memoryview, location: str, wanted: Record, inflated_li
     return _Rows(location, container, compiled, count, columns, groups)
 
 
-_CACHED_SCHEMA_MAX = 1 << 18
+_CACHED_SCHEMA_MAX = 1 << 17
 """Characters; a table of a thousand columns has no longer one, for a manifest's schema names none of them."""
 
 
 # All manifests of a table share a schema text, or a few, and to compile one takes as long as to decode 200 entries.
-_compiled = lru_cache(maxsize=256)(compile_schema)
+_compiled = lru_cache(maxsize=128)(compile_schema)
 
 
 @dataclass(frozen=True, slots=True)

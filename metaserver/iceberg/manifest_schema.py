@@ -18,7 +18,7 @@ from metaserver.errors import Corrupt
 from metaserver.iceberg._manifest import OPS, Program
 
 _DEPTH_MAX = 64
-_NODES_MAX = 100_000
+_NODES_MAX = 20_000
 
 _WIDTHS = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
 """Fewest bytes of a value."""
