@@ -87,7 +87,9 @@ class Bound:
     """A predicate on one column. `kind` is the column's type and `result` the term's (the same for identity).
 
     `values` are of type `result`: none for the null and NaN operations, one for comparisons and prefixes, two or more,
-    distinct and sorted, for IN and NOT_IN. `name` is the column's full name in the schema it was bound to.
+    distinct and sorted, for IN and NOT_IN; never NaN or an infinity. `name` is the column's full name in the schema it
+    was bound to. A column that is not primitive has the kind `struct`, `list`, `map`, `variant` or an unknown one; one
+    inside a list or a map has the kind `list` or `map` whatever its own type is. Statistics decide nothing about them.
     """
 
     op: Op
