@@ -1,0 +1,1 @@
+"""Oracles and tests of scan planning."""

@@ -1,0 +1,15 @@
+"""Iceberg Java's planner, one JVM for the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.services.java_planner import JavaPlanner, java_planner
+
+
+@pytest.fixture(scope="session")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPlanner]:
+    with java_planner(tmp_path_factory.mktemp("java-planner") / "java.log") as planner:
+        yield planner

@@ -1,0 +1,225 @@
+"""Primitive types as the specification defines them, for the oracles: values to draw, their bytes, their order in Avro.
+
+Written from the Iceberg specification alone (sections "Primitive Types", "Avro" and "Binary single-value
+serialization"), sharing nothing with what it judges. Values: bool; int for int, long, date (days), time and timestamps
+(micro- or nanoseconds); float; int for decimals (unscaled); str; bytes for uuid, fixed and binary.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import struct
+import uuid
+from typing import Any
+
+Value = bool | int | float | str | bytes
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+DAY_US = 86_400_000_000
+TEMPORAL_LONGS = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
+V3_ONLY = ("timestamp_ns", "timestamptz_ns")
+FLOATS = ("float", "double")
+KINDS = ("boolean", "int", "long", *FLOATS, "date", "time", "timestamp", "timestamptz", "string", "uuid", "fixed")
+KINDS += ("binary", "decimal")
+BYTES = ("uuid", "fixed", "binary")
+
+
+def base(kind: str) -> str:
+    """The type's name without its parameters."""
+    return re.split(r"[(\[]", kind)[0]
+
+
+def decimal_parts(kind: str) -> tuple[int, int]:
+    """Precision and scale of a decimal."""
+    precision, scale = re.findall(r"\d+", kind)
+    return int(precision), int(scale)
+
+
+def fixed_length(kind: str) -> int:
+    return int(kind[len("fixed[") : -1])
+
+
+def random_kind(rng: random.Random, version: int) -> str:
+    made = rng.choice([*KINDS, "decimal", "string", *(V3_ONLY if version >= 3 else ())])
+    if made == "fixed":
+        return f"fixed[{rng.choice([1, 4, 16, 20])}]"
+    if made == "decimal":
+        precision = rng.choice([2, 4, 9, 18, 20, 38])
+        return f"decimal({precision}, {rng.randint(0, precision)})"
+    return made
+
+
+def widened(rng: random.Random, kind: str) -> str | None:
+    """A type that the spec lets this one be promoted to."""
+    if base(kind) == "decimal":
+        precision, scale = decimal_parts(kind)
+        return f"decimal({rng.randint(precision + 1, 38)}, {scale})" if precision < 38 else None
+    return {"int": "long", "float": "double"}.get(kind)
+
+
+def pool(rng: random.Random, kind: str, size: int) -> list[Value]:
+    """`size` or fewer distinct values to make rows of: extremes, neighbours and a crowd in the middle; never NaN."""
+    values = [_draw(rng, kind) for _ in range(size)]
+    distinct = {(repr(value) if isinstance(value, float) else value): value for value in values}
+    return sorted(distinct.values(), key=lambda value: order(kind, value))
+
+
+def order(kind: str, value: Any) -> Any:
+    """A sort key in the type's order; floats in total order, where -0.0 comes before 0.0."""
+    return (value, math.copysign(1.0, value)) if kind in FLOATS else value
+
+
+def _draw(rng: random.Random, kind: str) -> Value:
+    name = base(kind)
+    if name == "boolean":
+        return rng.random() < 0.5
+    if name in ("int", "long", "date", "decimal", *TEMPORAL_LONGS):
+        return _draw_whole(rng, kind)
+    if name in FLOATS:
+        return _draw_float(rng, kind)
+    if name == "string":
+        return _draw_text(rng)
+    length = {"uuid": 16, "binary": rng.choice([0, 1, 3, 16, 17, 40])}.get(name) if name != "fixed" else None
+    size = fixed_length(kind) if length is None else length
+    shape = rng.random()
+    if shape < 0.15:
+        return b"\xff" * size
+    if shape < 0.25:
+        return b"\x00" * size
+    if shape < 0.6:  # a long common prefix
+        return (b"\x7f\xff\x80" * size)[: max(0, size - 1)] + rng.randbytes(min(1, size))
+    return rng.randbytes(size)
+
+
+def limits(kind: str) -> tuple[int, int]:
+    """Least and greatest value of a type that is kept as a whole number."""
+    name = base(kind)
+    if name == "decimal":
+        greatest = 10 ** decimal_parts(kind)[0] - 1
+        return -greatest, greatest
+    if name == "time":
+        return 0, DAY_US - 1
+    return (INT_MIN, INT_MAX) if name in ("int", "date") else (LONG_MIN, LONG_MAX)
+
+
+def _draw_whole(rng: random.Random, kind: str) -> int:
+    least, greatest = limits(kind)
+    middle = {"date": 19_000, "time": DAY_US // 2, "timestamp": 19_000 * DAY_US, "timestamptz": 19_000 * DAY_US}
+    centre = middle.get(kind, 19_000 * DAY_US * 1000 if kind in V3_ONLY else 0)
+    unit = {"date": 30, "int": 10, "long": 10, "decimal": 5}.get(base(kind), 3_600_000_000)
+    unit *= 1000 if kind in V3_ONLY else 1
+    shape = rng.random()
+    if shape < 0.06:
+        return rng.choice([least, greatest])
+    if shape < 0.12:
+        return rng.choice([least + 1, greatest - 1])
+    if shape < 0.2:
+        return rng.randint(least, greatest)
+    if shape < 0.4:  # around zero, which for times is 1970
+        return max(least, min(greatest, rng.randint(-3, 3) * rng.choice([1, unit])))
+    return max(least, min(greatest, centre + rng.randint(-40, 40) * unit + rng.choice([0, 0, 1, -1])))
+
+
+def _draw_float(rng: random.Random, kind: str) -> float:
+    greatest = 3.4028234663852886e38 if kind == "float" else 1.7976931348623157e308
+    tiny = 1e-45 if kind == "float" else 5e-324
+    special = [0.0, -0.0, math.inf, -math.inf, greatest, -greatest, tiny, -tiny]
+    value = rng.choice(special) if rng.random() < 0.3 else rng.choice([1.0, 0.1, 1e10]) * rng.randint(-20, 20)
+    return to_float32(value) if kind == "float" else value
+
+
+def to_float32(value: float) -> float:
+    """The nearest 32-bit float; beyond its range an infinity."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+ALPHABET = ["a", "b", "z", "\u00e9", "\u00ff", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff"]
+ALPHABET += ["\U00010000", "\U0001f600", "\U0010ffff", "\x00", "'", " "]
+
+
+EDGE = "a" * 15 + "\U0001f600x"
+
+
+def _draw_text(rng: random.Random) -> str:
+    shape = rng.random()
+    if shape < 0.08:
+        return ""
+    if shape < 0.35:  # alike beyond what truncated bounds keep
+        return "common/prefix/of/" + "".join(rng.choices("ab", k=rng.randint(0, 3)))
+    if shape < 0.45:
+        return rng.choice(["\U0010ffff" * rng.randint(1, 20), "\uffff" * 18, "\ud7ff" * 17, EDGE, "z" * 300])
+    return "".join(rng.choices(ALPHABET, k=rng.randint(1, 20 if shape < 0.6 else 3)))
+
+
+def to_bytes(kind: str, value: Any) -> bytes:
+    """Binary single-value serialisation (specification, appendix D)."""
+    name = base(kind)
+    if name == "boolean":
+        return b"\x01" if value else b"\x00"
+    if name in ("int", "date"):
+        return struct.pack("<i", value)
+    if name == "long" or name in TEMPORAL_LONGS:
+        return struct.pack("<q", value)
+    if name in FLOATS:
+        return struct.pack("<f" if name == "float" else "<d", value)
+    if name == "decimal":
+        length = max(1, ((value if value >= 0 else ~value).bit_length() + 8) // 8)
+        return int(value).to_bytes(length, "big", signed=True)
+    return value.encode() if name == "string" else bytes(value)
+
+
+def avro_type(kind: str, name: str) -> Any:
+    """Avro's type of a partition value; `name` is unique within the schema, for the types that need one."""
+    parts = base(kind)
+    logical = {"date": "date", "time": "time-micros"}.get(parts)
+    if parts == "date":
+        return {"type": "int", "logicalType": logical}
+    if parts == "time":
+        return {"type": "long", "logicalType": logical}
+    if parts in TEMPORAL_LONGS:
+        unit = "timestamp-nanos" if parts in V3_ONLY else "timestamp-micros"
+        return {"type": "long", "logicalType": unit, "adjust-to-utc": "tz" in parts}
+    if parts == "uuid":
+        return {"type": "fixed", "size": 16, "name": f"uuid_{name}", "logicalType": "uuid"}
+    if parts == "fixed":
+        return {"type": "fixed", "size": fixed_length(kind), "name": f"fixed_{name}"}
+    if parts == "decimal":
+        precision, scale = decimal_parts(kind)
+        made = {"type": "fixed", "size": decimal_size(precision), "name": f"decimal_{name}", "logicalType": "decimal"}
+        return {**made, "precision": precision, "scale": scale}
+    return {"binary": "bytes"}.get(parts, parts)
+
+
+def decimal_size(precision: int) -> int:
+    """Bytes that hold every unscaled value of a precision: the least that do."""
+    return ((10**precision - 1).bit_length() + 8) // 8
+
+
+def avro_value(kind: str, value: Any) -> Any:
+    if value is not None and base(kind) == "decimal":
+        return int(value).to_bytes(decimal_size(decimal_parts(kind)[0]), "big", signed=True)
+    return value
+
+
+def default_json(kind: str, value: Any) -> Any:
+    """JSON single-value serialisation (appendix D) of a column's default."""
+    name = base(kind)
+    if name == "decimal":
+        return decimal_text(kind, value)
+    if name == "uuid":
+        return str(uuid.UUID(bytes=value))
+    return value.hex() if name in ("fixed", "binary") else value
+
+
+def decimal_text(kind: str, unscaled: int) -> str:
+    """An unscaled value as plain decimal digits, with exactly the type's scale."""
+    scale = decimal_parts(kind)[1]
+    digits = str(abs(unscaled)).rjust(scale + 1, "0")
+    whole, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]
+    return ("-" if unscaled < 0 else "") + whole + ("." + fraction if scale else "")

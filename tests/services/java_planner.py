@@ -1,0 +1,156 @@
+"""Iceberg Java's planner in a JVM of its own, as the yardstick of scan planning: thousands of plans in seconds.
+
+`JavaPlanner.java` is compiled once into .cache, against the jar that Spark runs with, and answers JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import IO, Any
+
+import pyspark
+
+from tests.services.java import java_17
+from tests.services.process import CACHE, ServiceFailed
+
+SOURCE = Path(__file__).with_name("JavaPlanner.java")
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """One scan: the metadata file's URI, the REST filter, and a snapshot (None for the current one).
+
+    `names` says whose column names the filter uses with a snapshot: "current" or "snapshot".
+    """
+
+    metadata: str
+    filter: Any
+    snapshot_id: int | None = None
+    names: str = "current"
+    case_sensitive: bool = True
+
+    def line(self) -> bytes:
+        wire = {
+            "metadata": self.metadata,
+            "filter": self.filter,
+            "snapshot-id": self.snapshot_id,
+            "names": self.names,
+            "case-sensitive": self.case_sensitive,
+        }
+        return json.dumps(wire).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """One file of Java's plan. A deletion vector is named `location#offset`; the residual is Java's JSON."""
+
+    path: str
+    deletes: frozenset[str]
+    residual: Any
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Java's answer: its tasks by file path, or what it threw."""
+
+    tasks: dict[str, PlannedTask]
+    error: str | None
+
+
+class JavaPlanner:
+    """A running JVM; `plan` asks for any number of scans at once. Scans of one table are best asked in a row."""
+
+    def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
+        self._child = child
+        self._log = log
+
+    def plan(self, requests: Sequence[PlanRequest]) -> list[Planned]:
+        """An answer per request, in order."""
+        stdin, stdout = self._child.stdin, self._child.stdout
+        if stdin is None or stdout is None:
+            raise ServiceFailed("the JVM was started without pipes")
+        sender = Thread(target=_send, args=(stdin, [request.line() for request in requests]))
+        sender.start()
+        answers = []
+        for _ in requests:
+            line = stdout.readline()
+            if not line:
+                raise ServiceFailed(f"Java's planner ended\n{self._log.read_text(errors='replace')[-4000:]}")
+            answers.append(_planned(json.loads(line)))
+        sender.join()
+        return answers
+
+
+def _send(stdin: IO[bytes], lines: list[bytes]) -> None:
+    """In a thread of its own: with both pipes full, writing first and reading then would never end."""
+    for line in lines:
+        stdin.write(line)
+    stdin.flush()
+
+
+def _planned(answer: dict[str, Any]) -> Planned:
+    if "error" in answer:
+        return Planned({}, answer["error"])
+    tasks = [PlannedTask(t["path"], frozenset(t["deletes"]), t["residual"]) for t in answer["tasks"]]
+    return Planned({task.path: task for task in tasks}, None)
+
+
+@contextmanager
+def java_planner(log: Path) -> Iterator[JavaPlanner]:
+    """Compiles where that was not done yet, starts the JVM, and ends it by closing its input."""
+    classpath = _classpath()
+    classes = _compiled(classpath)
+    argv = [java_17(), "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Diceberg.worker.num-threads=2"]
+    argv += ["-cp", ":".join([str(classes), *classpath]), "JavaPlanner"]
+    with log.open("ab") as err:
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err)
+    with child:
+        try:
+            yield JavaPlanner(child, log)
+        finally:
+            if child.stdin is not None:
+                child.stdin.close()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def _classpath() -> list[str]:
+    iceberg = sorted((CACHE / "jars").glob("iceberg-spark-runtime-*.jar"))
+    if not iceberg:
+        raise ServiceFailed(f"no Iceberg runtime in {CACHE / 'jars'}: run `make jars`")
+    spark_jars = Path(pyspark.__file__).parent / "jars"
+    return [str(iceberg[-1]), *(str(jar) for jar in sorted(spark_jars.glob("slf4j-api-*.jar")))]
+
+
+def _compiled(classpath: list[str]) -> Path:
+    """Folder of the classes, compiled anew when the source or the jar is another. Two that compile at once both win."""
+    stamp = f"{SOURCE.stat().st_mtime_ns}-{Path(classpath[0]).stem}"
+    folder = CACHE / "java-planner" / stamp
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent))
+    javac = Path(java_17()).with_name("javac") if Path(java_17()).with_name("javac").exists() else shutil.which("javac")
+    if javac is None:
+        raise ServiceFailed("no javac found: install a JDK, not only a Java runtime")
+    argv = [str(javac), "-nowarn", "-d", str(fresh), "-cp", ":".join(classpath), str(SOURCE)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ServiceFailed(f"JavaPlanner.java does not compile\n{done.stderr}")
+    if not folder.exists():
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    return folder
