@@ -1,44 +1,33 @@
 import numpy as np
 import numpy.typing as npt
 
-def gather_longs(
-    heap: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int32],
-    values: npt.NDArray[np.int64],
-    present: npt.NDArray[np.uint8],
-) -> int: ...
-def gather_doubles(
-    heap: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int32],
-    values: npt.NDArray[np.float64],
-    present: npt.NDArray[np.uint8],
-) -> int: ...
-def gather_decimals(
-    heap: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int32],
-    high: npt.NDArray[np.int64],
-    low: npt.NDArray[np.uint64],
-    present: npt.NDArray[np.uint8],
-) -> int: ...
-def common_prefix(
-    heap: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
-) -> tuple[int, int]: ...
-def gather_prefixes(
-    heap: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int32],
-    skip: int,
-    width: int,
-    codes: npt.NDArray[np.uint64],
-) -> None: ...
-def gather_tails(
-    heap: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int32],
-    skip: int,
-    ends: npt.NDArray[np.int64],
-    out: npt.NDArray[np.uint8],
-) -> None: ...
+Longs = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Lengths = npt.NDArray[np.int32]
+
+def gather_longs(heap: Bytes, starts: Longs, lengths: Lengths) -> Longs: ...
+def gather_doubles(heap: Bytes, starts: Longs, lengths: Lengths) -> npt.NDArray[np.float64]: ...
+def gather_decimals(heap: Bytes, starts: Longs, lengths: Lengths) -> tuple[Longs, npt.NDArray[np.uint64], Bytes]: ...
+def scatter(rows: Lengths, values: Longs, count: int) -> Longs: ...
+def relate(values: Longs, nulls: Longs, nans: Longs) -> tuple[int, int, int, int]: ...
+def pack_longs(values: Longs, absent_low: bool) -> tuple[int, int, int, int, Bytes | None, Bytes | None] | None: ...
+def pack_doubles(
+    values: npt.NDArray[np.float64], present: Bytes, absent_low: bool
+) -> tuple[int, float, float, Bytes, Bytes | None] | None: ...
+def pack_spans(
+    heap: Bytes, starts: Longs, lengths: Lengths, absent_low: bool
+) -> (
+    tuple[
+        int,
+        bytes,
+        int,
+        int,
+        Bytes | None,
+        Bytes | None,
+        Bytes | None,
+        int,
+        npt.NDArray[np.uint32] | None,
+        Bytes | None,
+    ]
+    | None
+): ...

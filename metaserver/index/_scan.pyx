@@ -4,9 +4,9 @@ A selection is a state per block (0 no row, 1 every row, 2 the rows whose byte i
 rows of the view. Each kernel narrows a selection by one test of one side of a column; blocks whose summary decides the
 test are not read. A block without the column, and a row without the value, are kept.
 
-`layout` is int64[blocks, 12], addresses absolute:
+`layout` is int64[blocks, 13], addresses absolute:
     form (-1: nothing known), width, codes, presence (0: all there), rows, first row in the mask, base,
-    common, length of common, lengths, ends (0: no tails), tails
+    common, length of common, lengths, ends (0: no tails), tails, bytes a length
 """
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -81,6 +81,22 @@ cdef extern from *:
         if (width == 4) { SEAMARK_CASE(u32, uint32_t) }
         SEAMARK_CASE(u64, uint64_t)
     }
+    #define SEAMARK_TIES(NAME, T)                                                     \\
+        SEAMARK_CLONES static int NAME(const T *codes, int64_t n, T v) {              \\
+            uint32_t found = 0;                                                       \\
+            for (int64_t i = 0; i < n; i++) found |= codes[i] == v;                   \\
+            return found != 0;                                                        \\
+        }
+    SEAMARK_TIES(seamark_ties_u8, uint8_t)
+    SEAMARK_TIES(seamark_ties_u16, uint16_t)
+    SEAMARK_TIES(seamark_ties_u32, uint32_t)
+    SEAMARK_TIES(seamark_ties_u64, uint64_t)
+    static int seamark_ties(int width, const void *codes, int64_t n, uint64_t v) {
+        if (width == 1) return seamark_ties_u8((const uint8_t *)codes, n, (uint8_t)v);
+        if (width == 2) return seamark_ties_u16((const uint16_t *)codes, n, (uint16_t)v);
+        if (width == 4) return seamark_ties_u32((const uint32_t *)codes, n, (uint32_t)v);
+        return seamark_ties_u64((const uint64_t *)codes, n, v);
+    }
     static int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) {
     #define SEAMARK_FLOAT_CASE(SUFFIX, T)                                                  \\
         switch (op) {                                                                      \\
@@ -95,6 +111,7 @@ cdef extern from *:
     """
     int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) nogil
     int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) nogil
+    int seamark_ties(int width, const void *codes, int64_t n, uint64_t v) nogil
 
 cdef enum:
     LE = 0
@@ -115,6 +132,7 @@ cdef enum:
     LENGTHS = 9
     ENDS = 10
     TAILS = 11
+    LENGTHS_WIDTH = 12
 
 
 
@@ -226,7 +244,7 @@ cdef int compare(const int64_t *column, int64_t row, uint64_t code, const uint8_
     mine = load(<const uint8_t *>column[CODES], width, row)
     if mine != code:
         return -1 if mine < code else 1
-    length = (<const uint32_t *>column[LENGTHS])[row]
+    length = <int64_t>load(<const uint8_t *>column[LENGTHS], column[LENGTHS_WIDTH], row)
     own = length - width if length > width else 0
     other = size - width if size > width else 0
     if own > 0 and other > 0:
@@ -315,14 +333,25 @@ cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int
         settle(state, kept, rows)
         return
     code = prefix_of(text + shared, size - shared, column[WIDTH])
-    for row in range(rows):
-        if not fresh and mask[row] == 0:
-            continue
-        keep = passes(op, compare(column, row, code, text + shared, size - shared))
-        if not keep and (not there(column[PRESENCE], row) or (halves and differ_by_sign(column, row, text, size))):
-            keep = 1
-        mask[row] = keep
-        kept += keep
+    if halves:
+        for row in range(rows):
+            if not fresh and mask[row] == 0:
+                continue
+            keep = (passes(op, compare(column, row, code, text + shared, size - shared))
+                    or not there(column[PRESENCE], row) or differ_by_sign(column, row, text, size))
+            mask[row] = keep
+            kept += keep
+        settle(state, kept, rows)
+        return
+    # Codes first, ties kept, for all rows at once; then the ties, which are few unless the literal is common.
+    kept = seamark_codes(column[WIDTH], LE if op < GE else GE, <const void *>column[CODES], mask, rows, code, fresh)
+    if kept and seamark_ties(column[WIDTH], <const void *>column[CODES], rows, code):
+        for row in range(rows):
+            if mask[row] and load(<const uint8_t *>column[CODES], column[WIDTH], row) == code:
+                if there(column[PRESENCE], row) and not passes(
+                        op, compare(column, row, code, text + shared, size - shared)):
+                    mask[row] = 0
+                    kept -= 1
     settle(state, kept, rows)
 
 

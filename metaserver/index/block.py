@@ -25,6 +25,7 @@ from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import result_type
 from metaserver.iceberg.types import canonical_primitive
+from metaserver.index import _pack
 from metaserver.index.packing import (
     ALIGNMENT,
     MISSING,
@@ -205,6 +206,15 @@ class Block:
         sizes = counts.tolist()
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
+    def list_columns(self, name: str) -> tuple[Longs, Longs, Longs] | None:
+        """(sizes int64[rows], MISSING where null; ends int64[rows]; values) of a list's columns: a row has the values
+        from its end less its size up to its end. None where no row has a list."""
+        entry = self._directory.lists.get(name)
+        if entry is None or entry.counts is None or entry.values is None:
+            return None
+        sizes = Column(self._arrays, entry.counts, self.rows).longs()
+        return sizes, np.cumsum(np.maximum(sizes, 0)), Column(self._arrays, entry.values, entry.total).longs()
+
     @property
     def partition_fields(self) -> tuple[tuple[int, str], ...]:
         """(partition field id, type) in the order of the partition tuple."""
@@ -273,22 +283,22 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     """The block's memory, in pieces to be joined. Corrupt when the manifest's header makes no sense."""
     schema, spec = _schema_of(decoded), _spec_of(decoded)
     writer = Writer()
-    lists = {name: _pack_list(writer, *given) for name, given in decoded.lists.items()}
+    longs = _some({name: _pack_present(writer, values) for name, values in decoded.longs.items()})
     directory = _Directory(
         location=decoded.location,
         rows=decoded.rows,
         content=1 if decoded.metadata.get("content") == "deletes" else 0,
         spec_id=spec.spec_id,
-        longs=_some({name: _pack_present(writer, values) for name, values in decoded.longs.items()}),
+        longs=longs,
         texts=_some(
             {
                 name: pack_spans(writer, Spans(decoded.heap, spans.starts, spans.lengths), absent_low=True)
                 for name, spans in decoded.texts.items()
             }
         ),
-        lists=lists,
+        lists={name: _pack_list(writer, *given) for name, given in decoded.lists.items()},
         partition=_pack_partition(writer, decoded, schema, spec),
-        columns=tuple(_pack_columns(writer, decoded, schema)),
+        columns=tuple(_pack_columns(writer, decoded, schema, longs.get("record_count"))),
     )
     head = msgspec.msgpack.encode(directory)
     prefix = _MAGIC + len(head).to_bytes(4, "little") + head
@@ -300,7 +310,7 @@ def _some(columns: dict[str, Packed | None]) -> dict[str, Packed]:
 
 
 def _pack_present(writer: Writer, values: Longs) -> Packed | None:
-    return pack_longs(writer, values, (values != MISSING).view(np.uint8), absent_low=True)
+    return pack_longs(writer, values, absent_low=True)
 
 
 def _pack_list(writer: Writer, counts: npt.NDArray[np.int32], values: Longs) -> _ListEntry:
@@ -384,7 +394,9 @@ def _pack_values(writer: Writer, heap: Bytes, values: PartitionValues, kind: str
     return pack_bounds(writer, kind, spans, absent_low=True)
 
 
-def _pack_columns(writer: Writer, decoded: DecodedManifest, schema: Schema) -> Sequence[ColumnEntry]:
+def _pack_columns(
+    writer: Writer, decoded: DecodedManifest, schema: Schema, record_count: Packed | None
+) -> Sequence[ColumnEntry]:
     ids = {column_id for by_id in decoded.counts.values() for column_id in by_id}
     ids |= {column_id for by_id in decoded.bounds.values() for column_id in by_id}
     entries = []
@@ -396,44 +408,47 @@ def _pack_columns(writer: Writer, decoded: DecodedManifest, schema: Schema) -> S
             kind = canonical_primitive(column.type)
         except BadRequest:
             continue  # a type of a later format version: nothing is known of its order
-        entries.append(_pack_column(writer, decoded, column_id, kind))
+        entries.append(_pack_column(writer, decoded, column_id, kind, record_count))
     return entries
 
 
-def _pack_column(writer: Writer, decoded: DecodedManifest, column_id: int, kind: str) -> ColumnEntry:
+def _pack_column(
+    writer: Writer, decoded: DecodedManifest, column_id: int, kind: str, record_count: Packed | None
+) -> ColumnEntry:
     rows = decoded.rows
-    counts = {}
-    for name in COUNTS:
-        wide = np.full(rows, MISSING, dtype=np.int64)
-        given = decoded.counts.get(name, {}).get(column_id)
-        if given is not None:
-            wide[given[0]] = given[1]
-        wide[wide < 0] = MISSING
-        counts[name] = wide
-    values, nulls, nans = counts["value_counts"], counts["null_value_counts"], counts["nan_value_counts"]
-    known = values != MISSING
+    values, nulls, nans, sizes = (_counts_of(decoded, name, column_id) for name in COUNTS)
+    if record_count is not None and np.array_equal(values, decoded.longs["record_count"]):
+        packed_values: Packed | None = record_count  # so it is but inside lists and maps
+    else:
+        packed_values = _pack_present(writer, values)
+    nulls_only, nans_only, no_nulls, no_nans = _pack.relate(values, nulls, nans)
     return ColumnEntry(
         column_id,
         kind,
         pack_bounds(writer, kind, _spans(decoded, "lower_bounds", column_id), absent_low=True),
         pack_bounds(writer, kind, _spans(decoded, "upper_bounds", column_id), absent_low=False),
-        (
-            _pack_present(writer, values),
-            _pack_present(writer, nulls),
-            _pack_present(writer, nans),
-            _pack_present(writer, counts["column_sizes"]),
-        ),
-        _how_many(known & (nulls == values)),
-        _how_many(known & (nans == values)),
-        _how_many(nulls == 0),
-        _how_many(nans == 0),
+        (packed_values, _pack_present(writer, nulls), _pack_present(writer, nans), _pack_present(writer, sizes)),
+        _how_many(nulls_only, rows),
+        _how_many(nans_only, rows),
+        _how_many(no_nulls, rows),
+        _how_many(no_nans, rows),
     )
 
 
+def _counts_of(decoded: DecodedManifest, name: str, column_id: int) -> Longs:
+    """int64[rows], MISSING where the manifest says nothing, or what cannot be."""
+    given = decoded.counts.get(name, {}).get(column_id)
+    if given is None:
+        return np.full(decoded.rows, MISSING, dtype=np.int64)
+    return _pack.scatter(given[0], given[1], decoded.rows)
+
+
 def _spans(decoded: DecodedManifest, name: str, column_id: int) -> Spans:
+    given = decoded.bounds.get(name, {}).get(column_id)
+    if given is not None and len(given[0]) == decoded.rows:
+        return Spans(decoded.heap, given[1], given[2])
     starts = np.zeros(decoded.rows, dtype=np.int64)
     lengths = np.full(decoded.rows, -1, dtype=np.int32)
-    given = decoded.bounds.get(name, {}).get(column_id)
     if given is not None:
         rows, given_starts, given_lengths = given
         starts[rows] = given_starts
@@ -441,13 +456,5 @@ def _spans(decoded: DecodedManifest, name: str, column_id: int) -> Spans:
     return Spans(decoded.heap, starts, lengths)
 
 
-def _how_many(rows: npt.NDArray[np.bool_]) -> int:
-    count = int(np.count_nonzero(rows))
-    return _NONE if count == 0 else _ALL if count == len(rows) else _SOME
-
-
-def decode_block(memory: memoryview | bytes) -> Block:
-    return Block(memory)
-
-
-__all__ = ["COUNTS", "VERSION", "Block", "Bytes", "ColumnEntry", "decode_block", "encode_block"]
+def _how_many(count: int, rows: int) -> int:
+    return _NONE if count == 0 else _ALL if count == rows else _SOME

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
-from cache.single_flight import SingleFlight
-from cache.tier import Tier
+from cache.stack import Stack
 from metaserver.errors import Corrupt, NotFound, ObjectMissing
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest, decode_manifest_list
 from metaserver.index.block import VERSION, Block, encode_block
@@ -24,23 +23,26 @@ from metaserver.objects.port import ObjectStore
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-_UNDER_WAY = 16
-"""Manifests read or decoded at once for one request, for each decoding thread."""
-
 
 class Blocks:
     """Belongs to one event loop."""
 
     def __init__(
-        self, objects: ObjectStore, tier: Tier | None, executor: ThreadPoolExecutor, *, decoders: int, limit_bytes: int
+        self,
+        objects: ObjectStore,
+        stack: Stack[Block],
+        executor: ThreadPoolExecutor,
+        *,
+        under_way: int,
+        limit_bytes: int,
     ) -> None:
+        """`under_way`: manifests read or decoded at once; `limit_bytes`: of a manifest or manifest list."""
         self._objects = objects
-        self._tier = tier
+        self._stack = stack
         self._executor = executor
         self._limit_bytes = limit_bytes
-        self._slots = asyncio.Semaphore(decoders * _UNDER_WAY)
+        self._slots = asyncio.Semaphore(under_way)
         self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
-        self._flights: SingleFlight[str, Block] = SingleFlight()
         self._gained = 0
         self._freed: deque[int] = deque()
         """Sizes of blocks that died; a finaliser may run in any thread, and appending is atomic."""
@@ -87,46 +89,25 @@ class Blocks:
     async def _load_one(self, manifest: ManifestFile) -> tuple[str, Block]:
         key = _key(manifest)
         async with self._slots:
-            return key, await self._flights.run(key, lambda: self._fetch(key, manifest))
-
-    async def _fetch(self, key: str, manifest: ManifestFile) -> Block:
-        block = await self._in_thread(self._cached, key)
-        if block is None:
-            data = await self._read(manifest.manifest_path, "manifest")
-            if len(data) < manifest.manifest_length:
-                # Avro cannot tell: cut off between two of its blocks, it reads as a whole file.
-                raise Corrupt(
-                    f"Manifest {manifest.manifest_path} has {len(data)} bytes; its manifest list says "
-                    f"{manifest.manifest_length}"
-                )
-            block = await self._in_thread(self._decode, key, data, manifest.manifest_path)
-            self.decoded += 1
+            block = await self._stack.get(key, lambda: self._fetch(manifest), Block)
         known = self._alive.get(key)
         if known is not None:
-            return known
+            return key, known
         self._alive[key] = block
         self._gained += block.size_bytes
         weakref.finalize(block, self._freed.append, block.size_bytes)
-        return block
+        return key, block
 
-    def _cached(self, key: str) -> Block | None:
-        memory = None if self._tier is None else self._tier.get(key)
-        if memory is None or self._tier is None:
-            return None
-        try:
-            return Block(memory)
-        except Corrupt:
-            self._tier.discard(key)
-            return None
-
-    def _decode(self, key: str, data: bytes, location: str) -> Block:
-        pieces = encode_block(decode_manifest(data, location))
-        memory: bytes | memoryview = b"".join(pieces)
-        if self._tier is not None and self._tier.put(key, memory):
-            mapped = self._tier.get(key)
-            if mapped is not None:
-                memory = mapped  # pages that other workers share
-        return Block(memory)
+    async def _fetch(self, manifest: ManifestFile) -> bytes:
+        location = manifest.manifest_path
+        data = await self._read(location, "manifest")
+        if len(data) < manifest.manifest_length:
+            # Avro cannot tell: cut off between two of its blocks, it reads as a whole file.
+            raise Corrupt(
+                f"Manifest {location} has {len(data)} bytes; its manifest list says {manifest.manifest_length}"
+            )
+        self.decoded += 1
+        return await self._in_thread(_decoded, data, location)
 
     async def _read(self, location: str, what: str) -> bytes:
         try:
@@ -136,6 +117,10 @@ class Blocks:
 
     async def _in_thread(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+def _decoded(data: bytes, location: str) -> bytes:
+    return b"".join(encode_block(decode_manifest(data, location)))
 
 
 def _key(manifest: ManifestFile) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ from metaserver.iceberg.expressions import Value
 from metaserver.index import _pack
 
 MISSING = -(1 << 63)
-"""Stands for an absent number in arrays of int64."""
+"""Stands for an absent number in arrays of int64; that number itself counts as absent, which prunes less, not more."""
 ALIGNMENT = 64
 LONG_MAX = (1 << 63) - 1
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
@@ -131,7 +132,8 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     common_at: int = NONE
     """Offset of the same bytes, for the scan."""
     lengths: int = NONE
-    """Strings: offset of uint32[rows], lengths after the common prefix."""
+    """Strings: offset of the lengths after the common prefix."""
+    lengths_width: int = 0
     ends: int = NONE
     """Strings: offset of uint32[rows], ends of the tails; NONE when no value is longer than its code."""
     tails: int = NONE
@@ -156,105 +158,64 @@ class Writer:
         return offset
 
 
-def pack_longs(writer: Writer, values: Longs, present: Bytes, *, absent_low: bool) -> Packed | None:
-    """Integers; with `absent_low` an absent value takes the least code, else the greatest. None: all are absent."""
-    there = present != 0
-    count = int(np.count_nonzero(there))
-    if count == 0:
+def pack_longs(writer: Writer, values: Longs, *, absent_low: bool) -> Packed | None:
+    """Integers, MISSING where absent; with `absent_low` that takes the least code, else the greatest. None: all are."""
+    packed = _pack.pack_longs(values, absent_low)
+    if packed is None:
         return None
-    full = count == len(values)
-    known = values if full else values[there]
-    low, high = int(known.min()), int(known.max())
-    if full and low == high:
-        return Packed(Form.INTEGERS, 0, NONE, NONE, low, high, base=low)
-    # One code is kept free for absent values, unless the range leaves none: then it is shared, which only keeps more.
-    base = low - 1 if not full and absent_low and low > MISSING else low
-    span = high - base + (not full and not absent_low)
-    width = next(width for width in (1, 2, 4, 8) if span < 1 << 8 * width or width == 8)
-    codes = (values.view(np.uint64) - np.uint64(base & 0xFFFFFFFFFFFFFFFF)).astype(f"<u{width}")
-    if not full:
-        codes[~there] = 0 if absent_low else np.iinfo(codes.dtype).max
-    presence = NONE if full else writer.add(np.packbits(there, bitorder="little"))
-    if not full:
+    width, base, low, high, codes, presence = packed
+    if presence is not None:
         low, high = (MISSING, high) if absent_low else (low, LONG_MAX)
-    return Packed(Form.INTEGERS, width, writer.add(codes), presence, low, high, base=base)
+    return Packed(Form.INTEGERS, width, _add(writer, codes), _add(writer, presence), low, high, base=base)
 
 
-def pack_doubles(writer: Writer, values: npt.NDArray[np.float64], present: Bytes, *, absent_low: bool) -> Packed | None:
-    there = present != 0
-    count = int(np.count_nonzero(there))
-    if count == 0:
+_NOT_GIVEN: Bytes = np.empty(0, dtype=np.uint8)
+
+
+def pack_doubles(
+    writer: Writer, values: npt.NDArray[np.float64], present: Bytes | None = None, *, absent_low: bool
+) -> Packed | None:
+    """Floats. `present` uint8[rows] tells a NaN that is a value from one that is absent; without it all are absent."""
+    packed = _pack.pack_doubles(values, _NOT_GIVEN if present is None else present, absent_low)
+    if packed is None:
         return None
-    full = count == len(values)
-    known = values if full else values[there]
-    low, high = float(known.min()), float(known.max())
-    if not full:
-        values = np.where(there, values, np.nan)
+    width, low, high, codes, presence = packed
+    if presence is not None:
         low, high = (-np.inf, high) if absent_low else (low, np.inf)
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = values.astype("<f4")
-        exact = bool(np.array_equal(narrow.astype(np.float64), values, equal_nan=True))
-    codes = narrow if exact else values.astype("<f8")
-    presence = NONE if full else writer.add(np.packbits(there, bitorder="little"))
-    return Packed(Form.FLOATS, codes.itemsize, writer.add(codes), presence, low, high)
+    return Packed(Form.FLOATS, width, writer.add(codes), _add(writer, presence), low, high)
 
 
 def pack_spans(writer: Writer, spans: Spans, *, absent_low: bool) -> Packed | None:
-    heap, starts, lengths = spans.heap, spans.starts, spans.lengths
-    there = lengths >= 0
-    count = int(np.count_nonzero(there))
-    if count == 0:
+    packed = _pack.pack_spans(spans.heap, spans.starts, spans.lengths, absent_low)
+    if packed is None:
         return None
-    full = count == len(lengths)
-    shared, first = _pack.common_prefix(heap, starts, lengths)
-    common = heap[starts[first] : starts[first] + shared].tobytes()
-    rest = np.where(there, lengths - shared, 0).astype(np.uint32)
-    longest = int(rest.max())
-    width = next(width for width in (0, 1, 2, 4, 8) if longest <= width or width == 8)
-    if not full:
-        width = width or 1
-    codes = np.full(len(lengths), 0 if absent_low else 0xFFFFFFFFFFFFFFFF >> (64 - 8 * width), dtype=np.uint64)
-    _pack.gather_prefixes(heap, starts, lengths, shared, width, codes)
-    low, high = _prefix_range(common, codes[there], width)
-    if not full:
+    width, common, least, most, codes, presence, lengths, lengths_width, ends, tails = packed
+    low, high = _prefix(common, least, width), _prefix(common, most, width)
+    if presence is not None:
         low, high = (0, high) if absent_low else (low, 0xFFFFFFFFFFFFFFFF)
-    if width == 0:
-        return Packed(Form.STRINGS, 0, NONE, NONE, low, high, common=common, common_at=_add_bytes(writer, common))
-    ends, tails = NONE, NONE
-    if longest > width:
-        after = np.cumsum(np.maximum(rest.astype(np.int64) - width, 0))
-        if after[-1] >= 1 << 32:
-            return None  # four gigabytes of bounds in one manifest: not an index any more
-        out = np.empty(int(after[-1]), dtype=np.uint8)
-        _pack.gather_tails(heap, starts, lengths, shared + width, after, out)
-        ends, tails = writer.add(after.astype("<u4")), writer.add(out)
-    presence = NONE if full else writer.add(np.packbits(there, bitorder="little"))
     return Packed(
         Form.STRINGS,
         width,
-        writer.add(codes.astype(f"<u{width}")),
-        presence,
+        _add(writer, codes),
+        _add(writer, presence),
         low,
         high,
         common=common,
-        common_at=_add_bytes(writer, common),
-        lengths=writer.add(rest.astype("<u4")),
-        ends=ends,
-        tails=tails,
+        common_at=writer.add(np.frombuffer(common, dtype=np.uint8)),
+        lengths=_add(writer, lengths),
+        lengths_width=lengths_width,
+        ends=_add(writer, ends),
+        tails=_add(writer, tails),
     )
 
 
-def _add_bytes(writer: Writer, data: bytes) -> int:
-    return writer.add(np.frombuffer(data, dtype=np.uint8))
+def _add(writer: Writer, array: npt.NDArray[Any] | None) -> int:
+    return NONE if array is None else writer.add(array)
 
 
-def _prefix_range(common: bytes, codes: npt.NDArray[np.uint64], width: int) -> tuple[int, int]:
-    """8-byte prefixes of the least and the greatest value."""
-
-    def prefix(code: int) -> int:
-        return int.from_bytes((common[:8] + code.to_bytes(width, "big")).ljust(8, b"\0")[:8], "big")
-
-    return prefix(int(codes.min())), prefix(int(codes.max()))
+def _prefix(common: bytes, code: int, width: int) -> int:
+    """The first 8 bytes of a value, by its code."""
+    return int.from_bytes((common[:8] + code.to_bytes(width, "big")).ljust(8, b"\0")[:8], "big")
 
 
 def pack_bounds(writer: Writer, kind: str, spans: Spans, *, absent_low: bool) -> Packed | None:
@@ -262,20 +223,13 @@ def pack_bounds(writer: Writer, kind: str, spans: Spans, *, absent_low: bool) ->
     form = form_of(kind)
     if form is None:
         return None
-    rows = len(spans.lengths)
-    present = np.empty(rows, dtype=np.uint8)
+    heap, starts, lengths = spans.heap, spans.starts, spans.lengths
     if kind.startswith("decimal"):
-        high, low = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.uint64)
-        _pack.gather_decimals(spans.heap, spans.starts, spans.lengths, high, low, present)
-        return _pack_decimals(writer, form, high, low, present, absent_low=absent_low)
+        return _pack_decimals(writer, form, *_pack.gather_decimals(heap, starts, lengths), absent_low=absent_low)
     if form is Form.INTEGERS:
-        longs = np.empty(rows, dtype=np.int64)
-        _pack.gather_longs(spans.heap, spans.starts, spans.lengths, longs, present)
-        return pack_longs(writer, longs, present, absent_low=absent_low)
+        return pack_longs(writer, _pack.gather_longs(heap, starts, lengths), absent_low=absent_low)
     if form is Form.FLOATS:
-        doubles = np.empty(rows, dtype=np.float64)
-        _pack.gather_doubles(spans.heap, spans.starts, spans.lengths, doubles, present)
-        return pack_doubles(writer, doubles, present, absent_low=absent_low)
+        return pack_doubles(writer, _pack.gather_doubles(heap, starts, lengths), absent_low=absent_low)
     return pack_spans(writer, spans, absent_low=absent_low)
 
 
@@ -285,8 +239,8 @@ def _pack_decimals(
     if form is Form.INTEGERS:
         longs = low.view(np.int64)
         # A value that needs more than the type's 18 digits was not written by this type's rules.
-        fits = (high == (longs >> 63)).astype(np.uint8)
-        return pack_longs(writer, longs, present & fits, absent_low=absent_low)
+        longs[(present == 0) | (high != (longs >> 63))] = MISSING
+        return pack_longs(writer, longs, absent_low=absent_low)
     biased = high.view(np.uint64) ^ np.uint64(1 << 63)
     heap = np.stack([biased, low], axis=1).astype(">u8").view(np.uint8).reshape(-1)
     starts = np.arange(len(high), dtype=np.int64) * 16
@@ -350,7 +304,8 @@ class Column:
         packed = self.packed
         if packed.width == 0:
             return packed.common
-        length = int.from_bytes(self._bytes(packed.lengths + 4 * row, 4), "little")
+        size = packed.lengths_width
+        length = int.from_bytes(self._bytes(packed.lengths + size * row, size), "little")
         head = self._bytes(packed.codes + row * packed.width, packed.width)[::-1][:length]
         if length <= packed.width:
             return packed.common + head

@@ -23,12 +23,12 @@ from metaserver.index.packing import NONE, Form, Longs, Packed
 Flags = npt.NDArray[np.uint8]
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
-_LAYOUT = 12
+_LAYOUT = 13
 _UNKNOWN = (-1,) + (0,) * (_LAYOUT - 1)
 
 
 class Side:
-    """One side of a column in one form: `layout` int64[blocks, 12] as `_scan.pyx` wants it, summaries `low`, `high`."""
+    """One side of a column in one form: `layout` int64[blocks, 13] as `_scan.pyx` wants it, summaries `low`, `high`."""
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
@@ -200,6 +200,7 @@ def _layout(block: Block, packed: Packed, first: int) -> tuple[int, ...]:
         at(packed.lengths),
         at(packed.ends),
         at(packed.tails),
+        packed.lengths_width,
     )
 
 

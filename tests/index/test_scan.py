@@ -1,0 +1,200 @@
+"""The kernels against comparisons in plain Python, over several blocks with gaps, constants and long strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaserver.iceberg.expressions import Value
+from metaserver.index import _scan
+from metaserver.index.packing import NONE, Form, Packed, form_of, key_of
+from tests.index.test_packing import VALUES, packed_bounds
+
+OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3: lambda a, b: a > b}
+Blocks = list[list[Value | None]]
+
+
+class Sides:
+    """Several blocks' columns laid out for the kernels, as a view does it."""
+
+    def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool) -> None:
+        self.keep: list[object] = []
+        rows, low, high, first = [], [], [], 0
+        for values in blocks:
+            column, packed = packed_bounds(kind, values, absent_low=absent_low)
+            if column is None or packed is None:
+                rows.append((-1,) + (0,) * 12)
+                low.append(0)
+                high.append(0)
+            else:
+                memory = column._memory
+                self.keep.append(memory)
+                address = int(memory.__array_interface__["data"][0]) if len(memory) else 0
+                rows.append(_row(packed, address, len(values), first))
+                low.append(packed.low)
+                high.append(packed.high)
+            first += len(values)
+        form = form_of(kind)
+        assert form is not None
+        dtype = (np.int64, np.float64, np.uint64)[form]
+        self.form, self.rows = form, first
+        self.layout = np.array(rows, dtype=np.int64).reshape(len(blocks), 13)
+        self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
+
+    def run(self, op: int, key: int | float | bytes, state: np.ndarray, mask: np.ndarray, *, uuid: bool) -> None:
+        if self.form is Form.STRINGS:
+            assert isinstance(key, bytes)
+            _scan.narrow_strings(self.layout, self.low, self.high, state, mask, op, key, uuid)
+        elif self.form is Form.FLOATS:
+            _scan.narrow_doubles(self.layout, self.low, self.high, state, mask, op, float(key))
+        else:
+            assert not isinstance(key, bytes)
+            _scan.narrow_longs(self.layout, self.low, self.high, state, mask, op, int(key))
+
+
+def _row(packed: Packed, address: int, rows: int, first: int) -> tuple[int, ...]:
+    def at(offset: int) -> int:
+        return 0 if offset == NONE else address + offset
+
+    return (
+        packed.form,
+        packed.width,
+        at(packed.codes),
+        at(packed.presence),
+        rows,
+        first,
+        packed.base,
+        at(packed.common_at),
+        len(packed.common),
+        at(packed.lengths),
+        at(packed.ends),
+        at(packed.tails),
+        packed.lengths_width,
+    )
+
+
+def selected(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
+    found: list[bool] = []
+    for number, values in enumerate(blocks):
+        first = len(found)
+        found += [
+            bool(state[number] == 1 or (state[number] == 2 and mask[row])) for row in range(first, first + len(values))
+        ]
+    return found
+
+
+def similar(kind: str) -> st.SearchStrategy[Blocks]:
+    """Blocks whose values are often equal or near each other, so that ties and constants are common."""
+    pool = st.lists(VALUES[kind], min_size=1, max_size=6)
+    return pool.flatmap(
+        lambda values: st.lists(
+            st.lists(st.one_of(st.none(), st.sampled_from(values), VALUES[kind]), min_size=1, max_size=25),
+            min_size=1,
+            max_size=4,
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VALUES if kind != "uuid"])
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_comparison_keeps_what_passes_and_what_is_absent(kind: str, data: st.DataObject) -> None:
+    blocks = data.draw(similar(kind))
+    op = data.draw(st.sampled_from(sorted(OPS)))
+    flat = [value for values in blocks for value in values if value is not None]
+    literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat)] if flat else [])))
+    sides = Sides(kind, blocks, absent_low=op < 2)
+    key = key_of(sides.form, kind, literal)
+    rows = sum(map(len, blocks))
+    before = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), dtype=np.uint8)
+    state = np.array(
+        data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
+    )
+    mask = before.copy()
+    were = selected(state, mask, blocks)
+    sides.run(op, key, state, mask, uuid=False)
+    expected = [
+        was and (value is None or OPS[op](key_of(sides.form, kind, value), key))
+        for was, value in zip(were, [value for values in blocks for value in values], strict=True)
+    ]
+    kept = selected(state, mask, blocks)
+    for number, values in enumerate(blocks):
+        if all(value is None for value in values):
+            first = sum(map(len, blocks[:number]))
+            assert kept[first : first + len(values)] == were[first : first + len(values)]
+    assert kept == expected
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> None:
+    near = st.tuples(st.sampled_from([b"\x00", b"\x7f", b"\x80", b"\xff"]), st.binary(min_size=15, max_size=15)).map(
+        b"".join
+    )
+    pool = data.draw(st.lists(near, min_size=1, max_size=4))
+    value = st.one_of(st.sampled_from(pool), near, st.sampled_from(pool).map(lambda b: b[:8] + b"\x80" + b[9:]))
+    blocks: Blocks = data.draw(
+        st.lists(st.lists(st.one_of(st.none(), value), min_size=1, max_size=12), min_size=1, max_size=3)
+    )
+    op, literal = data.draw(st.sampled_from(sorted(OPS))), data.draw(value)
+    sides = Sides("uuid", blocks, absent_low=op < 2)
+    state = np.ones(len(blocks), dtype=np.uint8)
+    mask = np.empty(sides.rows, dtype=np.uint8)
+    sides.run(op, literal, state, mask, uuid=True)
+
+    def halves(data: bytes) -> tuple[int, int]:
+        return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
+
+    kept = selected(state, mask, blocks)
+    for row, held in enumerate(value for values in blocks for value in values):
+        if held is None:
+            assert kept[row]
+        else:
+            assert isinstance(held, bytes)
+            if OPS[op](held, literal) or OPS[op](halves(held), halves(literal)):
+                assert kept[row]
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_a_member_between_the_bounds_keeps_the_row(data: st.DataObject) -> None:
+    number = st.integers(-50, 50)
+    bound = st.one_of(st.none(), number)
+    pairs = st.tuples(bound, bound).map(
+        lambda pair: pair if None in pair else (min(pair), max(pair))  # type: ignore[type-var]
+    )
+    blocks = data.draw(st.lists(st.lists(pairs, min_size=1, max_size=20), min_size=1, max_size=4))
+    lower = Sides("long", [[low for low, _ in values] for values in blocks], absent_low=True)
+    upper = Sides("long", [[high for _, high in values] for values in blocks], absent_low=False)
+    members = sorted(set(data.draw(st.lists(number, min_size=1, max_size=8))))
+    state, mask = np.ones(len(blocks), dtype=np.uint8), np.empty(lower.rows, dtype=np.uint8)
+    _scan.narrow_longs_in(
+        lower.layout, upper.layout, lower.low, upper.high, state, mask, np.array(members, dtype=np.int64)
+    )
+    kept = selected(state, mask, blocks)
+    row = 0
+    for number_of, values in enumerate(blocks):
+        unknown = lower.layout[number_of, 0] < 0 or upper.layout[number_of, 0] < 0
+        for low, high in values:
+            assert kept[row] == (
+                unknown or any((low is None or low <= one) and (high is None or one <= high) for one in members)
+            )
+            row += 1
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.lists(st.booleans(), min_size=1, max_size=30)), max_size=6))
+def test_collected_rows_are_those_selected(blocks: list[tuple[int, list[bool]]]) -> None:
+    extents = np.zeros((len(blocks), 13), dtype=np.int64)
+    first = 0
+    for number, (_, rows) in enumerate(blocks):
+        extents[number, 4:6] = len(rows), first
+        first += len(rows)
+    state = np.array([state for state, _ in blocks], dtype=np.uint8)
+    mask = np.array([row for _, rows in blocks for row in rows], dtype=np.uint8)
+    expected = [row for row, kept in enumerate(selected(state, mask, [rows for _, rows in blocks])) if kept]
+    assert _scan.collect(extents, state, mask).tolist() == expected
+    assert _scan.count(extents, state, mask) == len(expected)
