@@ -83,9 +83,9 @@ def decode(kind: str, data: bytes) -> Value:
         case "long" if size == 4:
             return int(_INT.unpack(data)[0])
         case "timestamp" if size == 4:
-            return int(_INT.unpack(data)[0]) * MICROS_PER_DAY
+            return _promoted_date(data, MICROS_PER_DAY)
         case "timestamp_ns" if size == 4:
-            return int(_INT.unpack(data)[0]) * MICROS_PER_DAY * NANOS_PER_MICRO
+            return _promoted_date(data, MICROS_PER_DAY * NANOS_PER_MICRO)
         case "float" | "double" if size == 4:
             return float(_FLOAT.unpack(data)[0])
         case "double" if size == 8:
@@ -102,6 +102,13 @@ def decode(kind: str, data: bytes) -> Value:
         case "binary":
             return bytes(data)
     raise ValueError(f"{size} bytes are no value of type {kind}")
+
+
+def _promoted_date(data: bytes, units_per_day: int) -> int:
+    promoted = int(_INT.unpack(data)[0]) * units_per_day
+    if not LONG_MIN <= promoted <= LONG_MAX:
+        raise ValueError("the date is no value of type timestamp: it is beyond its range")
+    return promoted
 
 
 def encode(kind: str, value: Value) -> bytes:

@@ -169,6 +169,9 @@ def test_bounds_of_fixed_columns_may_be_cut_short() -> None:
         ("long", b"\x00" * 7),
         ("time", b"\x00" * 4),
         ("timestamptz", b"\x00" * 4),
+        # a promoted date beyond the range of timestamps (spec: "must result in a runtime failure")
+        ("timestamp", struct.pack("<i", 2**31 - 1)),
+        ("timestamp_ns", struct.pack("<i", -(2**31))),
         ("float", b"\x00" * 8),
         ("double", b""),
         ("decimal(9, 2)", b""),
