@@ -33,6 +33,7 @@ from metaserver.catalog.catalog import open_catalog
 from metaserver.clock import Clock, SystemClock
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
 from metaserver.objects.router import open_objects
+from metaserver.planner.planner import open_planner
 from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import TakeLease
@@ -64,6 +65,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
         objects = await enter(open_objects(settings, clock))
         timeline = await enter(open_timeline(settings, store, clock))
         catalog = await enter(open_catalog(settings, store, objects, clock, timeline))
+        planner = await enter(open_planner(settings, objects, clock))
         parts = Parts(
             settings=settings,
             clock=clock,
@@ -71,6 +73,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             objects=objects,
             catalog=catalog,
             timeline=timeline,
+            planner=planner,
             metrics=Metrics(),
             authenticator=await enter(open_authenticator(settings, store, clock)),
             authorizer=Authorizer(),

@@ -130,6 +130,20 @@ class Settings:
         "Entries of manifests still to be read from which on a scan is answered later (status submitted).",
         least=0,
     )
+    plan_memory_bytes: int = setting(
+        1 << 30, "Budget for decoded manifests per worker, mapped files of the disk cache included.", least=0
+    )
+    plan_disk_bytes: int = setting(
+        8 << 30, "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 keeps none.", least=0
+    )
+    plan_disk_folder: str = setting("", "Folder for decoded manifests. Empty: <home>/cache/blocks.")
+    plan_threads: int = setting(0, "Threads that decode manifests, per worker; 0 takes one for each core.", least=0)
+    plan_time_budget_s: float = setting(
+        10.0, "Seconds that pruning one scan may take; files not checked by then are kept.", least=0
+    )
+    plan_manifest_limit_bytes: int = setting(
+        1 << 30, "Largest manifest or manifest list that is read; a larger one is refused.", least=1024
+    )
     drop_retention_s: int = setting(
         7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once.", least=0
     )

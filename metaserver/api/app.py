@@ -19,6 +19,7 @@ def build_app(parts: Parts) -> web.Application:
     app[keys.OBJECTS] = parts.objects
     app[keys.CATALOG] = parts.catalog
     app[keys.TIMELINE] = parts.timeline
+    app[keys.PLANNER] = parts.planner
     app[metrics.METRICS] = parts.metrics
     app[keys.AUTHENTICATOR] = parts.authenticator
     app[keys.AUTHORIZER] = parts.authorizer

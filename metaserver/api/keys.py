@@ -17,6 +17,7 @@ from metaserver.access.principal import Principal
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
 from metaserver.objects.port import ObjectStore
+from metaserver.planner.planner import Planner
 from metaserver.settings import Settings
 from metaserver.store.port import PointerStore
 from metaserver.timeline.timeline import Timeline
@@ -26,6 +27,7 @@ CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
 STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
 OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
 CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
+PLANNER: web.AppKey[Planner] = web.AppKey("planner", Planner)
 TIMELINE: web.AppKey[Timeline] = web.AppKey("timeline", Timeline)
 AUTHENTICATOR: web.AppKey[Authenticator] = web.AppKey("authenticator", Authenticator)
 AUTHORIZER: web.AppKey[Authorizer] = web.AppKey("authorizer", Authorizer)

@@ -14,6 +14,7 @@ from metaserver.api.metrics import Metrics
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
 from metaserver.objects.port import ObjectStore
+from metaserver.planner.planner import Planner
 from metaserver.settings import Settings
 from metaserver.store.port import PointerStore
 from metaserver.timeline.timeline import Timeline
@@ -29,6 +30,7 @@ class Parts:
     objects: ObjectStore
     catalog: Catalog
     timeline: Timeline
+    planner: Planner
     metrics: Metrics
     authenticator: Authenticator
     authorizer: Authorizer

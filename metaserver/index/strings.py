@@ -1,0 +1,65 @@
+"""Strings of a packed column, many rows at once: what `Column.key` says of one, without a call for each part of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.index.packing import NONE, Column, Longs
+
+_FEW = 8
+"""Below one row in so many the rows are read one by one."""
+
+
+def strings(column: Column | None, rows: Longs) -> list[bytes | None]:
+    """The values at `rows` int64[n], as bytes; None where absent."""
+    if column is None:
+        return [None] * len(rows)
+    packed = column.packed
+    if len(rows) * _FEW < column.rows:
+        return [cast("bytes | None", column.key(row)) for row in rows.tolist()]
+    if packed.width == 0:
+        found: list[bytes | None] = [packed.common] * len(rows)
+    else:
+        found = _decoded(column, rows)
+    if packed.presence != NONE:
+        for place in np.flatnonzero(~column.present()[rows]).tolist():
+            found[place] = None
+    return found
+
+
+def codes(column: Column, rows: Longs) -> npt.NDArray[np.uint64]:
+    """uint64[n]: the first `packed.width` bytes after the common prefix, big-endian, zeros behind shorter values."""
+    return _array(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
+
+
+def _decoded(column: Column, rows: Longs) -> list[bytes | None]:
+    packed = column.packed
+    width, common = packed.width, packed.common
+    heads = _array(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()
+    lengths = _array(column, packed.lengths, packed.lengths_width)[rows].astype(np.int64)
+    if packed.ends == NONE:
+        return [common + heads[at : at + size] for at, size in zip(_steps(width, rows), lengths.tolist(), strict=True)]
+    ends = _array(column, packed.ends, 4)
+    tails = _bytes(column, packed.tails, int(ends[-1]))
+    upto = ends[rows].astype(np.int64)
+    froms = (upto - np.maximum(lengths - width, 0)).tolist()
+    stops = (np.arange(len(rows)) * width + np.minimum(lengths, width)).tolist()
+    return [
+        common + heads[at:stop] + tails[start:end]
+        for at, stop, start, end in zip(_steps(width, rows), stops, froms, upto.tolist(), strict=True)
+    ]
+
+
+def _steps(width: int, rows: Longs) -> range:
+    return range(0, width * len(rows), width)
+
+
+def _array(column: Column, offset: int, width: int) -> npt.NDArray[Any]:
+    return np.frombuffer(column._memory, dtype=f"<u{width}", count=column.rows, offset=offset)
+
+
+def _bytes(column: Column, offset: int, size: int) -> bytes:
+    return column._memory[offset : offset + size].tobytes()

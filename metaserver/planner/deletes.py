@@ -1,0 +1,370 @@
+"""Which delete files apply to which data files (Iceberg spec, "Scan Planning"): built once per view, asked for many.
+
+The rule it keeps: never a file fewer than the specification demands. A position delete that names its data file, by
+`referenced_data_file` or by path bounds that agree, goes by that name; others, and equality deletes, by partition; an
+equality delete of an unpartitioned spec concerns every file. Equality deletes are dropped where their statistics and
+the data file's prove that no key can meet a row, as in Java's DeleteFileIndex, but for its slips (`equality.py`).
+
+Where metadata contradict the specification: of several deletion vectors for a file all are kept, for a reader to refuse
+them; one that is older than its data file does not count; one that names no data file, and an entry without a sequence
+number where none can be inherited, are Corrupt, because leaving deletes out and putting them in are both wrong answers.
+
+What is held is proportional to the delete files. Data files are looked at when they are asked about.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, repeat
+from typing import cast
+
+import numpy as np
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.transforms import VOID
+from metaserver.index.block import Block
+from metaserver.index.packing import MISSING, NONE, Form, Longs, value_of
+from metaserver.index.strings import codes, strings
+from metaserver.planner.equality import EqualityDelete, EqualityDeletes
+from metaserver.planner.view import TableView
+
+_POSITIONS, _EQUALITY = 1, 2
+_ADDED = 1
+_PATH_COLUMN = 2147483546
+"""`file_path` within position delete files (spec, "Reserved Field IDs")."""
+_GLOBAL = 0
+"""The scope of equality deletes that concern every partition; partitions are numbered from 1."""
+
+Partition = tuple[object, ...]
+
+
+class DeleteIndex:
+    """Immutable. `specs` and `schemas` are all that the table's metadata hold: they tell which specs are unpartitioned,
+    and which columns are required."""
+
+    def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
+        """Corrupt, naming the manifest, where an entry is no delete file or lacks what it must have."""
+        self._view = view
+        self._starts = np.array(view.starts, dtype=np.int64)
+        self._unpartitioned = {spec.spec_id: _is_unpartitioned(spec) for spec in specs}
+        self._fields: dict[int, tuple[int, ...]] = {}
+        self._partitions: dict[int, dict[Partition, int]] = {}
+        self._partition_count = 0
+        self._paths: dict[bytes, int] = {}
+        vectors, by_path, by_partition = _Collected(), _Collected(), _Collected()
+        equality: list[EqualityDelete] = []
+        for number, block in enumerate(view.delete_blocks):
+            for field_id, _ in block.partition_fields:
+                known = self._fields.get(block.spec_id, ())
+                self._fields[block.spec_id] = tuple(sorted({*known, field_id}))
+            self._collect(number, block, vectors, by_path, by_partition, equality)
+        self._vectors, self._by_path = _Groups(vectors), _Groups(by_path)
+        self._by_partition = _Groups(by_partition)
+        self._equality = EqualityDeletes(view.delete_blocks, equality, tuple(schemas)) if equality else None
+        self._sorted_paths = sorted(self._paths)
+
+    def applying(self, row: int) -> tuple[int, ...]:
+        """Delete rows of the view that apply to the data file at this row of the view, ascending."""
+        return self.applying_to(np.array([row], dtype=np.int64))[0]
+
+    def applying_to(self, rows: Longs) -> list[tuple[int, ...]]:
+        """As `applying`, for int64[n] rows in any order. Corrupt for a data file without a sequence number.
+
+        Files to which the same delete files apply share one tuple.
+        """
+        applying: list[tuple[int, ...]] = [()] * len(rows)
+        if not len(rows) or not self._view.delete_rows:
+            return applying
+        sequences = np.empty(len(rows), dtype=np.int64)
+        paths = np.full(len(rows), -1, dtype=np.int64)
+        partitions = np.full(len(rows), -1, dtype=np.int64)
+        for number, places, local in self._by_block(rows):
+            block = self._view.blocks[number]
+            sequences[places] = _sequences(self._view.manifests[number], block, local)
+            if self._paths:
+                paths[places] = self._path_ids(block, local)
+            if block.spec_id in self._partitions:
+                partitions[places] = self._partition_ids(block, local)
+        self._add_positions(applying, sequences, paths, partitions)
+        if self._equality is not None:
+            self._add_equality(self._equality, applying, rows, sequences, partitions)
+        return applying
+
+    def _collect(
+        self,
+        number: int,
+        block: Block,
+        vectors: _Collected,
+        by_path: _Collected,
+        by_partition: _Collected,
+        equality: list[EqualityDelete],
+    ) -> None:
+        """Puts each entry of a delete manifest where it will be looked for."""
+        first = self._view.delete_starts[number]
+        every = np.arange(block.rows, dtype=np.int64)
+        sequences = _sequences(self._view.delete_manifests[number], block, every)
+        contents = block.longs("content")
+        odd = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
+        if len(odd):
+            name = block.text("file_path", int(odd[0]))
+            raise Corrupt(f"Delete manifest {block.location} lists {name}, which is not a delete file")
+        positions = np.flatnonzero(contents == _POSITIONS)
+        referenced = self._referenced(block, positions)
+        unnamed = [row for row, path in zip(positions.tolist(), referenced, strict=True) if path is None]
+        for row, path, file_format in zip(positions.tolist(), referenced, _formats(block, positions), strict=True):
+            if path is None:
+                continue
+            path_id = self._paths.setdefault(path, len(self._paths))
+            group = vectors if file_format == b"puffin" else by_path
+            group.add(path_id, int(sequences[row]), first + row)
+        scopes = self._number_partitions(block, np.array(unnamed, dtype=np.int64))
+        for row, scope in zip(unnamed, scopes, strict=True):
+            by_partition.add(scope, int(sequences[row]), first + row)
+        rows = np.flatnonzero(contents == _EQUALITY)
+        if not len(rows):
+            return
+        unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
+        scopes = [_GLOBAL] * len(rows) if unpartitioned else self._number_partitions(block, rows)
+        columns = block.lists_of("equality_ids")
+        for row, scope in zip(rows.tolist(), scopes, strict=True):
+            # One less: it applies to data files of strictly older sequence numbers.
+            ids = tuple(columns[row] or ())
+            equality.append(EqualityDelete(first + row, number, row, scope, int(sequences[row]) - 1, ids))
+
+    def _referenced(self, block: Block, rows: Longs) -> list[bytes | None]:
+        """The one data file that each position delete is about; None where it may be about several.
+
+        Bounds need not be whole, and yet tell: nothing lies between two that are equal but that very path.
+        """
+        named = strings(block.text_column("referenced_data_file"), rows)
+        formats = _formats(block, rows)
+        lower = strings(block.bound_column("lower", _PATH_COLUMN), rows)
+        upper = strings(block.bound_column("upper", _PATH_COLUMN), rows)
+        for place, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
+            if name is not None:
+                continue
+            if formats[place] == b"puffin":
+                path = block.text("file_path", int(rows[place]))
+                raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
+            if low is not None and low == high:
+                named[place] = low
+        return named
+
+    def _number_partitions(self, block: Block, rows: Longs) -> list[int]:
+        """Ids of the rows' partitions, new ones where they are met first."""
+        if not len(rows):
+            return []
+        known = self._partitions.setdefault(block.spec_id, {})
+        found = []
+        for partition in self._partitions_of(block, rows):
+            scope = known.get(partition)
+            if scope is None:
+                self._partition_count += 1
+                scope = known[partition] = self._partition_count
+            found.append(scope)
+        return found
+
+    def _partition_ids(self, block: Block, rows: Longs) -> Longs:
+        """int64[rows]; -1 where no delete file has the partition."""
+        found = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
+        return np.fromiter(found, dtype=np.int64, count=len(rows))
+
+    def _partitions_of(self, block: Block, rows: Longs) -> Iterable[Partition]:
+        """The values of the spec's fields in the order of their ids, whatever their order in the manifest."""
+        ids = self._fields.get(block.spec_id, ())
+        return zip(*(_values(block, field_id, rows) for field_id in ids), strict=True) if ids else repeat((), len(rows))
+
+    def _path_ids(self, block: Block, rows: Longs) -> Longs:
+        """int64[rows]; -1 where no delete file names the path."""
+        ids = np.full(len(rows), -1, dtype=np.int64)
+        column = block.text_column("file_path")
+        if column is None:
+            return ids
+        common, width = column.packed.common, column.packed.width
+        first = bisect_left(self._sorted_paths, common)
+        last = bisect_right(self._sorted_paths, common, lo=first, key=lambda path: path[: len(common)])
+        if first == last:
+            return ids
+        places = np.arange(len(rows))
+        if width and (last - first) * 4 <= len(rows):
+            # Few to look for: only paths that go on like one of them after the common prefix are put together.
+            heads = [path[len(common) : len(common) + width] for path in self._sorted_paths[first:last]]
+            wanted = np.array([int.from_bytes(head.ljust(width, b"\0"), "big") for head in heads], dtype=np.uint64)
+            places = np.flatnonzero(np.isin(codes(column, rows), wanted))
+        found = map(self._paths.get, cast("list[bytes]", strings(column, rows[places])), repeat(-1))
+        ids[places] = np.fromiter(found, dtype=np.int64, count=len(places))
+        return ids
+
+    def _by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
+        """(block number, places in `rows`, rows of the block) for each block that has any."""
+        numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
+        for start, end in pairwise((0, *ends)):
+            places = order[start:end]
+            number = int(numbers[places[0]])
+            yield number, places, rows[places] - self._starts[number]
+
+    def _add_positions(
+        self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
+    ) -> None:
+        """Deletion vectors, and position deletes of files without one."""
+        vectors = self._vectors.first(paths, sequences)
+        without = vectors < 0
+        by_path = self._by_path.first(np.where(without, paths, -1), sequences)
+        by_partition = self._by_partition.first(np.where(without, partitions, -1), sequences)
+        places = np.flatnonzero((vectors >= 0) | (by_path >= 0) | (by_partition >= 0))
+        if not len(places):
+            return
+        parts = [
+            (group, first[places])
+            for group, first in (
+                (self._vectors, vectors),
+                (self._by_path, by_path),
+                (self._by_partition, by_partition),
+            )
+            if (first >= 0).any()
+        ]
+        # What applies follows from where it begins in each group: once for all files that begin alike.
+        alike = np.zeros(len(places), dtype=np.int64)
+        examples = places
+        for _, first in parts:
+            _, examples, alike = np.unique(
+                alike * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
+            )
+        tuples = _joined([(group, first[examples]) for group, first in parts])
+        for place, kind in zip(places.tolist(), alike.tolist(), strict=True):
+            applying[place] = tuples[kind]
+
+    def _add_equality(
+        self,
+        equality: EqualityDeletes,
+        applying: list[tuple[int, ...]],
+        rows: Longs,
+        sequences: Longs,
+        partitions: Longs,
+    ) -> None:
+        """Merges in what `EqualityDeletes` finds; files with equal results share them."""
+        found: dict[int, list[int]] = {}
+        blocks = [(self._view.blocks[number], places, local) for number, places, local in self._by_block(rows)]
+        everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
+        for places, deletes in equality.applying(blocks, sequences, (everywhere, partitions)):
+            order = np.argsort(places, kind="stable")
+            sorted_places, sorted_deletes = places[order], deletes[order].tolist()
+            starts = [0, *(np.flatnonzero(np.diff(sorted_places)) + 1).tolist()]
+            for start, end in pairwise((*starts, len(sorted_deletes))):
+                found.setdefault(int(sorted_places[start]), []).extend(sorted_deletes[start:end])
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for place, more in found.items():
+            merged = tuple(sorted((*applying[place], *more)))
+            applying[place] = shared.setdefault(merged, merged)
+
+
+class _Collected:
+    """Delete files by group, as they are met."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+        self.sequences: list[int] = []
+        self.deletes: list[int] = []
+
+    def add(self, group: int, sequence: int, delete: int) -> None:
+        self.groups.append(group)
+        self.sequences.append(sequence)
+        self.deletes.append(delete)
+
+
+class _Groups:
+    """Delete files by group, within a group by sequence number: what applies to a data file is the end of its group."""
+
+    def __init__(self, collected: _Collected) -> None:
+        groups = np.array(collected.groups, dtype=np.int64)
+        sequences = np.array(collected.sequences, dtype=np.int64)
+        deletes = np.array(collected.deletes, dtype=np.int64)
+        order = np.lexsort((deletes, sequences, groups))
+        self._groups: Longs = groups[order]
+        self._distinct: Longs = np.unique(sequences)
+        # Sequence numbers by rank, so that group and rank together are one number to search for.
+        self._keys: Longs = self._key(self._groups, np.searchsorted(self._distinct, sequences[order]))
+        self.deletes: list[int] = deletes[order].tolist()
+        self.ends: Longs = np.searchsorted(self._groups, self._groups, side="right")
+        """int64[deletes]: where the group of each ends."""
+
+    def _key(self, groups: Longs, ranks: Longs) -> Longs:
+        return groups * (len(self._distinct) + 1) + ranks
+
+    def first(self, groups: Longs, sequences: Longs) -> Longs:
+        """Place of the first delete file of the group whose sequence number is no lower; -1 for none, or group -1."""
+        if not len(self._groups):
+            return np.full(len(groups), -1, dtype=np.int64)
+        places = np.searchsorted(self._keys, self._key(groups, np.searchsorted(self._distinct, sequences)))
+        found = np.minimum(places, len(self._groups) - 1)
+        return np.where((places == found) & (self._groups[found] == groups), places, -1)
+
+
+def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
+    """For each example the delete files from its places in the groups to their ends, in order."""
+    joined: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
+    for group, first in parts:
+        deletes = group.deletes
+        for found, start, end in zip(joined, first.tolist(), group.ends[first].tolist(), strict=True):
+            if start >= 0:
+                found += deletes[start:end]
+    return [tuple(sorted(found)) for found in joined]
+
+
+def _is_unpartitioned(spec: PartitionSpec) -> bool:
+    return all(field.transform.lower() == VOID for field in spec.fields)
+
+
+def _sequences(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
+    """Data sequence numbers (spec, "Sequence Number Inheritance"): an added file without one has its manifest's."""
+    sequences = block.longs("sequence_number")[rows]
+    missing = sequences == MISSING
+    if not missing.any():
+        return sequences
+    if manifest.sequence_number:
+        # In manifests of version 1, whose number is 0, there is nothing else to have.
+        lost = np.flatnonzero(missing & (block.longs("status")[rows] != _ADDED))
+        if len(lost):
+            name = block.text("file_path", int(rows[lost[0]]))
+            raise Corrupt(
+                f"Manifest {block.location}: the entry of {name} was not added there and has no sequence number"
+            )
+    return np.where(missing, manifest.sequence_number, sequences)
+
+
+def _formats(block: Block, rows: Longs) -> list[bytes]:
+    return [name.lower() if name else b"" for name in strings(block.text_column("file_format"), rows)]
+
+
+def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
+    """One partition field's values as objects that are equal where partition values are; None for null.
+
+    Floats are equal by their bits (spec, "Scan Planning", note 3): NaN is itself, and the zeros are two. Numbers that a
+    promotion has widened since are equal to what they were.
+    """
+    found = block.partition_column(field_id)
+    kind, packed = found or ("", None)
+    if packed is None:
+        return [None] * len(rows)
+    column = block.column_at(packed)
+    if packed.form == Form.STRINGS:
+        texts = strings(column, rows)
+        if not kind.startswith("decimal"):
+            return texts
+        return [None if text is None else value_of(Form.STRINGS, kind, text) for text in texts]
+    if packed.form == Form.FLOATS:
+        doubles = column.doubles()[rows]
+        doubles[np.isnan(doubles)] = np.nan
+        values: list[object] = doubles.view(np.int64).tolist()
+    else:
+        values = column.longs()[rows].tolist()
+    if packed.presence != NONE:
+        for place in np.flatnonzero(~column.present()[rows]).tolist():
+            values[place] = None
+    return values

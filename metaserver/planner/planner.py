@@ -1,0 +1,349 @@
+"""The planner: from a table's metadata and a filter to the files that can hold a matching row.
+
+The rules it keeps. A plan depends only on immutable things (a manifest list, a filter, a schema), so plans are kept
+with the view of their snapshot and die with it. A view holds its blocks; the least recently used view goes when the
+blocks alive exceed the budget, and nothing else holds a block for longer than one request. One view and one plan of a
+kind are in the making at a time, whoever waits for them.
+
+A plan has a time budget. It is looked at between predicates; when it is over, what was not checked is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cache.claims import Claims
+from cache.disk import DiskTier
+from cache.memory import MemoryCache
+from cache.single_flight import SingleFlight
+from cache.stack import Stack
+from metaserver.clock import Clock
+from metaserver.errors import NotFound
+from metaserver.iceberg.expressions import TRUE, Always, Expression
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.projection import inclusive
+from metaserver.iceberg.snapshot import Snapshot
+from metaserver.index.block import Block
+from metaserver.index.blocks import Blocks
+from metaserver.objects.port import ObjectStore
+from metaserver.planner.appends import keep_appended
+from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.prune import Selection, narrow_by_partition, narrow_by_stats
+from metaserver.planner.request import ScanRequest, appended, bind_filter, resolve_schema, resolve_snapshot
+from metaserver.planner.scan import Scan, Stage
+from metaserver.planner.view import TableView
+from metaserver.settings import Settings
+
+T = TypeVar("T")
+
+_IN_THREAD_ROWS = 100_000
+"""Larger views are pruned in a thread: the kernels need no GIL, and the event loop is not to wait for them."""
+_UNDER_WAY = 16
+"""Manifests read or decoded at once, for each decoding thread."""
+_PLANS_BYTES = 16 << 20
+"""Plans kept per view."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A view with what was computed from it."""
+
+    view: TableView
+    deletes: DeleteIndex
+    plans: MemoryCache[tuple[object, ...], Scan]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerStats:
+    """`live_bytes` is memory of blocks, mapped files included; `decoded` counts manifests since the start."""
+
+    views: int
+    blocks: int
+    live_bytes: int
+    budget_bytes: int
+    decoded: int
+    plans: int
+    plan_hits: int
+
+
+class Planner:
+    """Belongs to one event loop."""
+
+    def __init__(self, blocks: Blocks, clock: Clock, *, budget_bytes: int, time_budget_s: float) -> None:
+        self._blocks = blocks
+        self._clock = clock
+        self._budget_bytes = budget_bytes
+        self._time_budget_s = time_budget_s
+        self._views: OrderedDict[tuple[str, ...], _Held] = OrderedDict()
+        self._loading: SingleFlight[tuple[str, ...], _Held] = SingleFlight()
+        self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
+        self._plans = self._plan_hits = 0
+
+    async def scan(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
+        """BadRequest for a filter or snapshot that makes no sense; NotFound or Corrupt naming a file of the table."""
+        snapshot = resolve_snapshot(metadata, request)
+        schema = resolve_schema(metadata, snapshot, request)
+        bound = bind_filter(metadata, schema, request)
+        held = await self._held(metadata, request, snapshot)
+        # The expression's text, not the expression: 0.0 and -0.0 are equal, and their plans are not.
+        key = (repr(bound), schema.id, request.start_snapshot_id, request.end_snapshot_id)
+        self._plans += 1
+        kept = held.plans.get(key)
+        if kept is not None:
+            self._plan_hits += 1
+            return kept
+
+        async def plan() -> Scan:
+            expired = self._deadline()
+            selection, stages = await self._run(
+                held.view, lambda: _prune(held, metadata, request, bound, expired, self._clock)
+            )
+            scan = Scan(
+                held.view,
+                held.deletes,
+                selection.rows(),
+                schema=schema,
+                bound=bound,
+                metadata=metadata,
+                stages=stages,
+                snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+            )
+            if all(stage.complete for stage in stages):
+                held.plans.put(key, scan, scan.size_bytes)
+            return scan
+
+        try:
+            return await self._planning.run((id(held), *key), plan)
+        finally:
+            self._shed()
+
+    async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
+        """The files of a snapshot, none pruned."""
+        held = await self._held(metadata, request, resolve_snapshot(metadata, request))
+        self._shed()
+        return held.view
+
+    async def explain(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
+        """As `scan`, planned anew whatever is kept, with bytes in its stages."""
+        snapshot = resolve_snapshot(metadata, request)
+        schema = resolve_schema(metadata, snapshot, request)
+        bound = bind_filter(metadata, schema, request)
+        before_s = self._clock.monotonic()
+        held = await self._held(metadata, request, snapshot)
+        loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
+        expired = self._deadline()
+        selection, stages = await self._run(
+            held.view, lambda: _prune(held, metadata, request, bound, expired, self._clock, sized=True)
+        )
+        everything = Selection.everything(held.view)
+        files, size = everything.count(), everything.file_bytes()
+        self._shed()
+        return Scan(
+            held.view,
+            held.deletes,
+            selection.rows(),
+            schema=schema,
+            bound=bound,
+            metadata=metadata,
+            stages=(Stage("manifests", files, files, size, size, loaded_us), *stages),
+            snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+        )
+
+    async def unread(self, metadata: TableMetadata, request: ScanRequest) -> int:
+        """About how many entries have to be decoded before the plan can begin; 0 when all is in memory."""
+        snapshot = resolve_snapshot(metadata, request)
+        if _view_key(metadata, request, snapshot) in self._views:
+            return 0
+        manifests = await self._manifests(metadata, request, snapshot)
+        return sum(_entries(manifest) for manifest in self._blocks.missing(manifests))
+
+    def stats(self) -> PlannerStats:
+        return PlannerStats(
+            views=len(self._views),
+            blocks=self._blocks.live_blocks,
+            live_bytes=self._blocks.live_bytes,
+            budget_bytes=self._budget_bytes,
+            decoded=self._blocks.decoded,
+            plans=self._plans,
+            plan_hits=self._plan_hits,
+        )
+
+    async def _held(self, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None) -> _Held:
+        key = _view_key(metadata, request, snapshot)
+        held = self._views.get(key)
+        if held is not None:
+            self._views.move_to_end(key)
+            return held
+
+        async def load() -> _Held:
+            manifests = await self._manifests(metadata, request, snapshot)
+            data = [manifest for manifest in manifests if manifest.content == 0]
+            deletes = [] if request.incremental else [manifest for manifest in manifests if manifest.content != 0]
+            blocks = await self._blocks.load([*data, *deletes])
+            view = TableView(data, blocks[: len(data)], deletes, blocks[len(data) :])
+            index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
+            fresh = self._views[key] = _Held(view, index, MemoryCache(_PLANS_BYTES))
+            return fresh
+
+        return await self._loading.run(key, load)
+
+    async def _manifests(
+        self, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None
+    ) -> Sequence[ManifestFile]:
+        if request.incremental:
+            snapshots = appended(metadata, request)
+            ids = {one.snapshot_id for one in snapshots}
+            found: dict[str, ManifestFile] = {}
+            for one in snapshots:
+                for manifest in await self._listed(one):
+                    if manifest.content == 0 and manifest.added_snapshot_id in ids:
+                        found[manifest.manifest_path] = manifest
+            return tuple(found.values())
+        return () if snapshot is None else await self._listed(snapshot)
+
+    async def _listed(self, snapshot: Snapshot) -> Sequence[ManifestFile]:
+        if snapshot.manifest_list is not None:
+            return await self._blocks.manifest_list(snapshot.manifest_list)
+        if snapshot.manifests is None:
+            raise NotFound(f"Snapshot {snapshot.snapshot_id} names neither a manifest list nor manifests")
+        return [_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests]
+
+    async def _run(self, view: TableView, work: Callable[[], T]) -> T:
+        if view.rows + view.delete_rows <= _IN_THREAD_ROWS:
+            return work()
+        return await asyncio.to_thread(work)  # not among the decoders: a cold table is not to hold up a warm one
+
+    def _deadline(self) -> Callable[[], bool]:
+        clock, until_s = self._clock, self._clock.monotonic() + self._time_budget_s
+        return lambda: clock.monotonic() >= until_s
+
+    def _shed(self) -> None:
+        """Lets views go until the blocks alive fit the budget; one that alone is larger goes as well."""
+        while self._views and self._blocks.live_bytes > self._budget_bytes:
+            self._views.popitem(last=False)
+
+    def check_invariants(self) -> None:
+        """AssertionError when a held view's blocks are not on the account. For tests."""
+        alive = {id(block): block for held in self._views.values() for block in held.view.blocks}
+        assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
+
+
+def _view_key(metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None) -> tuple[str, ...]:
+    if snapshot is None:
+        return ("",)
+    if request.incremental:
+        lists = [_list_name(one) for one in appended(metadata, request)]
+        return ("appends", *lists)
+    return (_list_name(snapshot),)
+
+
+def _list_name(snapshot: Snapshot) -> str:
+    return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
+
+
+def _unlisted(path: str, snapshot_id: int) -> ManifestFile:
+    """A manifest that version 1 metadata names by its path alone."""
+    return ManifestFile(
+        manifest_path=path,
+        manifest_length=0,
+        partition_spec_id=0,
+        content=0,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=snapshot_id,
+        added_files_count=None,
+        existing_files_count=None,
+        deleted_files_count=None,
+        added_rows_count=None,
+        existing_rows_count=None,
+        deleted_rows_count=None,
+        partitions=None,
+        key_metadata=None,
+        first_row_id=None,
+    )
+
+
+def _entries(manifest: ManifestFile) -> int:
+    return (
+        (manifest.added_files_count or 0) + (manifest.existing_files_count or 0) + (manifest.deleted_files_count or 0)
+    )
+
+
+def _prune(
+    held: _Held,
+    metadata: TableMetadata,
+    request: ScanRequest,
+    bound: Expression,
+    expired: Callable[[], bool],
+    clock: Clock,
+    *,
+    sized: bool = False,
+) -> tuple[Selection, tuple[Stage, ...]]:
+    """The files left after each stage, cheapest first."""
+    selection = Selection.everything(held.view)
+    stages: list[Stage] = []
+
+    def stage(name: str, work: Callable[[], None]) -> None:
+        files_in, bytes_in = selection.count(), selection.file_bytes() if sized else -1
+        before_s = clock.monotonic()
+        work()
+        spent_us = int((clock.monotonic() - before_s) * 1e6)
+        files_left, bytes_left = selection.count(), selection.file_bytes() if sized else -1
+        stages.append(Stage(name, files_in, files_left, bytes_in, bytes_left, spent_us, not expired()))
+
+    if request.incremental:
+        ids = {snapshot.snapshot_id for snapshot in appended(metadata, request)}
+        stage("appended", lambda: keep_appended(selection, ids))
+    if isinstance(bound, Always) and bound.value:
+        return selection, tuple(stages)
+    by_spec = {
+        spec.spec_id: inclusive(bound, spec)
+        for spec in metadata.partition_specs
+        if spec.spec_id in set(held.view.spec_ids.tolist())
+    }
+    if any(expression != TRUE for expression in by_spec.values()):
+        stage("partition", lambda: narrow_by_partition(selection, by_spec, expired))
+    stage("column_stats", lambda: narrow_by_stats(selection, bound, expired))
+    return selection, tuple(stages)
+
+
+@asynccontextmanager
+async def open_planner(settings: Settings, objects: ObjectStore, clock: Clock) -> AsyncIterator[Planner]:
+    """The planner with its decoding threads and its folder on the local disk."""
+    decoders = settings.plan_threads or max(1, len(os.sched_getaffinity(0)))
+    executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner")
+    disk = claims = None
+    if settings.plan_disk_bytes:
+        folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
+        # No mapping is kept but by the blocks in use, so that the planner's account of memory is whole.
+        disk = await asyncio.to_thread(DiskTier, folder, settings.plan_disk_bytes, mapped_max=0)
+        claims = Claims(folder.with_name(folder.name + ".claims"))
+    stack: Stack[Block] = Stack(
+        MemoryCache(0),  # views hold blocks, see Blocks
+        disk,
+        weigh=lambda block: block.size_bytes,
+        pending_bytes_max=settings.plan_memory_bytes,
+        claims=claims,
+        executor=executor,
+    )
+    try:
+        blocks = Blocks(
+            objects,
+            stack,
+            executor,
+            under_way=decoders * _UNDER_WAY,
+            limit_bytes=settings.plan_manifest_limit_bytes,
+        )
+        yield Planner(blocks, clock, budget_bytes=settings.plan_memory_bytes, time_budget_s=settings.plan_time_budget_s)
+    finally:
+        await stack.close()
+        executor.shutdown(wait=True, cancel_futures=True)

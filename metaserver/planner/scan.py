@@ -1,0 +1,103 @@
+"""A finished plan: which files of a view a reader has to open, and what to check on their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metaserver.iceberg.expressions import Expression, Value
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.residuals import Residuals
+from metaserver.iceberg.schema import Schema
+from metaserver.index.packing import Longs
+from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.view import TableView
+
+_RESIDUALS_MAX = 4096
+"""Residuals remembered per plan; partitions of one spec are few beside files, except where somebody made them many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a plan: files and bytes that came in and that are left, and how long it took.
+
+    Bytes are -1 where nobody asked for them: adding them up reads every file's size.
+    """
+
+    name: str
+    files_in: int
+    files_left: int
+    bytes_in: int
+    bytes_left: int
+    microseconds: int
+    complete: bool = True
+    """False when the time budget ended inside it: what was not checked is kept."""
+
+
+class Scan:
+    """`rows` int64[files]: rows of the view, in the order of the manifest list. Immutable but for what it remembers."""
+
+    def __init__(
+        self,
+        view: TableView,
+        deletes: DeleteIndex,
+        rows: Longs,
+        *,
+        schema: Schema,
+        bound: Expression,
+        metadata: TableMetadata,
+        stages: tuple[Stage, ...],
+        snapshot_id: int | None,
+    ) -> None:
+        self.view = view
+        self.rows = rows
+        self.schema = schema
+        self.bound = bound
+        self.stages = stages
+        self.snapshot_id = snapshot_id
+        self.metadata = metadata
+        """Of the table when it was planned; partition specs are looked up in it."""
+        self._deletes = deletes
+        self._by_spec: dict[int, Residuals | None] = {}
+        self._residuals: dict[tuple[int, tuple[Value | None, ...]], Expression] = {}
+
+    @property
+    def files(self) -> int:
+        return len(self.rows)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.rows.nbytes) + 2000
+
+    def residual(self, row: int) -> Expression:
+        """What is left of the filter for the rows of the file at this row of the view."""
+        block, local = self.view.locate(row)
+        return self.residual_in(block.spec_id, block.partition(local))
+
+    def residual_in(self, spec_id: int, partition: tuple[Value | None, ...]) -> Expression:
+        """As `residual`, by partition."""
+        residuals = self._residuals_of(spec_id)
+        if residuals is None:
+            return self.bound
+        key = (spec_id, partition)
+        found = self._residuals.get(key)
+        if found is None:
+            found = residuals(partition)
+            if len(self._residuals) >= _RESIDUALS_MAX:
+                self._residuals.clear()
+            self._residuals[key] = found
+        return found
+
+    def _residuals_of(self, spec_id: int) -> Residuals | None:
+        """None where the table's metadata lacks the spec: then the whole filter is left."""
+        if spec_id not in self._by_spec:
+            spec = self.metadata.spec(spec_id)
+            self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec)
+        return self._by_spec[spec_id]
+
+    def deletes(self, row: int) -> tuple[int, ...]:
+        """Delete rows of the view that apply to the data file at this row."""
+        return self._deletes.applying(row)
+
+    def deletes_of(self, rows: Longs) -> list[tuple[int, ...]]:
+        """As `deletes`, of many rows at once."""
+        return self._deletes.applying_to(rows)
