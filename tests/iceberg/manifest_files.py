@@ -1,0 +1,330 @@
+"""Manifests made by hand: an Avro encoder of the tests' own, schemas of every form, and what fastavro reads from them.
+
+The encoder shares nothing with the decoder under test, and writes what common writers never do: arrays and maps in
+several blocks, with negative counts, unions in any order.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import itertools
+import json
+import struct
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+from metaserver.iceberg.manifest import MISSING, DecodedManifest, PartitionValues, Spans
+
+SYNC = bytes(range(16))
+
+Split = Callable[[int], list[int]]
+"""A list's length → the sizes of the blocks it is written in; a negative one is written with its size in bytes."""
+
+
+def varint(value: int) -> bytes:
+    value = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def framed(data: bytes) -> bytes:
+    return varint(len(data)) + data
+
+
+def in_one_block(length: int) -> list[int]:
+    return [length] if length else []
+
+
+def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
+    """`value` in Avro's binary encoding. Unions take the first branch that fits; tuples are (branch, value)."""
+    kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
+    match kind:
+        case "union":
+            branch, inner = value if isinstance(value, tuple) else (_branch(schema, value), value)
+            return varint(branch) + encode(schema[branch], inner, split)
+        case "null":
+            return b""
+        case "boolean":
+            return bytes([value])
+        case "int" | "long":
+            return varint(value)
+        case "enum":
+            return varint(schema["symbols"].index(value))
+        case "float":
+            return struct.pack("<f", value)
+        case "double":
+            return struct.pack("<d", value)
+        case "bytes":
+            return framed(value)
+        case "string":
+            return framed(value.encode())
+        case "fixed":
+            return bytes(value)
+        case "record":
+            return b"".join(encode(field["type"], value[field["name"]], split) for field in schema["fields"])
+        case "array":
+            return _blocks([encode(schema["items"], item, split) for item in value], split)
+        case "map":
+            return _blocks([framed(k.encode()) + encode(schema["values"], v, split) for k, v in value.items()], split)
+        case _:
+            return encode(kind, value, split)
+
+
+def _branch(schema: list[Any], value: Any) -> int:
+    return next(i for i, branch in enumerate(schema) if (branch == "null") == (value is None))
+
+
+def _blocks(items: list[bytes], split: Split) -> bytes:
+    out, left = b"", iter(items)
+    for size in split(len(items)):
+        data = b"".join(itertools.islice(left, abs(size)))
+        out += varint(size) + (varint(len(data)) if size < 0 else b"") + data
+    return out + varint(0)
+
+
+def compress(codec: str, data: bytes) -> bytes:
+    match codec:
+        case "deflate":
+            packer = zlib.compressobj(wbits=-15)
+            return packer.compress(data) + packer.flush()
+        case "snappy":
+            return pa.Codec("snappy").compress(data, asbytes=True) + zlib.crc32(data).to_bytes(4, "big")
+        case "zstandard":
+            sink = pa.BufferOutputStream()
+            with pa.CompressedOutputStream(sink, "zstd") as stream:  # as Java does, without the inflated size
+                stream.write(data)
+            return sink.getvalue().to_pybytes()
+        case _:
+            return data
+
+
+def container(
+    schema: Any,
+    blocks: list[list[bytes]],
+    *,
+    codec: str = "null",
+    metadata: dict[str, str] | None = None,
+    sync: bytes = SYNC,
+) -> bytes:
+    """An object file of rows that are encoded already."""
+    entries = {"avro.schema": json.dumps(schema), "avro.codec": codec, **(metadata or {})}
+    out = b"Obj\x01" + varint(len(entries))
+    out += b"".join(framed(key.encode()) + framed(value.encode()) for key, value in entries.items()) + varint(0) + sync
+    for rows in blocks:
+        out += varint(len(rows)) + framed(compress(codec, b"".join(rows))) + sync
+    return out
+
+
+ENTRY = {"status": 0, "snapshot_id": 1, "sequence_number": 3, "file_sequence_number": 4, "data_file": 2}
+MAPS = {
+    "column_sizes": (108, 117, 118, "long"),
+    "value_counts": (109, 119, 120, "long"),
+    "null_value_counts": (110, 121, 122, "long"),
+    "nan_value_counts": (137, 138, 139, "long"),
+    "lower_bounds": (125, 126, 127, "bytes"),
+    "upper_bounds": (128, 129, 130, "bytes"),
+}
+LISTS = {"split_offsets": (132, "long", 133), "equality_ids": (135, "int", 136)}
+OPTIONAL = {
+    "key_metadata": (131, "bytes"),
+    "sort_order_id": (140, "int"),
+    "first_row_id": (142, "long"),
+    "referenced_data_file": (143, "string"),
+    "content_offset": (144, "long"),
+    "content_size_in_bytes": (145, "long"),
+}
+V3_ONLY = ("first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes")
+
+
+def optional(schema: Any, *, null_last: bool = False) -> list[Any]:
+    return [schema, "null"] if null_last else ["null", schema]
+
+
+def map_schema(key_id: int, value_id: int, value: str, form: str = "plain") -> dict[str, Any]:
+    """A map by column id. No writer is known that departs from the plain form, but a reader may not depend on it."""
+    key_field = {"name": "key", "type": "int", "field-id": key_id}
+    value_field = {"name": "value", "type": value, "field-id": value_id}
+    fields = {
+        "plain": [key_field, value_field],
+        "reversed": [value_field, key_field],
+        "nullable": [key_field, value_field | {"type": ["null", value]}],
+        "wider": [{"name": "more", "type": "string"}, key_field, value_field, {"name": "nothing", "type": "null"}],
+        "long keys": [key_field | {"type": "long"}, value_field],
+    }[form]
+    item = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
+    return {"type": "array", "logicalType": "map", "items": item}
+
+
+def manifest_schema(
+    version: int,
+    partition: list[tuple[str, Any]],
+    *,
+    null_last: bool = False,
+    ids: bool = True,
+    prefix: str = "",
+    map_form: str = "plain",
+) -> dict[str, Any]:
+    """A manifest entry's Avro schema. `prefix` goes before all names, as ids make names meaningless."""
+
+    def field(name: str, field_id: int, schema: Any) -> dict[str, Any]:
+        return {"name": prefix + name, "type": schema} | ({"field-id": field_id} if ids else {})
+
+    def maybe(schema: Any) -> list[Any]:
+        return optional(schema, null_last=null_last)
+
+    struct_fields = [field(name, 1000 + i, schema) for i, (name, schema) in enumerate(partition)]
+    file = [] if version == 1 else [field("content", 134, "int")]
+    file += [
+        field("file_path", 100, "string"),
+        field("file_format", 101, "string"),
+        field("partition", 102, {"type": "record", "name": "r102", "fields": struct_fields}),
+        field("record_count", 103, "long"),
+        field("file_size_in_bytes", 104, "long"),
+    ]
+    if version == 1:
+        file.append(field("block_size_in_bytes", 105, "long"))
+    file += [
+        field(name, map_id, maybe(map_schema(key, value, kind, map_form)))
+        for name, (map_id, key, value, kind) in MAPS.items()
+    ]
+    file += [
+        field(name, list_id, maybe({"type": "array", "items": kind, "element-id": element}))
+        for name, (list_id, kind, element) in LISTS.items()
+        if version > 1 or name != "equality_ids"
+    ]
+    file += [
+        field(name, field_id, maybe(kind))
+        for name, (field_id, kind) in OPTIONAL.items()
+        if version > 2 or name not in V3_ONLY
+    ]
+    entry = [field("status", 0, "int"), field("snapshot_id", 1, "long" if version == 1 else maybe("long"))]
+    if version > 1:
+        entry += [field("sequence_number", 3, maybe("long")), field("file_sequence_number", 4, maybe("long"))]
+    entry.append(field("data_file", 2, {"type": "record", "name": "r2", "fields": file}))
+    return {"type": "record", "name": "manifest_entry", "fields": entry}
+
+
+def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
+    """The live entries as fastavro reads them, each in the form of `flat`."""
+    reader = fastavro.reader(io.BytesIO(data))
+    schema = json.loads(reader.metadata["avro.schema"])
+    file_schema = next(f["type"] for f in schema["fields"] if f["name"] == f"{prefix}data_file")
+    partition = next(f["type"] for f in file_schema["fields"] if f["name"] == f"{prefix}partition")
+    return [
+        _flat_row(row, prefix, partition)
+        for row in reader
+        if row[f"{prefix}status"] != 2  # type: ignore[index, call-overload]
+    ]
+
+
+def _flat_row(row: Any, prefix: str, partition: dict[str, Any]) -> dict[str, Any]:
+    file = row[f"{prefix}data_file"]
+    found: dict[str, Any] = {name: row.get(prefix + name) for name in ENTRY if name != "data_file"}
+    for name in ("content", "file_path", "file_format", "record_count", "file_size_in_bytes", *OPTIONAL, *LISTS):
+        found[name] = file.get(prefix + name)
+    for name in MAPS:
+        items = file.get(prefix + name) or []
+        found[name] = {item["key"]: item["value"] for item in items if item["value"] is not None}
+    found["partition"] = [
+        (1000 + i, raw(file[f"{prefix}partition"][field["name"]])) for i, field in enumerate(partition["fields"])
+    ]
+    return found
+
+
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+MICROSECOND = datetime.timedelta(microseconds=1)
+
+
+def raw(value: Any) -> Any:
+    """What lies in the file below a logical type that fastavro has made something of; floats as their bits."""
+    match value:
+        case datetime.datetime():
+            return (value.replace(tzinfo=datetime.UTC) - EPOCH) // MICROSECOND
+        case datetime.date():
+            return (value - EPOCH.date()).days
+        case datetime.time():
+            return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
+        case decimal.Decimal():
+            return ("decimal", int(value.scaleb(DECIMAL_SCALE)))
+        case uuid.UUID():
+            return value.bytes
+        case float():
+            return struct.pack("<d", value)
+        case str():
+            return value.encode()
+        case _:
+            return value
+
+
+DECIMAL_SCALE = 2
+
+
+def flat(manifest: DecodedManifest) -> list[dict[str, Any]]:
+    """The entries of a decoded manifest, row by row, as plain values."""
+    rows: list[dict[str, Any]] = [{name: {} for name in MAPS} for _ in range(manifest.rows)]
+    for name, column in manifest.longs.items():
+        for row, value in zip(rows, column.tolist(), strict=True):
+            row[name] = None if value == MISSING else value
+    for name, spans in manifest.texts.items():
+        for row, text in zip(rows, texts_of(spans, manifest), strict=True):
+            row[name] = text if name == "key_metadata" or text is None else text.decode()
+    for name, (counts, values) in manifest.lists.items():
+        left = iter(values.tolist())
+        for row, count in zip(rows, counts.tolist(), strict=True):
+            row[name] = None if count < 0 else list(itertools.islice(left, count))
+        assert next(left, None) is None
+    for name, by_column in manifest.counts.items():
+        for column_id, (at, values) in by_column.items():
+            assert at.size
+            assert (at[1:] > at[:-1]).all()
+            for i, value in zip(at.tolist(), values.tolist(), strict=True):
+                rows[i][name][column_id] = value
+    for name, bounds in manifest.bounds.items():
+        for column_id, (at, starts, lengths) in bounds.items():
+            assert at.size
+            assert (at[1:] > at[:-1]).all()
+            for i, value in zip(at.tolist(), texts_of(Spans(starts, lengths), manifest), strict=True):
+                rows[i][name][column_id] = value
+    columns = [list(partition_values(field, manifest)) for field in manifest.partition]
+    for i, row in enumerate(rows):
+        row["partition"] = [
+            (field.field_id, column[i]) for field, column in zip(manifest.partition, columns, strict=True)
+        ]
+    return rows
+
+
+def texts_of(spans: Spans, manifest: DecodedManifest) -> list[bytes | None]:
+    return [
+        None if length < 0 else manifest.heap[start : start + length].tobytes()
+        for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
+    ]
+
+
+def partition_values(field: PartitionValues, manifest: DecodedManifest) -> Iterator[Any]:
+    if field.spans is not None:
+        for value in texts_of(field.spans, manifest):
+            if value is not None and field.logical == "decimal":
+                yield ("decimal", int.from_bytes(value, "big", signed=True))
+            elif value is not None and field.logical == "uuid" and field.type == "string":
+                yield uuid.UUID(value.decode()).bytes
+            else:
+                yield value
+    elif field.doubles is not None:
+        assert field.valid is not None
+        for number, valid in zip(field.doubles.tolist(), field.valid.tolist(), strict=True):
+            yield struct.pack("<d", number) if valid else None
+    else:
+        assert field.longs is not None
+        for number in field.longs.tolist():
+            yield None if number == MISSING else bool(number) if field.type == "boolean" else number
