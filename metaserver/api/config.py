@@ -6,7 +6,7 @@ from aiohttp import web
 
 from metaserver.api.endpoints import add_operations, served_endpoints
 from metaserver.api.keys import CATALOG, SETTINGS
-from metaserver.api.render import json_answer
+from metaserver.api.render import PLANNING_MODE, json_answer
 from metaserver.errors import BadRequest, NoSuchWarehouse
 from metaserver.objects.locations import parse_location
 
@@ -16,13 +16,25 @@ async def get_config(request: web.Request) -> web.Response:
     settings = request.app[SETTINGS]
     return json_answer(
         {
-            "defaults": {},
+            "defaults": _defaults(request),
             "overrides": {"prefix": settings.prefix} if settings.prefix else {},
             "endpoints": served_endpoints(request.app),
             # Its presence tells clients that keys are honoured (ISO 8601 duration).
             "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
         }
     )
+
+
+def _defaults(request: web.Request) -> dict[str, str]:
+    """PyIceberg takes the planning mode from its catalog's properties only, never from a table's `config`.
+
+    So it has all tables or none planned by the server. All is right for it: it plans only what it reads through the
+    server, and what it changes by itself. Not for other clients, which would take this for a wish against the table's.
+    """
+    is_pyiceberg = request.headers.get("User-Agent", "").startswith("PyIceberg/")
+    if is_pyiceberg and request.app[SETTINGS].scan_planning_mode != "client":
+        return {PLANNING_MODE: "server"}
+    return {}
 
 
 def _check_warehouse(request: web.Request) -> None:

@@ -2,8 +2,9 @@
 
 The metadata of a table with 10,000 snapshots is 8 MB of JSON. It is not encoded for each answer: the document of its
 immutable location is cached, and the little around it is joined on. The ETag names everything that the answer is made
-of (location, snapshot mode, what the client is told about storage), so that equal tags mean equal answers; it is weak
-because the same answer may be gzipped. It is known before any metadata is read: a 304 costs one lookup of the pointer.
+of (location, snapshot mode, what the client is told about storage and planning), so that equal tags mean equal
+answers; it is weak because the same answer may be gzipped. It is known before any metadata is read: a 304 costs one
+lookup of the pointer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from metaserver.api.requests import table_path
 from metaserver.catalog.documents import SnapshotMode
 from metaserver.catalog.values import LoadedTable, LoadedView
 from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from metaserver.iceberg.table_json import encode_table
 from metaserver.objects.vending import storage_config
 from metaserver.settings import Settings
@@ -33,6 +35,10 @@ GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 DELEGATION = "X-Iceberg-Access-Delegation"
 GZIP_FROM_BYTES = 16_384
 """Below this an answer fits a few packets, and compressing costs more than it saves."""
+PLANNING_MODE = "scan-planning-mode"
+"""In a table's `config`, where Java's client looks, and in `/v1/config`, where PyIceberg does."""
+PLANNING_PROPERTY = "seamark.scan-planning-mode"
+_PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
 _VARY = f"Accept-Encoding, {DELEGATION}"
 
@@ -56,7 +62,8 @@ def table_etag(
     """Of the answer that `table_answer` would give."""
     settings = request.app[SETTINGS]
     path = table_path(namespace, name, settings.prefix)
-    return _etag(metadata_location, mode, request.headers.get(DELEGATION, ""), path, *_storage_settings(settings))
+    told = (settings.scan_planning_mode, *_storage_settings(settings))
+    return _etag(metadata_location, mode, request.headers.get(DELEGATION, ""), path, *told)
 
 
 @lru_cache(maxsize=8192)
@@ -86,6 +93,8 @@ async def table_answer(
 ) -> web.Response:
     """A LoadTableResult. `compress` is False for answers that nobody asks for twice."""
     config, credentials = access_config(request, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
+    if loaded.entry is not None:
+        config = {**config, PLANNING_MODE: planning_mode(request.app[SETTINGS], loaded.metadata)}
     tail = b',"config":' + encode_json(config)
     if credentials:
         tail += b',"storage-credentials":' + encode_json(credentials)
@@ -96,10 +105,22 @@ async def table_answer(
     etag = table_etag(request, location, namespace, name, mode)
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
-    if compress and len(document) >= GZIP_FROM_BYTES and _accepts_gzip(request):
+    if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(request):
         body = await _gzipped(request, etag, (head, document, tail, b"}"))
         return _json(body, {**headers, "Content-Encoding": "gzip"})
     return _json(b"".join((head, document, tail, b"}")), headers)
+
+
+def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
+    """Who is to plan scans of this table: server or client.
+
+    Tables of version 3 are left to the client: a scan task has no place for sequence numbers and row ids, and an update
+    that copies rows without them would give every row a new id (apache/iceberg#17319).
+    """
+    for wanted in (metadata.properties.get(PLANNING_PROPERTY, "").lower(), settings.scan_planning_mode):
+        if wanted in _PLANNERS:
+            return wanted
+    return "client" if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION else "server"
 
 
 def commit_answer(request: web.Request, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
@@ -177,7 +198,7 @@ async def _gzipped(request: web.Request, etag: str, parts: tuple[bytes, ...]) ->
     return await request.app[GZIPS].run(etag, compress)
 
 
-def _accepts_gzip(request: web.Request) -> bool:
+def accepts_gzip(request: web.Request) -> bool:
     for coding in request.headers.get("Accept-Encoding", "").split(","):
         name, _, weight = coding.partition(";")
         if name.strip().lower() in ("gzip", "x-gzip", "*"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from metaserver.api import config, functions, namespaces, rename, sign, tables, transactions, views
+from metaserver.api import config, functions, namespaces, planning, rename, sign, tables, transactions, views
 from metaserver.api.requests import close_unreadable
 
 
 def add_routes(app: web.Application) -> None:
     app.on_response_prepare.append(close_unreadable)
-    for routes in (config, namespaces, tables, views, functions, rename, transactions, sign):
+    for routes in (config, namespaces, tables, views, functions, rename, transactions, sign, planning):
         routes.add_routes(app)

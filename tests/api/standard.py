@@ -11,8 +11,8 @@ import yaml  # type: ignore[import-untyped]
 
 SPEC = Path(__file__).parent / "spec" / "rest-catalog-open-api.yaml"
 _METHODS = ("get", "post", "delete", "head", "put", "patch")
-NOT_YET = frozenset({"planTableScan", "fetchPlanningResult", "cancelPlanning", "fetchScanTasks"})
-"""Scan planning arrives with the planner."""
+PLANNING = frozenset({"planTableScan", "fetchPlanningResult", "cancelPlanning", "fetchScanTasks"})
+"""Pure reads, though three of them take an Idempotency-Key: nothing is recorded under it."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,3 @@ def operations() -> tuple[Operation, ...]:
                 keyed = "#/components/parameters/idempotency-key" in named
                 found.append(Operation(operation["operationId"], method.upper(), template, keyed))
     return tuple(found)
-
-
-def served() -> tuple[Operation, ...]:
-    """Those that this server has to have."""
-    return tuple(operation for operation in operations() if operation.id not in NOT_YET)

@@ -85,6 +85,8 @@ async def test_reading_and_writing_need_their_roles(house: House, who: str, read
     table = "/v1/namespaces/db/tables/t"
     for path in (table, "/v1/namespaces/db/tables", "/v1/namespaces/db", f"{table}/credentials"):
         assert (await house(who, "GET", path)).status == reads
+    assert (await house(who, "POST", f"{table}/plan", {})).status == reads
+    assert (await house(who, "POST", f"{table}/tasks", {"plan-task": "x"})).status == (404 if reads == 200 else reads)
     assert (await house(who, "POST", table, set_properties(x="1"))).status == writes
     created = await house(who, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
     assert created.status == writes

@@ -1,0 +1,433 @@
+"""Iceberg REST: scan planning. A client says what it wants to read, and hears which files to open.
+
+Plans are pure reads and nothing is kept for a client: what it brings back, plan tasks and plan ids, says it all (see
+`planner/tokens.py`). So a request that is repeated is answered again, from the planner's cache, and its Idempotency-Key
+needs no record: an answer of megabytes has no place in the database.
+
+Answered at once where that can be: Java's client pays a DELETE for every plan id, and waits a second before it asks
+for a plan that was not ready. Only plans that have to read millions of entries of manifests first are answered later,
+and never to PyIceberg, which does not come back for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from isal import isal_zlib
+
+from metaserver.api.endpoints import add_operations
+from metaserver.api.keys import CATALOG, CLOCK, PLANNER, REQUEST_ID, SETTINGS, STORE
+from metaserver.api.render import GZIP_FROM_BYTES, accepts_gzip, access_config, json_answer
+from metaserver.api.requests import allow, path_name, path_namespace, read_json
+from metaserver.catalog.values import LoadedTable
+from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expressions import TRUE, Expression
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.planner.answer import Answer, Longs, dialect_of
+from metaserver.planner.request import ScanRequest, bind_filter, resolve_schema, resolve_snapshot
+from metaserver.planner.scan import Scan
+from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
+from metaserver.wire import decode_json, encode_json, show
+
+STREAM_FROM_BYTES = 4 << 20
+"""Answers are gathered up to this, so that one that fails is an error, and sent as they come beyond it."""
+POLL_S = 0.5
+"""How long a question after a plan that is being made is held open for it."""
+PENDING_LIMIT = 64
+"""Plans being made for clients that come back, per worker; more are waited for at once."""
+PLAN_ID_CHARACTERS_MAX = 4000
+"""A plan id stands in a URL, whose length servers and proxies bound. A longer one is not given out."""
+_GZIP = 31
+"""zlib's window bits for gzip."""
+
+
+class _PlanTableScan(msgspec.Struct, rename="kebab"):
+    """`select` may be there too: which columns are read changes nothing about which files are."""
+
+    snapshot_id: int | None = None
+    start_snapshot_id: int | None = None
+    end_snapshot_id: int | None = None
+    filter: msgspec.Raw = msgspec.Raw()
+    case_sensitive: bool | None = None
+    use_snapshot_schema: bool | None = None
+    stats_fields: tuple[str, ...] | None = None
+    min_rows_requested: int | None = None
+
+
+class _FetchScanTasks(msgspec.Struct, rename="kebab"):
+    plan_task: str
+
+
+class Pending:
+    """Plans that are being made while their client waits elsewhere. Belongs to one worker; nothing depends on it."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Scan]] = {}
+
+    @property
+    def full(self) -> bool:
+        return len(self._tasks) >= PENDING_LIMIT
+
+    def start(self, plan_id: str, make: Callable[[], Awaitable[Scan]]) -> asyncio.Task[Scan]:
+        """The plan's task, which goes on by itself. A plan that another worker began is begun here, too."""
+        task = self._tasks.get(plan_id)
+        if task is None:
+
+            async def run() -> Scan:
+                return await make()
+
+            task = self._tasks[plan_id] = asyncio.create_task(run(), name="plan")
+            task.add_done_callback(lambda done: self._finish(plan_id, done))
+        return task
+
+    def cancel(self, plan_id: str) -> None:
+        task = self._tasks.pop(plan_id, None)
+        if task is not None:
+            task.cancel()
+
+    async def close(self, _: web.Application) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _finish(self, plan_id: str, task: asyncio.Task[Scan]) -> None:
+        # The planner's cache has it now; a failure is met again by who asks.
+        if self._tasks.get(plan_id) is task:
+            del self._tasks[plan_id]
+        if not task.cancelled():
+            task.exception()
+
+
+PENDING: web.AppKey[Pending] = web.AppKey("pending", Pending)
+TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
+
+
+async def plan_table_scan(request: web.Request) -> web.StreamResponse:
+    loaded = await _loaded(request)
+    wanted = await read_json(request, _PlanTableScan)
+    asked = _pinned(wanted, loaded.metadata)
+    if asked is None:  # a table without a snapshot
+        return json_answer({"status": "completed", "file-scan-tasks": []})
+    plan_id = await _postponed(request, loaded, asked)
+    if plan_id is not None:
+        return json_answer({"status": "submitted", "plan-id": plan_id})
+    scan = await _scan(request, loaded.metadata, asked)
+    return await _completed(request, loaded, asked, scan, wanted.min_rows_requested or 0)
+
+
+async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
+    loaded = await _loaded(request)
+    plan_id = request.match_info["plan_id"]
+    asked = _opened_id(request, plan_id, loaded)
+    metadata = _as_asked(loaded.metadata, asked)
+    if metadata is None:
+        raise NoSuchPlanId(f"The plan's snapshot of {_named(request)} has expired; plan again")
+    task = request.app[PENDING].start(plan_id, _making(request, metadata, asked))
+    done, _ = await asyncio.wait({task}, timeout=POLL_S)
+    if not done:
+        return json_answer({"status": "submitted"})
+    if task.cancelled():
+        return json_answer({"status": "cancelled"})
+    return await _completed(request, loaded, asked, task.result(), 0)
+
+
+async def cancel_planning(request: web.Request) -> web.Response:
+    loaded = await _loaded(request)
+    plan_id = request.match_info["plan_id"]
+    _opened_id(request, plan_id, loaded)
+    request.app[PENDING].cancel(plan_id)
+    return web.Response(status=204)
+
+
+async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
+    loaded = await _loaded(request)
+    wanted = await read_json(request, _FetchScanTasks)
+    task = request.app[TOKENS].open_plan_task(wanted.plan_task, _uuid(loaded))
+    if task is None:
+        raise NoSuchPlanTask(f"The plan task is not one that was given out for {_named(request)}; plan again")
+    metadata = _as_asked(loaded.metadata, task.asked)
+    if metadata is None:
+        raise NoSuchPlanTask(f"The plan task's snapshot of {_named(request)} has expired; plan again")
+    scan = await _scan(request, metadata, task.asked)
+    first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
+    return await _send(request, _body(b"{", _answer(request, task.asked, scan), scan.rows[first:end], b"}"))
+
+
+async def _loaded(request: web.Request) -> LoadedTable:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    return await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+
+
+def _uuid(loaded: LoadedTable) -> str:
+    assert loaded.entry is not None
+    return loaded.entry.uuid
+
+
+def _named(request: web.Request) -> str:
+    return show(path_namespace(request), path_name(request, "table"))
+
+
+def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked | None:
+    """The request with its snapshot named; None where there is none to scan. BadRequest for one that makes no sense."""
+    incremental = wanted.start_snapshot_id is not None or wanted.end_snapshot_id is not None
+    asked = Asked(
+        snapshot_id=wanted.snapshot_id,
+        start_snapshot_id=wanted.start_snapshot_id,
+        end_snapshot_id=wanted.end_snapshot_id,
+        schema_id=metadata.current_schema_id,
+        filter=bytes(wanted.filter),
+        case_sensitive=wanted.case_sensitive is not False,
+        use_snapshot_schema=wanted.use_snapshot_schema is True,
+        stats_fields=wanted.stats_fields or (),
+    )
+    if wanted.snapshot_id is None and not incremental:
+        asked = msgspec.structs.replace(asked, snapshot_id=metadata.current_snapshot_id)
+    # What a request is refused for is found before anything is read, and of an empty table, too.
+    request = _scan_request(asked)
+    snapshot = resolve_snapshot(metadata, request)
+    bind_filter(metadata, resolve_schema(metadata, snapshot, request), request)
+    return None if snapshot is None else asked
+
+
+def _snapshots(asked: Asked) -> Iterator[int]:
+    for snapshot_id in (asked.snapshot_id, asked.start_snapshot_id, asked.end_snapshot_id):
+        if snapshot_id is not None:
+            yield snapshot_id
+
+
+def _as_asked(metadata: TableMetadata, asked: Asked) -> TableMetadata | None:
+    """The metadata with the schema current that was so when the plan was made; None where what it needs is gone."""
+    if any(metadata.snapshot(snapshot_id) is None for snapshot_id in _snapshots(asked)):
+        return None
+    if metadata.current_schema_id == asked.schema_id:
+        return metadata
+    if metadata.schema(asked.schema_id) is None:
+        return None
+    return msgspec.structs.replace(metadata, current_schema_id=asked.schema_id)
+
+
+def _filter(asked: Asked) -> Expression:
+    return parse_expression(decode_json(asked.filter, "The filter")) if asked.filter else TRUE
+
+
+async def _scan(request: web.Request, metadata: TableMetadata, asked: Asked) -> Scan:
+    return await request.app[PLANNER].scan(metadata, _scan_request(asked))
+
+
+def _making(request: web.Request, metadata: TableMetadata, asked: Asked) -> Callable[[], Awaitable[Scan]]:
+    """For a task that outlives the request."""
+    planner = request.app[PLANNER]
+    return lambda: planner.scan(metadata, _scan_request(asked))
+
+
+def _scan_request(asked: Asked) -> ScanRequest:
+    return ScanRequest(
+        snapshot_id=asked.snapshot_id,
+        start_snapshot_id=asked.start_snapshot_id,
+        end_snapshot_id=asked.end_snapshot_id,
+        filter=_filter(asked),
+        case_sensitive=asked.case_sensitive,
+        use_snapshot_schema=asked.use_snapshot_schema,
+    )
+
+
+def _opened_id(request: web.Request, plan_id: str, loaded: LoadedTable) -> Asked:
+    asked = request.app[TOKENS].open_plan_id(plan_id, _uuid(loaded))
+    if asked is None:
+        raise NoSuchPlanId(f"The plan id is not one that was given out for {_named(request)}; plan again")
+    return asked
+
+
+async def _postponed(request: web.Request, loaded: LoadedTable, asked: Asked) -> str | None:
+    """The id of a plan that is now being made, where it takes long; None where it is to be answered at once."""
+    pending = request.app[PENDING]
+    if not dialect_of(request.headers.get("User-Agent", "")).comes_back or pending.full:
+        return None
+    unread = await request.app[PLANNER].unread(loaded.metadata, _scan_request(asked))
+    if unread <= request.app[SETTINGS].plan_async_files:
+        return None
+    plan_id = request.app[TOKENS].plan_id(pack(asked), _uuid(loaded))
+    if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
+        return None
+    pending.start(plan_id, _making(request, loaded.metadata, asked))
+    return plan_id
+
+
+def _answer(request: web.Request, asked: Asked, scan: Scan) -> Answer:
+    dialect = dialect_of(request.headers.get("User-Agent", ""))
+    return Answer(scan, stats=_columns(scan.metadata, asked), dialect=dialect)
+
+
+def _columns(metadata: TableMetadata, asked: Asked) -> list[int]:
+    """Ids of the columns whose statistics are asked for. BadRequest for a name that no schema of the table has."""
+    newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
+    schemas = [metadata.current_schema, *newest_first]
+    fold = (lambda name: name) if asked.case_sensitive else str.lower
+    found = []
+    for field in asked.stats_fields:
+        ids = (
+            column_id
+            for schema in schemas
+            for name, column_id in schema.index.by_name.items()
+            if fold(name) == fold(field)
+        )
+        column_id = next(ids, None)
+        if column_id is None:
+            raise BadRequest(f"stats-fields names {field[:100]!r}, which is no column of the table")
+        found.append(column_id)
+    return found
+
+
+async def _completed(
+    request: web.Request, loaded: LoadedTable, asked: Asked, scan: Scan, min_rows: int
+) -> web.StreamResponse:
+    """A plan's whole answer, or the plan tasks that make it up."""
+    settings = request.app[SETTINGS]
+    answer = _answer(request, asked, scan)
+    rows = _enough(scan, min_rows, settings.plan_inline_limit) if min_rows > 0 else scan.rows
+    head, tail = b'{"status":"completed",', b"}"
+    location = loaded.metadata.location
+    _, credentials = access_config(request, location, path_namespace(request), path_name(request, "table"))
+    if credentials:
+        tail = b',"storage-credentials":' + encode_json(credentials) + tail
+    if len(rows) > settings.plan_inline_limit:
+        packed = pack(asked)
+        pages = page_count(
+            len(rows), len(packed), inline_limit=settings.plan_inline_limit, page_size=settings.plan_page_size
+        )
+        if pages:
+            tasks = _pages(request.app[TOKENS], packed, rows, pages, _uuid(loaded))
+            head += b'"plan-tasks":' + encode_json(tasks) + b","
+            rows = rows[:0]
+    return await _send(request, _body(head, answer, rows, tail))
+
+
+def _pages(tokens: Tokens, packed: bytes, rows: Longs, pages: int, table_uuid: str) -> list[str]:
+    """Plan tasks of equal parts of `rows` that together cover every row of the view."""
+    size = -(-len(rows) // pages)
+    starts = [0, *rows[size::size].tolist()]
+    return [
+        tokens.plan_task(packed, start, end, table_uuid)
+        for start, end in zip(starts, [*starts[1:], ROWS_MAX], strict=True)
+    ]
+
+
+def _enough(scan: Scan, wanted: int, most: int) -> Longs:
+    """The first files that surely hold `wanted` rows between them: nothing is filtered or deleted in them.
+
+    All files where the first `most` do not: it is a hint, to be had for little or not at all.
+    """
+    sure = 0
+    for count, row in enumerate(scan.rows[:most].tolist(), start=1):
+        if scan.residual(row) == TRUE and not scan.deletes(row):
+            block, local = scan.view.locate(row)
+            sure += max(0, block.long("record_count", local) or 0)
+            if sure >= wanted:
+                return scan.rows[:count]
+    return scan.rows
+
+
+def _body(head: bytes, answer: Answer, rows: Longs, tail: bytes) -> Iterator[bytes]:
+    yield head + b'"file-scan-tasks":['
+    yield from answer.tasks(rows)
+    # Only with items: Java's client refuses the key without tasks.
+    opening = b'],"delete-files":['
+    for piece in answer.delete_files():
+        yield opening + piece
+        opening = b""
+    yield b"]" + tail
+
+
+class _Encoder:
+    """Gathers an answer, packed from the moment that it is worth it."""
+
+    def __init__(self, *, gzip: bool) -> None:
+        self._gzip = gzip
+        self._packer: Any = None
+        self._pieces: list[bytes] = []
+        self.size_bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        if self._packer is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
+            self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
+            piece = self.take() + piece
+        if self._packer is not None:
+            piece = self._packer.compress(piece)
+        self._pieces.append(piece)
+        self.size_bytes += len(piece)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Vary": "Accept-Encoding"} | ({} if self._packer is None else {"Content-Encoding": "gzip"})
+
+    def take(self) -> bytes:
+        taken = b"".join(self._pieces)
+        self._pieces.clear()
+        self.size_bytes = 0
+        return taken
+
+    def finish(self) -> bytes:
+        return self.take() + (b"" if self._packer is None else self._packer.flush())
+
+
+async def _send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
+    """The pieces as one JSON answer; others have their turn between two of them."""
+    encoder = _Encoder(gzip=accepts_gzip(request))
+    response: web.StreamResponse | None = None
+    for piece in pieces:
+        encoder.add(piece)
+        if encoder.size_bytes >= STREAM_FROM_BYTES:
+            response = await _begin(request, encoder)
+            break
+        await asyncio.sleep(0)
+    if response is None:
+        return web.Response(body=encoder.finish(), headers=encoder.headers, content_type="application/json")
+    with _cut_off(request):
+        await response.write(encoder.take())
+        for piece in pieces:
+            encoder.add(piece)
+            await response.write(encoder.take())
+            await asyncio.sleep(0)
+        await response.write(encoder.finish())
+        await response.write_eof()
+    return response
+
+
+async def _begin(request: web.Request, encoder: _Encoder) -> web.StreamResponse:
+    headers = {**encoder.headers, "Content-Type": "application/json", "X-Request-Id": request[REQUEST_ID]}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    return response
+
+
+@contextlib.contextmanager
+def _cut_off(request: web.Request) -> Iterator[None]:
+    """Whoever reads an answer that fails half-way must not take it for a whole one."""
+    try:
+        yield
+    except BaseException:
+        if request.transport is not None:
+            request.transport.abort()
+        raise
+
+
+async def _open_tokens(app: web.Application) -> None:
+    app[TOKENS] = Tokens(await app[STORE].secret(SECRET_NAME, app[CLOCK].random_bytes(32)))
+
+
+def add_routes(app: web.Application) -> None:
+    app[PENDING] = Pending()
+    app.on_startup.append(_open_tokens)
+    app.on_cleanup.append(app[PENDING].close)
+    table = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
+    add_operations(app, f"{table}/plan", {"POST": plan_table_scan})
+    add_operations(app, f"{table}/plan/{{plan-id}}", {"GET": fetch_planning_result, "DELETE": cancel_planning})
+    add_operations(app, f"{table}/tasks", {"POST": fetch_scan_tasks})

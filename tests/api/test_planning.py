@@ -1,0 +1,474 @@
+"""Scan planning over HTTP: whole answers, pages, plans that take their time, modes, and what is refused and how."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from metaserver.api import planning
+from metaserver.errors import StorageError
+from metaserver.planner.answer import Answer
+from metaserver.planner.planner import Planner
+from tests.api.client import SCHEMA, Api, new_key, set_properties
+from tests.api.client import Answer as Response
+from tests.api.planned import append, file_of
+from tests.server.rig import running
+
+T = "/v1/namespaces/db/tables/t"
+EQ_5 = {"type": "eq", "term": "id", "value": 5}
+PYICEBERG = {"User-Agent": "PyIceberg/0.12.0"}
+
+
+def tens(count: int) -> list[Any]:
+    """File n holds the ids from 10 n to 10 n + 9."""
+    return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
+
+
+def paths(answer: Response) -> list[str]:
+    assert answer.status == 200, answer.raw
+    return [task["data-file"]["file-path"] for task in answer.json.get("file-scan-tasks", [])]
+
+
+def numbers(answer: Response) -> list[int]:
+    return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths(answer)]
+
+
+async def pages(api: Api, answer: Response, **options: Any) -> list[int]:
+    """The numbers of all files: what is in the answer and what its plan tasks bring."""
+    found = numbers(answer)
+    for token in answer.json.get("plan-tasks", []):
+        page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
+        assert "status" not in page.json
+        found += numbers(page)
+    return found
+
+
+@pytest.fixture
+async def planned(api: Api) -> Api:
+    """`db.t` with 30 files in 3 manifests."""
+    await api.table()
+    await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+    return api
+
+
+@pytest.fixture
+async def paged(tmp_path: Path) -> AsyncIterator[Api]:
+    """As `planned`, where every answer of more than 2 files comes in pages of 4."""
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        yield api
+
+
+async def test_a_plan_without_a_filter_is_every_file_at_once(planned: Api) -> None:
+    answer = await planned("POST", f"{T}/plan", {})
+    assert numbers(answer) == list(range(30))
+    assert set(answer.json) == {"status", "file-scan-tasks"}
+    assert answer.json["status"] == "completed"
+    assert all(task["residual-filter"] is True for task in answer.json["file-scan-tasks"])
+
+
+async def test_a_filter_leaves_the_files_that_can_hold_a_row_and_says_what_is_left_to_check(planned: Api) -> None:
+    answer = await planned("POST", f"{T}/plan", {"filter": EQ_5, "select": ["id"], "case-sensitive": True})
+    assert numbers(answer) == [0]
+    assert answer.json["file-scan-tasks"][0]["residual-filter"] == EQ_5
+    assert numbers(await planned("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 285}})) == [
+        28,
+        29,
+    ]
+    nothing = await planned("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
+    assert nothing.json == {"status": "completed", "file-scan-tasks": []}
+
+
+async def test_a_table_without_a_snapshot_has_no_files(api: Api) -> None:
+    await api.table()
+    assert (await api("POST", f"{T}/plan", {"filter": EQ_5})).json == {"status": "completed", "file-scan-tasks": []}
+
+
+async def test_names_are_matched_without_regard_to_case_where_that_is_asked(planned: Api) -> None:
+    upper = {"type": "eq", "term": "ID", "value": 5}
+    assert (await planned("POST", f"{T}/plan", {"filter": upper})).error[:2] == (400, "BadRequestException")
+    assert numbers(await planned("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})) == [0]
+
+
+async def test_a_snapshot_and_a_range_of_snapshots_are_planned(api: Api) -> None:
+    await api.table()
+    files = tens(6)
+    await append(api, "t", files[:2], snapshot_id=1)
+    await append(api, "t", files[2:4], snapshot_id=2, parent=1)
+    await append(api, "t", files[4:], snapshot_id=3, parent=2)
+    assert numbers(await api("POST", f"{T}/plan", {})) == list(range(6))
+    assert numbers(await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True})) == [0, 1]
+    assert numbers(await api("POST", f"{T}/plan", {"snapshot-id": 2})) == [0, 1, 2, 3]
+    between = {"start-snapshot-id": 1, "end-snapshot-id": 3}
+    assert numbers(await api("POST", f"{T}/plan", between)) == [2, 3, 4, 5]
+    assert numbers(
+        await api("POST", f"{T}/plan", {**between, "filter": {"type": "gt", "term": "id", "value": 45}})
+    ) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"filter": {"type": "eq", "term": "no_such", "value": 5}}, "no_such"),
+        ({"filter": {"type": "eq", "term": "id", "value": "five"}}, "five"),
+        ({"filter": {"type": "resembles", "term": "id", "value": 5}}, "resembles"),
+        ({"filter": None}, "filter"),
+        ({"filter": 7}, "filter"),
+        ({"snapshot-id": 77}, "77"),
+        ({"snapshot-id": 1, "start-snapshot-id": 1, "end-snapshot-id": 1}, "snapshot-id"),
+        ({"start-snapshot-id": 1}, "end-snapshot-id"),
+        ({"start-snapshot-id": 5, "end-snapshot-id": 1}, "5"),
+        ({"stats-fields": ["no_such"]}, "no_such"),
+        ({"case-sensitive": "perhaps"}, "case-sensitive"),
+        ({"snapshot-id": "1"}, "snapshot-id"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused_and_told_why(planned: Api, body: Any, told: str) -> None:
+    answer = await planned("POST", f"{T}/plan", body)
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert told in answer.error[2]
+
+
+async def test_what_does_not_exist_is_not_found_under_the_names_that_clients_know(planned: Api) -> None:
+    for method, path, body in (
+        ("POST", "plan", {}),
+        ("GET", "plan/x", None),
+        ("DELETE", "plan/x", None),
+        ("POST", "tasks", {"plan-task": "x"}),
+    ):
+        answer = await planned(method, f"/v1/namespaces/db/tables/none/{path}", body)
+        assert answer.error[:2] == (404, "NoSuchTableException")
+    for method in ("GET", "DELETE"):
+        for plan_id in ("x", "a%20b", "AAAA", "%FF"):
+            assert (await planned(method, f"{T}/plan/{plan_id}")).error[:2] == (404, "NoSuchPlanIdException")
+    for token in ("", "x", "AQ", "ä"):
+        answer = await planned("POST", f"{T}/tasks", {"plan-task": token})
+        assert answer.error[:2] == (404, "NoSuchPlanTaskException")
+    assert (await planned("POST", f"{T}/tasks", {})).error[0] == 400
+
+
+async def test_more_files_than_fit_come_as_plan_tasks_that_cover_each_once(paged: Api) -> None:
+    whole = await paged("POST", f"{T}/plan", {})
+    assert whole.json["file-scan-tasks"] == []
+    assert len(whole.json["plan-tasks"]) == 8
+    assert await pages(paged, whole) == list(range(30))
+    some = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
+    assert len(some.json["plan-tasks"]) == 3
+    assert await pages(paged, some) == list(range(20, 30))
+    few = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
+    assert "plan-tasks" not in few.json
+    assert numbers(few) == [28, 29]
+
+
+async def test_pages_are_of_the_plan_that_was_made_whatever_was_committed_since(paged: Api) -> None:
+    whole = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
+    other = {"id": 3, "name": "id", "required": False, "type": "string"}
+    renamed["fields"].append(other)
+    change = {
+        "requirements": [],
+        "updates": [
+            {"action": "add-schema", "schema": renamed},
+            {"action": "set-current-schema", "schema-id": -1},
+        ],
+    }
+    assert (await paged("POST", T, change)).status == 200
+    assert await pages(paged, whole) == list(range(10, 30))
+
+
+async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
+    settings = {"plan_inline_limit": 2, "plan_page_size": 10}
+    async with running(tmp_path, **settings) as one, running(tmp_path, **settings) as two:
+        here, there = Api(one), Api(two)
+        await here.table()
+        await append(here, "t", tens(30), snapshot_id=1)
+        whole = await here("POST", f"{T}/plan", {})
+        assert await pages(there, whole) == list(range(30))
+
+
+async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
+    paged: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica short of time keeps files that this one leaves out: pages are of the view, not of what was found."""
+    where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
+    whole = await paged("POST", f"{T}/plan", where)
+    assert await pages(paged, whole) == [1, 9, 10, 18, 25]
+    scan = Planner.scan
+
+    async def keeps_everything(self: Planner, metadata: Any, request: Any) -> Any:
+        return await scan(self, metadata, type(request)(snapshot_id=request.snapshot_id))
+
+    monkeypatch.setattr(Planner, "scan", keeps_everything)
+    assert await pages(paged, whole) == list(range(30))
+
+
+async def test_a_plan_task_is_good_for_its_own_table_and_as_long_as_its_snapshot_lives(paged: Api) -> None:
+    token = (await paged("POST", f"{T}/plan", {})).json["plan-tasks"][0]
+    await paged.table("u")
+    await append(paged, "u", tens(3), snapshot_id=1)
+    other = await paged("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
+    assert other.error[:2] == (404, "NoSuchPlanTaskException")
+    await append(paged, "t", tens(3), snapshot_id=2)
+    expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
+    assert (await paged("POST", T, expire)).status == 200
+    late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+    assert late.error[:2] == (404, "NoSuchPlanTaskException")
+    assert "expired" in late.error[2]
+
+
+async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaserver.planner.tokens.TOKENS_BYTES_MAX", 2_000)
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        values = [n * 7919 % 10_007 for n in range(3_000)]
+        long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+        assert "plan-tasks" not in long.json
+        assert numbers(long) == list(range(30))
+
+
+async def test_statistics_come_for_the_fields_that_are_asked_for(planned: Api) -> None:
+    body: dict[str, Any] = {"stats-fields": ["data"], "filter": EQ_5}
+    (task,) = (await planned("POST", f"{T}/plan", body)).json["file-scan-tasks"]
+    assert task["data-file"]["lower-bounds"] == {"keys": [2], "values": ["61"]}
+    assert task["data-file"]["upper-bounds"] == {"keys": [2], "values": ["7A"]}
+    assert task["data-file"]["value-counts"] == {"keys": [2], "values": [100]}
+    body = {"stats-fields": ["DATA"], "filter": EQ_5, "case-sensitive": False}
+    (task,) = (await planned("POST", f"{T}/plan", body)).json["file-scan-tasks"]
+    assert task["data-file"]["value-counts"]["keys"] == [2]
+
+
+async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:
+    """Each file has 100 rows. Where rows are filtered, none is sure."""
+    assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
+    assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
+    assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
+    assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 0}))) == 30
+    some = {"filter": {"type": "gt", "term": "id", "value": 5}, "min-rows-requested": 1}
+    assert len(numbers(await planned("POST", f"{T}/plan", some))) == 30
+
+
+async def test_a_large_answer_is_packed_for_clients_that_unpack(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(500), snapshot_id=1)
+        plain = await api("POST", f"{T}/plan", {})
+        assert "Content-Encoding" not in plain.headers
+        packed = await _raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed.raw) == plain.raw
+        assert len(packed.raw) < len(plain.raw) / 5
+        small = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
+        assert "Content-Encoding" not in small.headers
+
+
+async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
+    """The answer as it came, not unpacked."""
+    http = aiohttp.ClientSession(auto_decompress=False)
+    async with http, http.post(api.server.url + path, json=body, headers=headers) as answer:
+        return Response(answer.status, answer.headers, await answer.read())
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+async def test_an_answer_too_large_to_gather_is_streamed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coding: str
+) -> None:
+    monkeypatch.setattr(planning, "STREAM_FROM_BYTES", 500)
+    async with running(tmp_path, plan_inline_limit=100_000) as server:
+        api = Api(server)
+        await api.table()
+        names = [random.Random(number).randbytes(100).hex() for number in range(3_000)]
+        files = [file_of(f"file:///t/data/{name}", 0, 9) for name in names]
+        await append(api, "t", files, snapshot_id=1, manifests=3)
+        answer = await api("POST", f"{T}/plan", {}, headers={"Accept-Encoding": coding})
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        assert answer.headers["X-Request-Id"]
+        assert paths(answer) == [file.path for file in files]
+
+
+async def test_an_answer_that_fails_half_way_is_not_taken_for_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "STREAM_FROM_BYTES", 500)
+    tasks = Answer.tasks
+
+    def failing(self: Any, rows: Any) -> Any:
+        yield from list(tasks(self, rows))[:3]
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(Answer, "tasks", failing)
+    async with running(tmp_path, plan_inline_limit=100_000) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3_000), snapshot_id=1, manifests=3)
+        with pytest.raises(aiohttp.ClientError):
+            await api("POST", f"{T}/plan", {})
+        assert (await api("GET", T)).status == 200
+
+
+class Slow:
+    """A planner whose plans wait for `go`, and that says it has `unread` entries before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, unread: int) -> None:
+        self.go = asyncio.Event()
+        self.made = 0
+        scan = Planner.scan
+
+        async def waits(planner: Planner, metadata: Any, request: Any) -> Any:
+            await self.go.wait()
+            self.made += 1
+            return await scan(planner, metadata, request)
+
+        async def says(planner: Planner, metadata: Any, request: Any) -> int:
+            return unread
+
+        monkeypatch.setattr(Planner, "scan", waits)
+        monkeypatch.setattr(Planner, "unread", says)
+        monkeypatch.setattr(planning, "POLL_S", 0.05)
+
+
+async def test_a_plan_that_must_read_very_much_is_answered_later(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    submitted = await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    assert set(submitted.json) == {"status", "plan-id"}
+    assert submitted.json["status"] == "submitted"
+    plan = f"{T}/plan/{submitted.json['plan-id']}"
+    assert (await planned("GET", plan)).json == {"status": "submitted"}
+    slow.go.set()
+    while (done := await planned("GET", plan)).json["status"] == "submitted":
+        await asyncio.sleep(0.01)
+    assert done.json["status"] == "completed"
+    assert numbers(done) == [0]
+    assert (await planned("GET", plan)).json == done.json, "it may be asked for again"
+
+
+async def test_a_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    async with running(tmp_path) as one, running(tmp_path) as two:
+        here, there = Api(one), Api(two)
+        await here.table()
+        await append(here, "t", tens(3), snapshot_id=1)
+        plan_id = (await here("POST", f"{T}/plan", {})).json["plan-id"]
+        slow.go.set()
+        assert numbers(await there("GET", f"{T}/plan/{plan_id}")) == [0, 1, 2]
+        assert (await there("DELETE", f"{T}/plan/{plan_id}")).status == 204
+        other = await there("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
+        assert other.error[:2] == (404, "NoSuchPlanIdException")
+
+
+async def test_a_cancelled_plan_is_made_no_further(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    plan_id = (await planned("POST", f"{T}/plan", {})).json["plan-id"]
+    monkeypatch.setattr(planning, "POLL_S", 20)
+    asked = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
+    await asyncio.sleep(0.1)
+    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
+    assert (await asked).json == {"status": "cancelled"}
+    slow.go.set()
+    await asyncio.sleep(0.05)
+    assert slow.made == 0
+    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
+
+
+async def test_pyiceberg_which_does_not_come_back_waits_for_its_plan(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    slow.go.set()
+    assert numbers(await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
+
+
+async def test_a_plan_whose_id_would_not_fit_a_url_is_waited_for(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(monkeypatch, 10_000_000).go.set()
+    values = [n * 7919 % 1_000_003 for n in range(5_000)]
+    answer = await planned("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+    assert answer.json["status"] == "completed"
+
+
+async def test_the_server_stops_while_plans_are_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(monkeypatch, 10_000_000)
+    async with running(tmp_path, drain_timeout_s=2) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        assert (await api("POST", f"{T}/plan", {})).json["status"] == "submitted"
+
+
+async def test_a_key_is_taken_and_a_repeat_is_answered_alike_without_a_record(planned: Api) -> None:
+    """Planning changes nothing, and its answers may be of megabytes."""
+    key = new_key()
+    first, second = [await planned("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
+    assert (first.status, first.raw) == (second.status, second.raw)
+    store, clock = planned.server.parts.store, planned.server.parts.clock
+    assert await store.idempotency(key, clock.now_ms()) is None
+
+
+MODES = [
+    ("auto", 1, None, "server"),
+    ("auto", 2, None, "server"),
+    ("auto", 3, None, "client"),
+    ("server", 3, None, "server"),
+    ("client", 2, None, "client"),
+    ("client", 2, "server", "server"),
+    ("auto", 2, "client", "client"),
+    ("auto", 3, "server", "server"),
+    ("server", 2, "nonsense", "server"),
+]
+
+
+@pytest.mark.parametrize(("setting", "version", "wanted", "mode"), MODES)
+async def test_clients_are_told_per_table_who_plans(
+    tmp_path: Path, setting: str, version: int, wanted: str | None, mode: str
+) -> None:
+    async with running(tmp_path, scan_planning_mode=setting) as server:
+        api = Api(server)
+        properties = {"format-version": str(version)}
+        if wanted is not None:
+            properties["seamark.scan-planning-mode"] = wanted
+        created = await api.table(properties=properties)
+        assert created["config"]["scan-planning-mode"] == mode
+        assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode
+
+
+async def test_a_change_of_mode_is_not_hidden_by_what_clients_hold(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        before = (await api("GET", T)).headers["ETag"]
+        assert (await api("GET", T, headers={"If-None-Match": before})).status == 304
+        await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
+        changed = await api("GET", T, headers={"If-None-Match": before})
+        assert changed.json["config"]["scan-planning-mode"] == "client"
+    async with running(tmp_path, scan_planning_mode="server") as server:
+        assert (await Api(server)("GET", T, headers={"If-None-Match": changed.headers["ETag"]})).status == 200
+
+
+@pytest.mark.parametrize(("setting", "told"), [("auto", True), ("server", True), ("client", False)])
+async def test_pyiceberg_is_told_by_the_catalogs_configuration(tmp_path: Path, setting: str, told: bool) -> None:
+    async with running(tmp_path, scan_planning_mode=setting) as server:
+        api = Api(server)
+        config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
+        assert config["defaults"] == ({"scan-planning-mode": "server"} if told else {})
+        assert (await api("GET", "/v1/config")).json["defaults"] == {}
+
+
+async def test_a_broken_manifest_is_an_error_that_names_it(api: Api) -> None:
+    location = (await api.table())["metadata"]["location"]
+    await append(api, "t", tens(3), snapshot_id=1)
+    broken = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    answer = await api("POST", f"{T}/plan", {})
+    assert answer.status == 500
+    assert "1-0.avro" in answer.error[2]

@@ -1,0 +1,419 @@
+"""Answers: every file once, every value as the standard says it, in pieces that join to JSON that clients can read."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from pyiceberg.catalog.rest.scan_planning import ScanTasks
+
+from metaserver.errors import Corrupt, NotAcceptable
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.manifest import ManifestFile, decode_manifest
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.table_json import decode_table
+from metaserver.index.block import Block, encode_block
+from metaserver.planner.answer import FILES_PER_PIECE, PYICEBERG, STANDARD, Answer, dialect_of
+from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.scan import Scan
+from metaserver.planner.view import TableView
+from tests.planner.kinds import pool, to_bytes
+from tests.planner.lake import ContentFile, DataFile, DeleteFile
+from tests.planner.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
+from tests.planner.metrics import ColumnMetrics
+from tests.planner.partitioning import result_kind
+
+KINDS = {
+    1: "long",
+    2: "string",
+    3: "date",
+    4: "timestamp",
+    5: "timestamptz",
+    6: "time",
+    7: "decimal(9, 2)",
+    8: "uuid",
+    9: "fixed[4]",
+    10: "binary",
+    11: "boolean",
+    12: "float",
+    13: "double",
+    14: "int",
+}
+STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def schema(kinds: dict[int, str] = KINDS) -> dict[str, Any]:
+    fields = [{"id": key, "name": f"c{key}", "required": False, "type": kind} for key, kind in kinds.items()]
+    return {"type": "struct", "schema-id": 0, "fields": fields}
+
+
+def metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = KINDS) -> TableMetadata:
+    made = {
+        "format-version": 2,
+        "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
+        "location": "file:///t",
+        "last-sequence-number": 1,
+        "last-updated-ms": 1_700_000_000_000,
+        "last-column-id": 99,
+        "schemas": [schema(kinds)],
+        "current-schema-id": 0,
+        "partition-specs": [
+            {"spec-id": number, "fields": [field.json() for field in spec]} for number, spec in enumerate(specs)
+        ],
+        "default-spec-id": 0,
+        "last-partition-id": 1999,
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "default-sort-order-id": 0,
+    }
+    return decode_table(json.dumps(made).encode(), "file:///t/metadata.json")
+
+
+def block(
+    files: list[Any],
+    spec_id: int = 0,
+    fields: tuple[PartitionField, ...] = (),
+    *,
+    kinds: dict[int, str] = KINDS,
+    version: int = 2,
+) -> tuple[ManifestFile, Block]:
+    content = 1 if files[0].content else 0
+    data = manifest_bytes(
+        [Entry(ADDED, 1, file.sequence or None, None, file) for file in files],
+        version=version,
+        content=content,
+        style=STYLE,
+        spec_id=spec_id,
+        fields=fields,
+        kinds=kinds,
+        schema=schema(kinds),
+    )
+    path = f"file:///t/metadata/{spec_id}-{content}.avro"
+    listed = ManifestFile(path, len(data), spec_id, content, 1, 1, 1, len(files), 0, 0, 0, 0, 0, None, None, None)
+    return listed, Block(b"".join(encode_block(decode_manifest(data, path))))
+
+
+def scan(
+    table: TableMetadata,
+    data: list[tuple[ManifestFile, Block]],
+    deletes: list[tuple[ManifestFile, Block]] | None = None,
+    where: object = True,
+) -> Scan:
+    """Every file, whatever the filter."""
+    deletes = deletes or []
+    view = TableView(
+        [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
+    )
+    bound = bind(parse_expression(where), table.current_schema, table.schemas, case_sensitive=True)
+    return Scan(
+        view,
+        DeleteIndex(view, table.partition_specs, table.schemas),
+        np.arange(view.rows, dtype=np.int64),
+        schema=table.current_schema,
+        bound=bound,
+        metadata=table,
+        stages=(),
+        snapshot_id=1,
+    )
+
+
+def answered(plan: Scan, **options: Any) -> dict[str, Any]:
+    answer = Answer(plan, **options)
+    tasks = b"".join(answer.tasks(plan.rows))
+    return {
+        "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_number),
+        "delete-files": json.loads(b"[" + b"".join(answer.delete_files()) + b"]"),
+    }
+
+
+def _number(text: str) -> float:
+    return float(text)
+
+
+def a_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = (), **more: Any) -> DataFile:
+    given = {"content": 0, "format": "PARQUET", "spec_id": 0, "record_count": 7, "size": 1234, "metrics": {}}
+    return DataFile(path=path, partition=partition, **{**given, **more})
+
+
+def test_a_file_is_written_with_what_its_manifest_says() -> None:
+    file = a_file(split_offsets=[4, 1_000_000])
+    (task,) = answered(scan(metadata(()), [block([file])]))["file-scan-tasks"]
+    assert task == {
+        "data-file": {
+            "spec-id": 0,
+            "content": "data",
+            "file-path": "file:///t/data/a.parquet",
+            "file-format": "parquet",
+            "partition": [],
+            "file-size-in-bytes": 1234,
+            "record-count": 7,
+            "sort-order-id": 0,
+            "split-offsets": [4, 1_000_000],
+        },
+        "residual-filter": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ['q"uote', "back\\slash", "tab\tand\nline", "größe ✓ 𝄞", "a%2Fb=c d", "\x01\x1f\x7f", "</script>", "'"]
+)
+def test_every_path_survives_json(name: str) -> None:
+    paths = [f"s3://bucket/data/{name}-{number}.parquet" for number in range(3)] + [name, "x" * 3000 + name]
+    found = answered(scan(metadata(()), [block([a_file(path) for path in paths])]))["file-scan-tasks"]
+    assert [task["data-file"]["file-path"] for task in found] == paths
+
+
+def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
+    """Also of any part of the rows: what a page is."""
+    rng = random.Random(7)
+    lengths = [1, 3, FILES_PER_PIECE, 2 * FILES_PER_PIECE + 1, 1]
+    paths = [
+        [f"f{number}/{rng.getrandbits(rng.choice([8, 64, 200])):x}" for _ in range(n)]
+        for number, n in enumerate(lengths)
+    ]
+    blocks = [block([a_file(path, record_count=len(path)) for path in part]) for part in paths]
+    plan = scan(metadata(()), blocks)
+    every = [path for part in paths for path in part]
+    for rows in (plan.rows, plan.rows[::7], plan.rows[3:-2], plan.rows[:0]):
+        tasks = json.loads(b"[" + b"".join(Answer(plan).tasks(rows)) + b"]")
+        assert [task["data-file"]["file-path"] for task in tasks] == [every[row] for row in rows]
+        assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows]
+
+
+def in_json(kind: str, value: Any) -> Any:
+    """The spec's JSON single-value serialisation, for values within Python's own dates."""
+    if value is None or kind in ("long", "int", "boolean", "string", "float", "double"):
+        return value
+    if kind == "date":
+        return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
+    if kind.startswith("timestamp"):
+        moment = EPOCH + timedelta(microseconds=value)
+        return moment.isoformat() if kind == "timestamptz" else moment.replace(tzinfo=None).isoformat()
+    if kind == "time":
+        return (EPOCH + timedelta(microseconds=value)).time().isoformat()
+    if kind.startswith("decimal"):
+        return str(Decimal(value).scaleb(-2))
+    return str(UUID(bytes=value)) if kind == "uuid" else value.hex().upper()
+
+
+def within_python(kind: str, value: Any) -> bool:
+    """Values that Python's own types can say; and blocks say null by the least long."""
+    if value == -(2**63):
+        return False
+    limits = {"date": 2_000_000, "timestamp": 2_000_000 * 86_400_000_000, "timestamptz": 2_000_000 * 86_400_000_000}
+    return not (kind in limits and abs(value) > limits[kind]) and not (
+        isinstance(value, float) and not math.isfinite(value)
+    )
+
+
+@pytest.mark.parametrize("column", KINDS)
+def test_partition_values_are_written_as_the_standard_spells_their_type(column: int) -> None:
+    rng, kind = random.Random(column), KINDS[column]
+    values: list[Any] = [value for value in pool(rng, kind, 60) if within_python(kind, value)]
+    rng.shuffle(values)
+    values = [*values, None, *values]
+    spec = (PartitionField(1000, "p", column, "identity"),)
+    found = answered(scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]))
+    given = [task["data-file"]["partition"] for task in found["file-scan-tasks"]]
+    expected = [[in_json(kind, value)] for value in values]
+    assert [repr(one) for one in given] == [repr(one) for one in expected], f"seed {column}"
+
+
+@pytest.mark.parametrize("transform", ["year", "month", "day", "hour", "bucket[8]", "void"])
+def test_values_of_transforms_have_the_types_that_java_gives_them(transform: str) -> None:
+    value = {"void": None, "day": 19_000}.get(transform, 7)
+    for plain in (False, True):
+        spec = (PartitionField(1000, "p", 4, transform),)
+        style = replace(STYLE, sparse=plain)
+        data = manifest_bytes(
+            [Entry(ADDED, 1, None, None, a_file(partition=(value,)))],
+            version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=schema(),
+        )  # fmt: skip
+        listed, _ = block([a_file(partition=(value,))], 0, spec)
+        plan = scan(metadata(spec), [(listed, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
+        expected = in_json(result_kind(transform, "timestamp"), value)
+        assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
+
+
+def test_infinite_partitions_are_numbers_that_parsers_read_as_infinite() -> None:
+    spec = (PartitionField(1000, "p", 13, "identity"),)
+    found = answered(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
+    assert [task["data-file"]["partition"] for task in found["file-scan-tasks"]] == [[math.inf], [-math.inf]]
+
+
+def test_a_partition_that_is_nan_is_refused_with_what_to_do() -> None:
+    spec = (PartitionField(1000, "p", 13, "identity"),)
+    plan = scan(metadata(spec), [block([a_file("a", (math.nan,))], 0, spec)])
+    with pytest.raises(NotAcceptable, match=r"seamark\.scan-planning-mode"):
+        answered(plan)
+
+
+def test_the_zeros_are_two_partitions() -> None:
+    spec = (PartitionField(1000, "p", 13, "identity"),)
+    plan = scan(metadata(spec), [block([a_file("a", (0.0,)), a_file("b", (-0.0,))], 0, spec)])
+    assert b'"partition":[0.0]' in b"".join(Answer(plan).tasks(plan.rows))
+    assert b'"partition":[-0.0]' in b"".join(Answer(plan).tasks(plan.rows))
+
+
+def test_partitions_follow_the_tables_spec_and_not_the_manifests_order_or_types() -> None:
+    """Java takes them by position, and as types of the current schema."""
+    old = {**KINDS, 1: "int", 12: "float"}
+    spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
+    listed, made = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
+    plan = scan(metadata(spec), [(listed, made)])
+    assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
+
+
+def test_the_value_of_a_dropped_column_is_null_the_only_one_that_java_reads() -> None:
+    spec = (PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity"))
+    kept = {key: kind for key, kind in KINDS.items() if key != 1}
+    plan = scan(metadata(spec, kinds=kept), [block([a_file(partition=(3, "x"))], 0, spec)])
+    assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [None, "x"]
+
+
+def test_a_date_promoted_to_a_timestamp_is_written_as_one() -> None:
+    spec = (PartitionField(1000, "a", 3, "identity"),)
+    plan = scan(metadata(spec, kinds={**KINDS, 3: "timestamp"}), [block([a_file(partition=(1,))], 0, spec)])
+    assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == ["1970-01-02T00:00:00"]
+
+
+def test_a_manifest_of_an_unknown_spec_is_named() -> None:
+    plan = scan(metadata(()), [block([a_file(spec_id=5)], 5)])
+    with pytest.raises(Corrupt, match=r"5-0\.avro"):
+        answered(plan)
+
+
+def test_residuals_are_what_is_left_of_the_filter_in_each_partition() -> None:
+    spec = (PartitionField(1000, "p", 2, "identity"),)
+    where = {
+        "type": "and",
+        "left": {"type": "eq", "term": "c2", "value": "x"},
+        "right": {"type": "gt", "term": "c1", "value": 5},
+    }
+    files = [a_file("a", ("x",)), a_file("b", ("y",)), a_file("c", (None,))]
+    found = answered(scan(metadata(spec), [block(files, 0, spec)], where=where))["file-scan-tasks"]
+    left = {"type": "gt", "term": "c1", "value": 5}
+    assert [task["residual-filter"] for task in found] == [left, False, False]
+
+
+def a_delete(path: str, content: int, **more: Any) -> DeleteFile:
+    given = {"format": "PARQUET", "spec_id": 0, "partition": (), "record_count": 2, "size": 99, "metrics": {}}
+    return DeleteFile(path=path, content=content, sequence=9, **{**given, **more})
+
+
+def test_delete_files_are_told_once_and_referred_to_by_their_place() -> None:
+    data = [a_file(f"f{number}", sequence=3) for number in range(4)] + [a_file("newer", sequence=20)]
+    deletes = [
+        a_delete("positions", 1),
+        a_delete("of f2", 1, referenced="f2"),
+        a_delete("equality", 2, equality_ids=[1, 2]),
+    ]
+    found = answered(scan(metadata(()), [block(data)], [block(deletes)]))
+    names = [one["file-path"] for one in found["delete-files"]]
+    assert sorted(names) == ["equality", "of f2", "positions"]
+    told = [sorted(names[one] for one in task.get("delete-file-references", [])) for task in found["file-scan-tasks"]]
+    both = ["equality", "positions"]
+    assert told == [both, both, ["equality", "of f2", "positions"], both, []]
+    by_name = {one["file-path"]: one for one in found["delete-files"]}
+    assert by_name["equality"]["content"] == "equality-deletes"
+    assert by_name["equality"]["equality-ids"] == [1, 2]
+    assert by_name["of f2"]["content"] == "position-deletes"
+    assert by_name["of f2"]["referenced-data-file"] == "f2"
+    assert "delete-file-references" not in found["file-scan-tasks"][4]
+
+
+def test_only_delete_files_that_a_page_refers_to_are_in_it() -> None:
+    data = [a_file("a", sequence=3), a_file("b", sequence=3)]
+    deletes = [a_delete("of a", 1, referenced="a"), a_delete("of b", 1, referenced="b")]
+    plan = scan(metadata(()), [block(data)], [block(deletes)])
+    answer = Answer(plan)
+    (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.rows[1:])) + b"]")
+    assert task["delete-file-references"] == [0]
+    assert [one["file-path"] for one in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
+    answer = Answer(scan(metadata(()), [block([a_file("c")])]))
+    assert list(answer.delete_files()) == []
+
+
+def test_deletion_vectors_say_where_they_lie() -> None:
+    vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
+    data = block([a_file("a", sequence=3)], version=3)
+    found = answered(scan(metadata(()), [data], [block([vector], version=3)]))
+    (told,) = found["delete-files"]
+    assert told["file-format"] == "puffin"
+    assert (told["content-offset"], told["content-size-in-bytes"]) == (4, 40)
+    assert told["referenced-data-file"] == "a"
+
+
+def metrics_of(kind: str, lower: Any, upper: Any) -> ColumnMetrics:
+    return ColumnMetrics(7, 1, 0 if kind in ("float", "double") else None, to_bytes(kind, lower), to_bytes(kind, upper))
+
+
+def test_statistics_are_sent_of_the_columns_that_were_asked_for_and_of_no_others() -> None:
+    rng = random.Random(3)
+    metrics = {}
+    for column, kind in KINDS.items():
+        lower, *_, upper = (value for value in pool(rng, kind, 20) if value != -(2**63))
+        metrics[column] = metrics_of(kind, lower, upper)
+    bare = a_file("bare")
+    full = a_file("full", metrics=metrics)
+    plan = scan(metadata(()), [block([full, bare])])
+    assert not set(answered(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
+    told, nothing = (task["data-file"] for task in answered(plan, stats=[13, 1, 2])["file-scan-tasks"])
+    assert told["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
+    assert told["null-value-counts"] == {"keys": [1, 2, 13], "values": [1, 1, 1]}
+    assert told["nan-value-counts"] == {"keys": [13], "values": [0]}
+    assert told["column-sizes"] == {"keys": [1, 2, 13], "values": [41, 42, 53]}
+    for side in ("lower", "upper"):
+        bounds = [getattr(metrics[column], side).hex().upper() for column in (1, 2, 13)]
+        assert told[f"{side}-bounds"] == {"keys": [1, 2, 13], "values": bounds}
+    assert not set(nothing) & {"lower-bounds", "upper-bounds", "value-counts", "column-sizes"}
+    everything = answered(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
+    for side in ("lower", "upper"):
+        bounds = [getattr(metrics[column], side).hex().upper() for column in KINDS]
+        assert everything[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
+
+
+def test_pyiceberg_reads_partitions_as_it_would_from_a_manifest_or_not_at_all() -> None:
+    columns = (3, 4, 6, 2, 1)
+    spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(columns))
+    files = [a_file("a", (19_000, 5, 6, "x", 1)), a_file("b", (19_000, None, 6, "x", 1))]
+    plan = scan(metadata(spec), [block(files, 0, spec)])
+    tasks = answered(plan, dialect=PYICEBERG)["file-scan-tasks"]
+    assert tasks[0]["data-file"]["partition"] == [19_000, 5, 6, "x", 1]
+    assert "partition" not in tasks[1]["data-file"]
+    binary = (PartitionField(1000, "p", 10, "identity"),)
+    plan = scan(metadata(binary), [block([a_file("a", (b"x",))], 0, binary)])
+    assert "partition" not in answered(plan, dialect=PYICEBERG)["file-scan-tasks"][0]["data-file"]
+
+
+def test_pyiceberg_parses_every_answer() -> None:
+    rng = random.Random(11)
+    spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(KINDS))
+    pools = {column: [v for v in pool(rng, kind, 9) if within_python(kind, v)] for column, kind in KINDS.items()}
+    files: list[ContentFile] = [
+        a_file(f"f{n}", tuple(rng.choice([*pools[column], None]) for column in KINDS), sequence=3) for n in range(40)
+    ]
+    where = {
+        "type": "or",
+        "left": {"type": "starts-with", "term": "c2", "value": "a"},
+        "right": {"type": "is-null", "term": "c1"},
+    }
+    plan = scan(metadata(spec), [block(files, 0, spec)], where=where)
+    answer = answered(plan, stats=[1, 2], dialect=PYICEBERG)
+    parsed = ScanTasks.model_validate_json(json.dumps(answer))
+    assert [task.data_file.file_path for task in parsed.file_scan_tasks] == [file.path for file in files]
+
+
+def test_only_pyiceberg_is_answered_its_way() -> None:
+    assert dialect_of("PyIceberg/0.12.0") is PYICEBERG
+    for other in ("", "Apache-HttpClient/5.4 (Java/17)", "a PyIceberg/0.12.0"):
+        assert dialect_of(other) is STANDARD
