@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from metaserver.index.packing import NONE, Column, Longs
 
-_FEW = 8
-"""Below one row in so many the rows are read one by one."""
+_FEW = 3
+"""So many rows are as well read one by one."""
 
 
 def strings(column: Column | None, rows: Longs) -> list[bytes | None]:
@@ -18,7 +18,7 @@ def strings(column: Column | None, rows: Longs) -> list[bytes | None]:
     if column is None:
         return [None] * len(rows)
     packed = column.packed
-    if len(rows) * _FEW < column.rows:
+    if len(rows) <= _FEW:
         return [cast("bytes | None", column.key(row)) for row in rows.tolist()]
     if packed.width == 0:
         found: list[bytes | None] = [packed.common] * len(rows)
@@ -42,14 +42,16 @@ def _decoded(column: Column, rows: Longs) -> list[bytes | None]:
     lengths = _array(column, packed.lengths, packed.lengths_width)[rows].astype(np.int64)
     if packed.ends == NONE:
         return [common + heads[at : at + size] for at, size in zip(_steps(width, rows), lengths.tolist(), strict=True)]
-    ends = _array(column, packed.ends, 4)
-    tails = _bytes(column, packed.tails, int(ends[-1]))
-    upto = ends[rows].astype(np.int64)
-    froms = (upto - np.maximum(lengths - width, 0)).tolist()
-    stops = (np.arange(len(rows)) * width + np.minimum(lengths, width)).tolist()
+    upto = _array(column, packed.ends, 4)[rows].astype(np.int64)
+    froms = upto - np.maximum(lengths - width, 0)
+    first = int(froms.min())
+    tails = column._memory[packed.tails + first : packed.tails + int(upto.max())].tobytes()
+    stops = np.arange(len(rows)) * width + np.minimum(lengths, width)
     return [
         common + heads[at:stop] + tails[start:end]
-        for at, stop, start, end in zip(_steps(width, rows), stops, froms, upto.tolist(), strict=True)
+        for at, stop, start, end in zip(
+            _steps(width, rows), stops.tolist(), (froms - first).tolist(), (upto - first).tolist(), strict=True
+        )
     ]
 
 
@@ -59,7 +61,3 @@ def _steps(width: int, rows: Longs) -> range:
 
 def _array(column: Column, offset: int, width: int) -> npt.NDArray[Any]:
     return np.frombuffer(column._memory, dtype=f"<u{width}", count=column.rows, offset=offset)
-
-
-def _bytes(column: Column, offset: int, size: int) -> bytes:
-    return column._memory[offset : offset + size].tobytes()

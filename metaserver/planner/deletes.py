@@ -20,6 +20,7 @@ from itertools import pairwise, repeat
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from metaserver.errors import Corrupt
 from metaserver.iceberg.manifest import ManifestFile
@@ -49,7 +50,6 @@ class DeleteIndex:
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
         """Corrupt, naming the manifest, where an entry is no delete file or lacks what it must have."""
         self._view = view
-        self._starts = np.array(view.starts, dtype=np.int64)
         self._unpartitioned = {spec.spec_id: _is_unpartitioned(spec) for spec in specs}
         self._fields: dict[int, tuple[int, ...]] = {}
         self._partitions: dict[int, dict[Partition, int]] = {}
@@ -105,59 +105,40 @@ class DeleteIndex:
     ) -> None:
         """Puts each entry of a delete manifest where it will be looked for."""
         first = self._view.delete_starts[number]
-        every = np.arange(block.rows, dtype=np.int64)
-        sequences = _sequences(self._view.delete_manifests[number], block, every)
+        sequences = _sequences(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
         contents = block.longs("content")
         odd = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
         if len(odd):
             name = block.text("file_path", int(odd[0]))
             raise Corrupt(f"Delete manifest {block.location} lists {name}, which is not a delete file")
-        positions = np.flatnonzero(contents == _POSITIONS)
-        referenced = self._referenced(block, positions)
-        unnamed = [row for row, path in zip(positions.tolist(), referenced, strict=True) if path is None]
-        for row, path, file_format in zip(positions.tolist(), referenced, _formats(block, positions), strict=True):
-            if path is None:
-                continue
-            path_id = self._paths.setdefault(path, len(self._paths))
-            group = vectors if file_format == b"puffin" else by_path
-            group.add(path_id, int(sequences[row]), first + row)
-        scopes = self._number_partitions(block, np.array(unnamed, dtype=np.int64))
-        for row, scope in zip(unnamed, scopes, strict=True):
-            by_partition.add(scope, int(sequences[row]), first + row)
+        rows = np.flatnonzero(contents == _POSITIONS)
+        if len(rows):
+            is_vector = _are_vectors(block, rows)
+            paths = self._number_paths(_referenced(block, rows, is_vector))
+            for kind, mine in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
+                kind.add(paths[mine], sequences[rows[mine]], first + rows[mine])
+            rest = rows[paths < 0]
+            by_partition.add(self._number_partitions(block, rest), sequences[rest], first + rest)
         rows = np.flatnonzero(contents == _EQUALITY)
+        if len(rows):
+            unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
+            scopes = np.full(len(rows), _GLOBAL) if unpartitioned else self._number_partitions(block, rows)
+            columns = block.lists_of("equality_ids")
+            for row, scope, sequence in zip(rows.tolist(), scopes.tolist(), sequences[rows].tolist(), strict=True):
+                # One less: it applies to data files of strictly older sequence numbers.
+                ids = tuple(columns[row] or ())
+                equality.append(EqualityDelete(first + row, number, row, scope, sequence - 1, ids))
+
+    def _number_paths(self, paths: list[bytes | None]) -> Longs:
+        """int64[paths]: ids, new ones for paths that are met first; -1 for None."""
+        known = self._paths
+        found = [-1 if path is None else known.setdefault(path, len(known)) for path in paths]
+        return np.array(found, dtype=np.int64)
+
+    def _number_partitions(self, block: Block, rows: Longs) -> Longs:
+        """int64[rows]: ids of the rows' partitions, new ones where they are met first."""
         if not len(rows):
-            return
-        unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
-        scopes = [_GLOBAL] * len(rows) if unpartitioned else self._number_partitions(block, rows)
-        columns = block.lists_of("equality_ids")
-        for row, scope in zip(rows.tolist(), scopes, strict=True):
-            # One less: it applies to data files of strictly older sequence numbers.
-            ids = tuple(columns[row] or ())
-            equality.append(EqualityDelete(first + row, number, row, scope, int(sequences[row]) - 1, ids))
-
-    def _referenced(self, block: Block, rows: Longs) -> list[bytes | None]:
-        """The one data file that each position delete is about; None where it may be about several.
-
-        Bounds need not be whole, and yet tell: nothing lies between two that are equal but that very path.
-        """
-        named = strings(block.text_column("referenced_data_file"), rows)
-        formats = _formats(block, rows)
-        lower = strings(block.bound_column("lower", _PATH_COLUMN), rows)
-        upper = strings(block.bound_column("upper", _PATH_COLUMN), rows)
-        for place, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
-            if name is not None:
-                continue
-            if formats[place] == b"puffin":
-                path = block.text("file_path", int(rows[place]))
-                raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
-            if low is not None and low == high:
-                named[place] = low
-        return named
-
-    def _number_partitions(self, block: Block, rows: Longs) -> list[int]:
-        """Ids of the rows' partitions, new ones where they are met first."""
-        if not len(rows):
-            return []
+            return rows
         known = self._partitions.setdefault(block.spec_id, {})
         found = []
         for partition in self._partitions_of(block, rows):
@@ -166,7 +147,7 @@ class DeleteIndex:
                 self._partition_count += 1
                 scope = known[partition] = self._partition_count
             found.append(scope)
-        return found
+        return np.array(found, dtype=np.int64)
 
     def _partition_ids(self, block: Block, rows: Longs) -> Longs:
         """int64[rows]; -1 where no delete file has the partition."""
@@ -201,13 +182,13 @@ class DeleteIndex:
 
     def _by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
         """(block number, places in `rows`, rows of the block) for each block that has any."""
-        numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        numbers, local = self._view.split(rows)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
         for start, end in pairwise((0, *ends)):
             places = order[start:end]
             number = int(numbers[places[0]])
-            yield number, places, rows[places] - self._starts[number]
+            yield number, places, local[places]
 
     def _add_positions(
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
@@ -268,23 +249,24 @@ class _Collected:
     """Delete files by group, as they are met."""
 
     def __init__(self) -> None:
-        self.groups: list[int] = []
-        self.sequences: list[int] = []
-        self.deletes: list[int] = []
+        self._parts: list[tuple[Longs, Longs, Longs]] = []
 
-    def add(self, group: int, sequence: int, delete: int) -> None:
-        self.groups.append(group)
-        self.sequences.append(sequence)
-        self.deletes.append(delete)
+    def add(self, groups: Longs, sequences: Longs, deletes: Longs) -> None:
+        self._parts.append((groups, sequences, deletes))
+
+    def columns(self) -> tuple[Longs, Longs, Longs]:
+        """Groups, sequence numbers, delete rows."""
+        if not self._parts:
+            return (np.empty(0, dtype=np.int64),) * 3
+        groups, sequences, deletes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        return groups, sequences, deletes
 
 
 class _Groups:
     """Delete files by group, within a group by sequence number: what applies to a data file is the end of its group."""
 
     def __init__(self, collected: _Collected) -> None:
-        groups = np.array(collected.groups, dtype=np.int64)
-        sequences = np.array(collected.sequences, dtype=np.int64)
-        deletes = np.array(collected.deletes, dtype=np.int64)
+        groups, sequences, deletes = collected.columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
         self._distinct: Longs = np.unique(sequences)
@@ -308,6 +290,10 @@ class _Groups:
 
 def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
     """For each example the delete files from its places in the groups to their ends, in order."""
+    counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
+    if len(parts) == 1 and np.all(counts == 1):
+        group, first = parts[0]
+        return [(group.deletes[place],) for place in first.tolist()]
     joined: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
     for group, first in parts:
         deletes = group.deletes
@@ -338,8 +324,32 @@ def _sequences(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
     return np.where(missing, manifest.sequence_number, sequences)
 
 
-def _formats(block: Block, rows: Longs) -> list[bytes]:
-    return [name.lower() if name else b"" for name in strings(block.text_column("file_format"), rows)]
+def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
+    """bool[rows]: which position deletes are deletion vectors."""
+    formats = strings(block.text_column("file_format"), rows)
+    vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
+    return np.array([name in vectors for name in formats], dtype=np.bool_)
+
+
+def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
+    """The one data file that each position delete is about; None where it may be about several.
+
+    Bounds need not be whole, and yet tell: nothing lies between two that are equal but that very path.
+    """
+    named = strings(block.text_column("referenced_data_file"), rows)
+    if None not in named:
+        return named
+    lower = strings(block.bound_column("lower", _PATH_COLUMN), rows)
+    upper = strings(block.bound_column("upper", _PATH_COLUMN), rows)
+    for place, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
+        if name is not None:
+            continue
+        if is_vector[place]:
+            path = block.text("file_path", int(rows[place]))
+            raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
+        if low == high:
+            named[place] = low
+    return named
 
 
 def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
