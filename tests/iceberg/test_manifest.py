@@ -155,15 +155,19 @@ def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, 
     assert all(column.dtype == np.int64 and len(column) == decoded.rows for column in decoded.longs.values())
 
 
+def is_record(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema["type"] == "record"
+
+
 def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """A plain row of a schema of `manifest_schema`: null where that is allowed, else a small value."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
-        if isinstance(kind, dict) and kind["type"] == "record":
-            row[name] = entry(kind, **changed)
-        elif name in changed:
+        if name in changed:
             row[name] = changed[name]
+        elif records := [each for each in (kind if isinstance(kind, list) else [kind]) if is_record(each)]:
+            row[name] = entry(records[0], **changed)
         elif isinstance(kind, list) and "null" in kind:
             row[name] = None
         else:
