@@ -62,6 +62,8 @@ class Report:
     bounds: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
+    peer: str = "Iceberg's Java REST fixture"
+    """Whom the ratios are taken against, in words."""
 
     def add(
         self,
@@ -112,7 +114,7 @@ class Report:
         lines = [f"# {self.bench}", "", self.question, "", "| " + " | ".join(head) + " |"]
         lines.append("|---|---|" + "--:|" * (len(head) - 2))
         lines += ["| " + " | ".join(cells(row, servers)) + " |" for row in self.rows]
-        lines += ["", "Ratio: how many times better Seamark is than the peer (Iceberg's Java REST fixture)."]
+        lines += ["", f"Ratio: how many times better Seamark is than the peer ({self.peer})."]
         lines += [f"- Bound: {name}: {value}" for name, value in self.bounds.items()]
         lines += [f"- {note}" for note in self.notes]
         facts = self.machine

@@ -1,97 +1,51 @@
 """The filters that planning is timed with, as REST expressions: what engines send for ordinary queries.
 
 Each says how the column lies over the files, since that decides what a planner can leave out before it looks. Literals
-are ISO texts where the type asks for one; every planner measured here reads them.
+are ISO texts where the type asks for one; every planner measured here reads them. `turn` shifts a filter's literals a
+little, so that a planner which keeps its plans has to plan anew.
 """
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.planning.columns import SPAN, event_time_us
+from bench.planning.columns import DAY_US, SPAN, START_DAY, event_time_us
 from bench.planning.layout import day_text
 from bench.planning.tables import Table
 
 RANGES = ("narrow range", "wide range", "decimal range", "float range")
-"""Names of the filters that are one range of one column which lies at random over the files."""
+"""Filters that are one range of one column which lies at random over the files."""
+ORDERED = "ordered column"
+HOUR_US = 3_600_000_000
 
 
 @dataclass(frozen=True)
 class Filter:
     name: str
     about: str
-    expression: Any
+    make: Callable[[Table, int], Any]
+    columns: tuple[tuple[str, str], ...] = ()
+    """Of RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
+
+    def expression(self, table: Table, turn: int = 0) -> Any:
+        """As JSON. Turns up to some thousands keep nearly the same files."""
+        return self.make(table, turn)
 
 
 def comparison(op: str, column: str, value: Any) -> dict[str, Any]:
     return {"type": op, "term": column, "value": value}
 
 
+def both(left: Any, right: Any) -> dict[str, Any]:
+    return {"type": "and", "left": left, "right": right}
+
+
 def between(column: str, low: Any, high: Any) -> dict[str, Any]:
     """low ≤ column < high."""
-    return {"type": "and", "left": comparison("gt-eq", column, low), "right": comparison("lt", column, high)}
-
-
-def filters(table: Table) -> dict[str, Filter]:
-    """By name, with literals that fit the table's size."""
-    middle = table.files // 2
-    hour = 3_600_000_000
-    at = event_time_us(middle, table.files_per_day)
-    found = [
-        Filter(
-            "narrow range",
-            "order_id between two near values; any order, narrow bounds: about 0.5 % of the files",
-            between("order_id", SPAN // 2, SPAN // 2 + SPAN // 100_000),
-        ),
-        Filter(
-            "wide range",
-            "price below a value; any order: about 30 % of the files",
-            comparison("lt", "price", SPAN / 1000 * 0.3),
-        ),
-        Filter(
-            "decimal range",
-            "amount between two near values; any order: about 1 % of the files",
-            between("amount", f"{SPAN // 200}.00", f"{SPAN // 200 + 100}.00"),
-        ),
-        Filter(
-            "float range",
-            "discount above a value; any order: about 2 % of the files",
-            comparison("gt", "discount", SPAN / 1000 * 1.08),
-        ),
-        Filter(
-            "ordered column",
-            "one hour of ts, which grows with the files",
-            between("ts", timestamp_text(at), timestamp_text(at + hour)),
-        ),
-        Filter(
-            "clustered column",
-            "event_id between two near values; roughly grows with the files",
-            between("event_id", SPAN // 2, SPAN // 2 + 1000),
-        ),
-        Filter("string equality", "email equal to a text; any order", comparison("eq", "email", "bqxmaeabcd@m.io")),
-        Filter(
-            "partition value",
-            "one day, an identity partition",
-            comparison("eq", "day", day_text(_day_of(table, middle))),
-        ),
-        Filter("bucketed key", "user_id equal to a value: one bucket of 16", comparison("eq", "user_id", SPAN // 3)),
-        Filter(
-            "three columns",
-            "ranges of user_id, session_id and order_id together",
-            {
-                "type": "and",
-                "left": comparison("gt", "user_id", SPAN // 2),
-                "right": {
-                    "type": "and",
-                    "left": between("session_id", SPAN // 4, SPAN // 4 + 1000),
-                    "right": between("order_id", SPAN // 3, SPAN // 3 + SPAN // 100),
-                },
-            },
-        ),
-    ]
-    return {one.name: one for one in found}
+    return both(comparison("gt-eq", column, low), comparison("lt", column, high))
 
 
 def timestamp_text(at_us: int) -> str:
@@ -100,5 +54,78 @@ def timestamp_text(at_us: int) -> str:
     return moment.isoformat(timespec="microseconds") + "+00:00"
 
 
-def _day_of(table: Table, number: int) -> int:
-    return event_time_us(number, table.files_per_day) // 86_400_000_000
+def _middle_us(table: Table) -> int:
+    return event_time_us(table.files // 2, table.files_per_day)
+
+
+def _hour(table: Table, turn: int) -> Any:
+    start = _middle_us(table) + turn * 1000
+    return between("ts", timestamp_text(start), timestamp_text(start + HOUR_US))
+
+
+def _one_day(table: Table, turn: int) -> Any:
+    """The second day is after every file: it makes the filter another one, and keeps nothing."""
+    days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + turn)]
+    return {"type": "in", "term": "day", "values": days}
+
+
+def _three(table: Table, turn: int) -> Any:
+    sessions = between("session_id", SPAN // 4 + turn, SPAN // 4 + 1000 + turn)
+    orders = between("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
+    return both(comparison("gt", "user_id", SPAN // 2), both(sessions, orders))
+
+
+FILTERS = {
+    one.name: one
+    for one in (
+        Filter(
+            "narrow range",
+            "order_id between two near values; files in any order, narrow bounds",
+            lambda table, turn: between("order_id", SPAN // 2 + turn, SPAN // 2 + 10_000 + turn),
+            (("order_id", "lower"), ("order_id", "upper")),
+        ),
+        Filter(
+            "wide range",
+            "price below a value; files in any order",
+            lambda table, turn: comparison("lt", "price", SPAN * 0.3 / 1000 + turn / 1000),
+            (("price", "lower"),),
+        ),
+        Filter(
+            "decimal range",
+            "amount, a decimal, between two near values; files in any order",
+            lambda table, turn: between("amount", f"{SPAN // 200 + turn}.00", f"{SPAN // 200 + 100 + turn}.00"),
+            (("amount", "lower"), ("amount", "upper")),
+        ),
+        Filter(
+            "float range",
+            "discount above a value; files in any order",
+            lambda table, turn: comparison("gt", "discount", SPAN * 1.08 / 1000 + turn),
+            (("discount", "upper"),),
+        ),
+        Filter(ORDERED, "one hour of ts, which grows with the files", _hour),
+        Filter(
+            "clustered column",
+            "event_id between two near values; roughly grows with the files",
+            lambda table, turn: between("event_id", SPAN // 2 + turn, SPAN // 2 + 1000 + turn),
+        ),
+        Filter(
+            "string equality",
+            "email equal to a text; files in any order",
+            lambda table, turn: comparison("eq", "email", f"bqxmaeab{turn}@m.io"),
+        ),
+        Filter("partition value", "one day, an identity partition", _one_day),
+        Filter(
+            "bucketed key",
+            "user_id equal to a value: one bucket of 16, then wide bounds",
+            lambda table, turn: comparison("eq", "user_id", SPAN // 3 + turn),
+        ),
+        Filter("three columns", "ranges of user_id, session_id and order_id together", _three),
+    )
+}
+
+
+def small(table: Table, turn: int = 0) -> Any:
+    """A user in six hours: a handful of files, what a dashboard asks for."""
+    start = _middle_us(table)
+    hours = between("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
+    return both(comparison("eq", "user_id", SPAN // 3 + turn), hours)

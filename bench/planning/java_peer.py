@@ -2,7 +2,7 @@
 
 `PlanFiles.java` beside this file is run from source on the Spark runtime's jar (`make jars`). A JVM that has planned
 before is warm: its code is compiled and the manifests lie in the page cache; it decodes them again for every plan.
-`python -m bench.planning.java_peer METADATA FILTER` prints the timing as JSON.
+`python -m bench.planning.java_peer METADATA FILTER` prints each plan as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.planning.plans import Plan, Timing
+from bench.planning.plans import Plan
 from tests.services.java import java_17, rck_classpath
 from tests.services.process import CACHE, ServiceFailed
 
@@ -55,10 +55,6 @@ class JavaPlanner:
         self._child.stdin.write(json.dumps(expression) + "\n")
         self._child.stdin.flush()
         return Plan(**self.answer())
-
-    def time(self, expression: Any, rounds: int) -> Timing:
-        """`rounds` plans; the first is cold only when it is this JVM's first."""
-        return Timing.of([self.plan(expression) for _ in range(rounds)])
 
     def answer(self) -> dict[str, Any]:
         assert self._child.stdout is not None
@@ -101,7 +97,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=Path("java_planner.log"))
     chosen = parser.parse_args()
     with java_planner(chosen.metadata, chosen.files, chosen.log) as planner:
-        print(json.dumps(dataclasses.asdict(planner.time(json.loads(chosen.filter), chosen.rounds))))
+        for _ in range(chosen.rounds):
+            print(json.dumps(dataclasses.asdict(planner.plan(json.loads(chosen.filter)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from bench.planning.tables import SYNC, Table, file_names, statistics
 FORMAT = 1
 KEY = struct.Struct(">HiHI")
 """Column id, day, bucket, file number."""
-ANSWER = "name, value_count, null_count, nan_count, lower, upper"
+STATISTICS = "value_count, null_count, nan_count, lower, upper"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Entries:
 class Peer(Protocol):
     name: str
 
-    def lookup(self, column_id: int, day: int) -> Any:
-        """The entries with that prefix, in the store's own form."""
+    def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
+        """The entries with that prefix, in the store's own form, with file names or file numbers."""
 
     def facts(self, answer: Any) -> Facts: ...
 
@@ -210,6 +210,11 @@ def _avro(of: Entries) -> list[Cells]:
     return [*map(varint, numbers), prefixed(of.name), prefixed(of.stats.lower), prefixed(of.stats.upper)]
 
 
+def _sql(column_id: int, day: int, *, names: bool) -> str:
+    file = "name" if names else "file"
+    return f"SELECT {file}, {STATISTICS} FROM entries WHERE column_id = {column_id} AND day = {day}"
+
+
 class DataFusion:
     name = "parquet-datafusion"
 
@@ -222,8 +227,8 @@ class DataFusion:
         self._context = datafusion.SessionContext(config)
         self._context.register_parquet("entries", str(folder / "entries.parquet"))
 
-    def lookup(self, column_id: int, day: int) -> Any:
-        sql = f"SELECT {ANSWER} FROM entries WHERE column_id = {column_id} AND day = {day}"
+    def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
+        sql = _sql(column_id, day, names=names)
         return self._context.sql(sql).collect()
 
     def facts(self, answer: Any) -> Facts:
@@ -241,8 +246,8 @@ class DuckDB:
         self._db.execute("SET enable_object_cache = true; SET parquet_metadata_cache = true")
         self._db.execute(f"CREATE VIEW entries AS FROM read_parquet('{folder / 'entries.parquet'}')")
 
-    def lookup(self, column_id: int, day: int) -> Any:
-        sql = f"SELECT {ANSWER} FROM entries WHERE column_id = {column_id} AND day = {day}"
+    def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
+        sql = _sql(column_id, day, names=names)
         return self._db.sql(sql).to_arrow_table()
 
     def facts(self, answer: Any) -> Facts:
@@ -258,7 +263,7 @@ class Lmdb:
     def __init__(self, folder: Path) -> None:
         self._environment = lmdb.open(str(folder / "entries.lmdb"), readonly=True, lock=False, readahead=False)
 
-    def lookup(self, column_id: int, day: int) -> Any:
+    def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
         prefix = KEY.pack(column_id, day, 0, 0)[:6]
         found = []
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
@@ -283,9 +288,10 @@ class Avro:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "entries.avro"
 
-    def lookup(self, column_id: int, day: int) -> Any:
+    def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
         with self._path.open("rb") as file:
-            return [one for one in fastavro.reader(file) if one["column_id"] == column_id and one["day"] == day]
+            reader: Any = fastavro.reader(file)
+            return [one for one in reader if one["column_id"] == column_id and one["day"] == day]
 
     def facts(self, answer: Any) -> Facts:
         return Facts(len(answer), sum(one["value_count"] for one in answer), sum(one["null_count"] for one in answer))

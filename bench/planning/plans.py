@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+
+class PlansDiffer(Exception):
+    """Two planners kept different files for the same filter; their times cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -21,24 +24,12 @@ class Plan:
     def answer(self) -> tuple[int, int, int]:
         return self.files, self.bytes, self.paths
 
+    def check_same(self, other: Plan, what: str) -> None:
+        """PlansDiffer, naming `what`, unless both kept the same files."""
+        if self.answer != other.answer:
+            raise PlansDiffer(f"{what}: {self.files} files were kept by one planner and {other.files} by another")
 
-def fingerprint(paths: Iterable[str]) -> int:
+
+def fingerprint(paths: Iterable[bytes]) -> int:
     """As `Plan.paths`."""
-    return sum(zlib.crc32(path.encode()) for path in paths)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Plans of one filter by one planner: the first, and the median of those after it."""
-
-    first_ms: float
-    warm_ms: float
-    plan: Plan
-
-    @staticmethod
-    def of(plans: Sequence[Plan]) -> Timing:
-        """The first of `plans` and the rest; with one alone, it stands for both. ValueError if the answers differ."""
-        if len({plan.answer for plan in plans}) != 1:
-            raise ValueError(f"the same filter was planned differently: {plans}")
-        rest = [plan.ms for plan in plans[1:]] or [plans[0].ms]
-        return Timing(plans[0].ms, statistics.median(rest), plans[0])
+    return sum(map(zlib.crc32, paths))

@@ -1,0 +1,86 @@
+"""The least that aiohttp on uvloop can do: read a request's body, send prepared bytes. What is above it is ours.
+
+`python -m bench.planning.bare PORT BODY [--workers N]` serves the content of the file BODY on every path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from bench.targets import SERVER_CORE, Target, on_core
+from tests.services.process import ManagedProcess, free_port, http_ok
+
+BARE = "bare-aiohttp"
+
+
+def application(body: bytes) -> web.Application:
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", answer)
+    return app
+
+
+def serve(port: int, body: bytes) -> None:
+    """Until it is ended."""
+    app = application(body)
+    loop = uvloop.new_event_loop()
+    web.run_app(
+        app,
+        host="127.0.0.1",
+        port=port,
+        reuse_port=True,
+        print=None,
+        access_log=None,
+        loop=loop,
+        shutdown_timeout=0.1,
+    )
+
+
+@contextmanager
+def bare(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[Target]:
+    """A server of its own processes; one worker is kept on the servers' core."""
+    (folder / "bare-body").write_bytes(body)
+    port = free_port()
+    argv = [
+        sys.executable,
+        "-m",
+        "bench.planning.bare",
+        str(port),
+        str(folder / "bare-body"),
+        "--workers",
+        str(workers),
+    ]
+    process = ManagedProcess(argv, log=folder / "bare.log")
+    with process:
+        with on_core(SERVER_CORE) if workers == 1 else nullcontext():
+            process.start(lambda: http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
+        yield Target(BARE, f"http://127.0.0.1:{port}", (process.pid,), folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.planning.bare", description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("body", type=Path)
+    parser.add_argument("--workers", type=int, default=1)
+    chosen = parser.parse_args()
+    body = chosen.body.read_bytes()
+    spawn = multiprocessing.get_context("spawn")
+    others = [spawn.Process(target=serve, args=(chosen.port, body), daemon=True) for _ in range(chosen.workers - 1)]
+    for other in others:
+        other.start()
+    serve(chosen.port, body)
+
+
+if __name__ == "__main__":
+    main()

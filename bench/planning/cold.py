@@ -1,0 +1,143 @@
+"""How long is a cold plan, and how fast is decode?
+
+Cold: nothing of the table in the planner's memory. The first plan ever decodes every manifest; the first one after a
+restart finds blocks on the local disk. Java's is the first plan of a fresh JVM that has loaded the table's metadata.
+The manifests lie in the page cache for everybody. Decode is measured in entries a
+second of CPU time, one manifest after another, from its bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fastavro
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import ManifestFile as TheirManifestFile
+from pyiceberg.table import StaticTable
+
+from bench.planning import java_peer, pyiceberg_peer
+from bench.planning.filters import FILTERS, RANGES
+from bench.planning.java_peer import java_planner
+from bench.planning.ours import our_planner
+from bench.planning.pyiceberg_peer import PyIcebergPlanner
+from bench.planning.tables import Table, table
+from bench.planning.warm import JAVA, PYICEBERG
+from bench.report import OURS, Report, Row
+from bench.targets import LOAD_CORE, on_core
+from metaserver.iceberg.avro import read_container
+from metaserver.iceberg.manifest import INFLATED_LIMIT_BYTES, decode_manifest
+from metaserver.index.block import encode_block
+
+SIZES = (10_000, 100_000, 1_000_000)
+DECODE_GOAL = 200_000
+COLD_GOAL_MS = {100_000: 500.0}
+FASTER_GOAL = 3.0
+"""Times Java's first plan, at a million files."""
+FASTAVRO = "fastavro"
+
+
+async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
+    report = Report(
+        "planning_cold",
+        "How long is a cold plan, and how fast is decode?",
+        peer=f"the first plan of Iceberg Java {java_peer.version()}; for decode, PyIceberg {pyiceberg_peer.version()}",
+    )
+    for files in (2_000,) if quick else sizes:
+        made = table(files)
+        _into_page_cache(made)
+        await _plans(report, folder, made, rounds=1 if quick else 3)
+    _decode(report, table(2_000 if quick else 100_000), manifests=2 if quick else 50)
+    report.notes.append(
+        "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"
+        " after a restart: the planner is new and its tier on disk holds every block."
+    )
+    return report
+
+
+async def _plans(report: Report, folder: Path, made: Table, rounds: int) -> None:
+    wanted = FILTERS[RANGES[0]].expression(made)
+    mine, again, theirs = [], [], []
+    for number in range(rounds if made.files < 1_000_000 else min(rounds, 2)):
+        with java_planner(made.metadata_location, made.files, folder / "java.log") as java:
+            plan = java.plan(wanted)
+            theirs.append(plan.ms)
+        home = folder / f"home-{made.files}-{number}"
+        async with our_planner(home, made) as ours:
+            first = await ours.plan(wanted)
+        plan.check_same(first, f"{made.files:,} files, first plan")
+        mine.append(first.ms)
+        async with our_planner(home, made, disk=True) as ours:
+            await ours.plan(wanted)
+        async with our_planner(home, made, disk=True) as ours:
+            again.append((await ours.plan(wanted)).ms)
+    values = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
+    if made.files <= 100_000:
+        values[PYICEBERG] = PyIcebergPlanner(made.metadata_location).plan(wanted).ms
+    goal = values[JAVA] / FASTER_GOAL if made.files >= 1_000_000 else COLD_GOAL_MS.get(made.files)
+    report.rows.append(Row(f"{made.files:,} files, first plan ever", "plan", "ms", values, peer=JAVA, goal=goal))
+    restarted = {OURS: statistics.median(again), JAVA: values[JAVA]}
+    report.rows.append(Row(f"{made.files:,} files, first after a restart", "plan", "ms", restarted, peer=JAVA))
+
+
+def _into_page_cache(made: Table) -> None:
+    for path in sorted((made.folder / "metadata").iterdir()):
+        path.read_bytes()
+
+
+def _decode(report: Report, made: Table, manifests: int) -> None:
+    """Entries a second: to columns, to a finished block, and by the peers to their objects."""
+    paths = sorted((made.folder / "metadata").glob("*-m0.avro"))[:manifests]
+    contents = [(path.read_bytes(), f"file://{path}") for path in paths]
+    wanted = {one.manifest_path for one in _their_manifests(made)}
+    assert {location for _, location in contents} <= wanted
+    few = contents[: max(1, manifests // 10)]
+    with on_core(LOAD_CORE):
+        columns = _rate(lambda data, at: decode_manifest(data, at).rows, contents)
+        inflated = _rate(_inflate, contents)
+        blocks = _rate(_to_block, contents)
+        peers = {FASTAVRO: _rate(_fastavro, few), PYICEBERG: _pyiceberg(made, few)}
+    report.bounds["inflating alone, one thread"] = f"{inflated:,.0f} entries/s"
+    for measure, rate in (("to columns", columns), ("to a block", blocks)):
+        values = {OURS: rate, **peers}
+        row = Row(
+            "decode, one thread", measure, "entries/s", values, lower_is_better=False, peer=PYICEBERG, goal=DECODE_GOAL
+        )
+        report.rows.append(row)
+
+
+def _rate(decode: Callable[[bytes, str], int], contents: list[tuple[bytes, str]]) -> float:
+    """Entries a second of CPU time, which other processes do not lengthen as they do a second on the clock."""
+    decode(*contents[0])
+    started = time.process_time()
+    rows = sum(decode(data, location) for data, location in contents)
+    return rows / (time.process_time() - started)
+
+
+def _inflate(data: bytes, location: str) -> int:
+    return int(read_container(data, location, inflated_limit_bytes=INFLATED_LIMIT_BYTES).counts.sum())
+
+
+def _to_block(data: bytes, location: str) -> int:
+    decoded = decode_manifest(data, location)
+    b"".join(encode_block(decoded))
+    return decoded.rows
+
+
+def _fastavro(data: bytes, _: str) -> int:
+    return sum(1 for _ in fastavro.reader(io.BytesIO(data)))
+
+
+def _their_manifests(made: Table) -> list[TheirManifestFile]:
+    snapshot = StaticTable.from_metadata(made.metadata_location).current_snapshot()
+    assert snapshot is not None
+    return snapshot.manifests(PyArrowFileIO())
+
+
+def _pyiceberg(made: Table, contents: list[tuple[bytes, str]]) -> float:
+    files = PyArrowFileIO()
+    known = {one.manifest_path: one for one in _their_manifests(made)}
+    return _rate(lambda _, location: len(known[location].fetch_manifest_entry(files)), contents)

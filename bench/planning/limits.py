@@ -1,0 +1,42 @@
+"""What this machine's memory allows at best, measured in the same run as what is compared with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+PROBE_BYTES = 512 << 20
+"""Far more than any cache holds."""
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Gigabytes (10⁹) a second that one core reads, and copies (each byte counted once)."""
+
+    read: float
+    copied: float
+
+    def floor_ms(self, size: int) -> float:
+        """Milliseconds that reading `size` bytes from memory takes at least."""
+        return size / self.read / 1e6
+
+    def text(self) -> str:
+        return f"reads {self.read:.1f} GB/s, copies {self.copied:.1f} GB/s"
+
+
+def bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
+    """The best of `times` sums and copies over `size` bytes. Reading is bound by memory, not by the addition."""
+    source = np.ones(size // 8, np.uint64)
+    target = np.empty_like(source)
+    read = min(_took(source.sum) for _ in range(times))
+    copied = min(_took(lambda: np.copyto(target, source)) for _ in range(times))
+    return Bandwidth(size / read / 1e9, size / copied / 1e9)
+
+
+def _took(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

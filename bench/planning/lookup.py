@@ -1,0 +1,121 @@
+"""How long does a prefix lookup take: the statistics of one column in the files of one partition?
+
+10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers hold the same entries in Parquet,
+LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and hand out what their fastest interface gives.
+Ours reads the columns of the blocks. Answers must agree in rows, values and nulls. Every lookup is of another partition
+than the one before it, and all are warm: the files lie in the page cache, engines have seen them.
+
+Two questions of each: bounds and counts by file number, and the same with file names. LMDB's values hold everything in
+either case, and are not taken apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.planning.columns import START_DAY, columns
+from bench.planning.layout import day_text
+from bench.planning.lookup_peers import Avro, DataFusion, DuckDB, Facts, Lmdb, Peer, stores
+from bench.planning.ours import OurPlanner, our_planner
+from bench.planning.plans import PlansDiffer
+from bench.planning.tables import Table, table
+from bench.report import OURS, Report, Row
+from metaserver.planner.lookup import Found, StatsColumn, lookup
+from metaserver.planner.prefix import parse_prefix
+from metaserver.planner.request import ScanRequest
+
+COLUMN = "quantity"
+COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
+GOAL = 100
+"""Times the best peer."""
+OURS_A_ROUND = 20
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("planning_lookup", "How long does a prefix lookup take?", peer="the fastest of the other stores")
+    made = table(3_200, files_per_day=320) if quick else table(100_000, column_count=100, files_per_day=10_000)
+    at = stores(made)
+    indexed: list[Peer] = [DataFusion(at), DuckDB(at), Lmdb(at)]
+    async with our_planner(folder / "home", made) as ours:
+        rounds = 2 if quick else 30
+        for names in (False, True):
+            await _before_encoding(report, made, ours, indexed, names=names, rounds=rounds)
+    _avro(report, made, Avro(at))
+    for peer in indexed:
+        peer.close()
+    report.notes.append(
+        f"{made.files * made.columns:,} entries, {made.files_per_day:,} match; the column is {COLUMN}, an int. Best of"
+        " Parquet (uncompressed, a row group a column, page index, 64 KB pages), LMDB and Avro (uncompressed)."
+    )
+    return report
+
+
+async def _before_encoding(
+    report: Report, made: Table, ours: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
+) -> None:
+    column_id = _column_id(made)
+    days = [START_DAY + number for number in range(made.files // made.files_per_day)]
+    took: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
+    view = await ours.planner.view(ours.metadata, ScanRequest())
+    column = StatsColumn(column_id, "int")
+
+    def mine(day: int) -> dict[str, Any]:
+        found = lookup(view, parse_prefix(f"day={day_text(day)}", ours.metadata))
+        return _answer(found, column, names=names)
+
+    for number in range(rounds):
+        day = days[number % len(days)]
+        expected = facts(mine(day))
+        for again in range(OURS_A_ROUND):
+            took[OURS].append(_timed(mine, days[(number + again) % len(days)])[0])
+        for peer in peers if number % 2 else reversed(peers):
+            ms, answer = _timed(partial(peer.lookup, column_id, names=names), day)
+            took[peer.name].append(ms)
+            if peer.facts(answer) != expected:
+                raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
+    values = {name: statistics.median(times) for name, times in took.items()}
+    best = min((peer.name for peer in peers), key=lambda name: values[name])
+    case = "statistics and file names" if names else "statistics"
+    goal = None if names else values[best] / GOAL
+    report.rows.append(Row(case, "before encoding", "ms", values, peer=best, goal=goal))
+    report.notes.append(f"{case}: the fastest peer is {best}; best single times " + _best(took) + ".")
+
+
+def _answer(found: Found, column: StatsColumn, *, names: bool) -> dict[str, Any]:
+    """Arrays of everything that is known of the column in the files found."""
+    stats = found.stats(column)
+    answer: dict[str, Any] = {name: stats.counts(name) for name in COUNTS}
+    answer |= {side: stats.bounds(side) for side in ("lower", "upper")}
+    answer["file"] = found.texts("file_path") if names else found.rows()
+    return answer
+
+
+def facts(answer: dict[str, Any]) -> Facts:
+    """Of ours, as a peer's `facts`."""
+    values, nulls = answer["value_counts"], answer["null_value_counts"]
+    return Facts(len(values), int(values.sum()), int(nulls.sum()))
+
+
+def _column_id(made: Table) -> int:
+    return next(column.id for column in columns(made.columns) if column.name == COLUMN)
+
+
+def _timed(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
+    started = time.perf_counter()
+    answer = work(day)
+    return (time.perf_counter() - started) * 1000, answer
+
+
+def _best(took: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {min(times):.3g} ms" for name, times in took.items())
+
+
+def _avro(report: Report, made: Table, peer: Avro) -> None:
+    """One lookup, added to the first row: it reads everything."""
+    ms, _ = _timed(partial(peer.lookup, _column_id(made), names=True), START_DAY)
+    report.rows[0].values[peer.name] = ms

@@ -1,0 +1,67 @@
+"""How many bytes of memory does a planned table take, for each of its files?
+
+Two accounts: what the planner says that its blocks and views occupy, and by how much the resident memory of a fresh
+process grew. The first is what the budget is kept by, so the second must not be far above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.planning.filters import FILTERS
+from bench.planning.ours import our_planner
+from bench.planning.tables import Table, table
+from bench.report import OURS, Report, Row
+
+GOAL_BYTES = 500
+SIZES = (10_000, 100_000, 1_000_000)
+MANIFESTS = "manifests"
+
+
+@dataclass(frozen=True)
+class Held:
+    accounted: int
+    grown: int
+
+
+async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
+    report = Report("planning_memory", "How many bytes a file?", peer="the deflated manifests on disk")
+    spawn = multiprocessing.get_context("spawn")
+    for files in (2_000,) if quick else sizes:
+        made = table(files)
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            held = pool.submit(measure, made, folder / f"home-{files}").result()
+        on_disk = made.metadata_bytes / files
+        for what, size in (("blocks and views", held.accounted), ("growth of a fresh process", held.grown)):
+            values = {OURS: size / files, MANIFESTS: on_disk}
+            goal = GOAL_BYTES if what == "blocks and views" or files >= 100_000 else None
+            report.rows.append(Row(f"{files:,} files", what, "B/file", values, peer=MANIFESTS, goal=goal))
+    report.notes += [
+        "Measured after plans by every filter of this package, so that every column's summaries are there.",
+        "Growth of a process includes what decoding left in the allocator's hands, and at 10,000 files its threads.",
+    ]
+    return report
+
+
+def measure(made: Table, home: Path) -> Held:
+    """In a process of its own: loads the table, plans by every filter, and looks."""
+    return asyncio.run(_measure(made, home))
+
+
+async def _measure(made: Table, home: Path) -> Held:
+    process = psutil.Process()
+    async with our_planner(home, made) as ours:
+        gc.collect()
+        before = process.memory_info().rss
+        scans = [(await ours.scan(wanted.expression(made)))[1] for wanted in FILTERS.values()]
+        view = scans[-1].view
+        scans.clear()
+        gc.collect()
+        return Held(ours.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before)

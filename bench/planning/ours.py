@@ -1,0 +1,60 @@
+"""Our planner as the server opens it, in this process: no HTTP, so that a plan of microseconds can be timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.planning.plans import Plan, fingerprint
+from bench.planning.tables import Table
+from metaserver.clock import SystemClock
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expressions import TRUE
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.table_json import decode_table
+from metaserver.objects.router import open_objects
+from metaserver.planner.planner import Planner, open_planner
+from metaserver.planner.request import ScanRequest
+from metaserver.planner.scan import Scan
+from metaserver.settings import Settings
+
+
+class OurPlanner:
+    """One table's metadata and a planner."""
+
+    def __init__(self, planner: Planner, metadata: TableMetadata) -> None:
+        self.planner, self.metadata = planner, metadata
+
+    async def scan(self, expression: Any) -> tuple[float, Scan]:
+        """(milliseconds from the JSON values of a filter to the rows that are kept, the scan)."""
+        started = time.perf_counter()
+        wanted = TRUE if expression is True else parse_expression(expression)
+        scan = await self.planner.scan(self.metadata, ScanRequest(filter=wanted))
+        return (time.perf_counter() - started) * 1000, scan
+
+    async def plan(self, expression: Any) -> Plan:
+        """As `scan`, with the answer's fingerprint, which is not timed."""
+        took, scan = await self.scan(expression)
+        paths, size = [], 0
+        for row in scan.rows.tolist():
+            block, local = scan.view.locate(row)
+            paths.append(block.raw("file_path", local) or b"")
+            size += block.long("file_size_in_bytes", local) or 0
+        return Plan(took, len(paths), size, fingerprint(paths))
+
+
+@asynccontextmanager
+async def our_planner(home: Path, table: Table, *, disk: bool = False) -> AsyncIterator[OurPlanner]:
+    """Opens a planner over `table`; `disk` gives it its tier on local disk below `home`, which outlives it."""
+    settings = Settings(home=home, warehouse=f"file://{table.folder}")
+    if not disk:
+        settings = dataclasses.replace(settings, plan_disk_bytes=0)
+    location = table.metadata_location
+    metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
+    clock = SystemClock()
+    async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
+        yield OurPlanner(planner, metadata)

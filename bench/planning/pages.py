@@ -1,0 +1,62 @@
+"""A client that plans a whole table and fetches its pages one after another, as a process of its own.
+
+`python -m bench.planning.pages PORT TABLE-PATH [--gzip]` prints JSON: files, bytes on the wire, milliseconds of the
+whole, and the longest page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import time
+
+import uvloop
+
+from bench.wire import Connection, LoadError, Response, request
+
+FILE = b'"data-file":'
+
+
+async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
+    """Asks for the plan of every file and then for each plan task; LoadError for an answer that is none."""
+    headers = {"Accept-Encoding": "gzip"} if packed else {}
+    connection = await Connection.open(port)
+    took: list[float] = []
+
+    async def ask(path: str, body: object) -> Response:
+        started = time.perf_counter()
+        answer = await connection.ask(request("POST", f"{table}/{path}", body, headers=headers))
+        took.append((time.perf_counter() - started) * 1000)
+        if answer.status != 200:
+            raise LoadError(f"{path}: {answer.status} {answer.body[:300]!r}")
+        return answer
+
+    first = await ask("plan", {})
+    tasks = json.loads(_plain(first)).get("plan-tasks", [])
+    answers = [first, *[await ask("tasks", {"plan-task": task}) for task in tasks]]
+    connection.close()
+    return {
+        "files": sum(_plain(answer).count(FILE) for answer in answers),
+        "bytes": sum(len(answer.body) for answer in answers),
+        "ms": sum(took),
+        "page_ms": max(took),
+        "pages": len(tasks),
+    }
+
+
+def _plain(answer: Response) -> bytes:
+    return gzip.decompress(answer.body) if answer.field("Content-Encoding") == "gzip" else answer.body
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.planning.pages", description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("table", help="path of the table, /v1/namespaces/…/tables/…")
+    parser.add_argument("--gzip", action="store_true")
+    chosen = parser.parse_args()
+    print(json.dumps(uvloop.run(fetch_all(chosen.port, chosen.table, packed=chosen.gzip))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Seamark over the generated tables, as a process or in this one, and the requests of a planning client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from bench.planning.tables import Table
+from bench.report import OURS
+from bench.targets import SERVER_CORE, Target, on_core
+from bench.wire import Request, request
+from metaserver.api.logs import configure_logging
+from metaserver.clock import SystemClock
+from metaserver.server import bind, open_parts, serving
+from metaserver.settings import Settings
+from tests.services.process import free_port
+from tests.services.seamark import Seamark
+
+NAMESPACE = "planned"
+
+
+def name_of(table: Table) -> str:
+    return f"files_{table.files}"
+
+
+def path_of(table: Table) -> str:
+    return f"/v1/namespaces/{NAMESPACE}/tables/{name_of(table)}"
+
+
+def plan(table: Table, expression: Any) -> Request:
+    """A scan of the current snapshot, as engines ask for it."""
+    return request("POST", f"{path_of(table)}/plan", {"filter": expression}, label="plan")
+
+
+def fetch(table: Table, plan_task: str, *, gzip: bool = False) -> Request:
+    headers = {"Accept-Encoding": "gzip"} if gzip else {}
+    return request("POST", f"{path_of(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
+
+
+@contextmanager
+def seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Target]:
+    """`seamark serve`; one worker is kept on the servers' core, more are not."""
+    flags = ("--workers", str(workers)) if workers > 1 else ()
+    env = {"SEAMARK_LOG_LEVEL": "warning"}
+    server = Seamark(folder / f"seamark-{workers}", warehouse=f"file://{warehouse}", env=env, flags=flags)
+    try:
+        with on_core(SERVER_CORE) if workers == 1 else nullcontext():
+            server.start()
+        yield Target(OURS, server.base_url, (server.pid,), warehouse)
+    finally:
+        server.terminate()
+
+
+@asynccontextmanager
+async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
+    """A worker on this process's event loop, so that the loop can be watched."""
+    home = folder / "seamark-here"
+    settings = Settings(home=home, warehouse=f"file://{warehouse}", port=free_port(), log_level="warning")
+    configure_logging(settings)
+    sock = bind(settings, shared=False)
+    async with open_parts(settings, SystemClock()) as parts, serving(parts, sock):
+        yield Target(OURS, f"http://127.0.0.1:{settings.port}", (), warehouse)
+
+
+async def register(target: Target, table: Table) -> None:
+    """Gives the table its name in the server."""
+    await target.call(
+        request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")
+    )
+    body = {"name": name_of(table), "metadata-location": table.metadata_location}
+    await target.call(request("POST", f"/v1/namespaces/{NAMESPACE}/register", body, label="register"))

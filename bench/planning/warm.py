@@ -1,0 +1,129 @@
+"""How long is a warm plan: the table's metadata decoded before, the filter never seen?
+
+Ours is timed in the process that has it, from the filter's JSON to the rows that are kept; Java and PyIceberg from the
+filter to the last task. Every planner gets the same filters in turns, and must keep the same files. A filter's literals
+move a little from turn to turn, so that no plan is one that was kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from bench.planning import java_peer, pyiceberg_peer
+from bench.planning.filters import FILTERS, ORDERED, RANGES, Filter
+from bench.planning.java_peer import JavaPlanner, java_planner
+from bench.planning.limits import Bandwidth, bandwidth
+from bench.planning.ours import OurPlanner, our_planner
+from bench.planning.pyiceberg_peer import PyIcebergPlanner
+from bench.planning.tables import Table, table
+from bench.report import OURS, Report, Row
+
+JAVA, PYICEBERG = "iceberg-java", "pyiceberg"
+GOALS_MS = {100_000: 0.2, 1_000_000: 2.0}
+"""Of one range over columns in any order, by files."""
+ORDERED_GOAL_MS = {1_000_000: 0.1}
+GROWTH_GOAL = 2.0
+OURS_A_TURN = 40
+SIZES = (10_000, 100_000, 1_000_000)
+BYTE_OF_MASK = 1
+
+
+async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
+    report = Report("planning_warm", "How long is a warm plan?", peer=f"Iceberg Java {java_peer.version()}, warm")
+    memory = bandwidth(*((1 << 26,) if quick else ()))
+    report.bounds = {"memory of this machine, one core": memory.text()}
+    ordered: dict[int, dict[str, float]] = {}
+    for files in (2_000,) if quick else sizes:
+        made = table(files)
+        async with our_planner(folder / f"home-{files}", made) as ours:
+            with java_planner(made.metadata_location, files, folder / "java.log") as java:
+                turns = 1 if quick else 2 if files >= 1_000_000 else 5
+                for _ in range(1 if files >= 1_000_000 else 3):  # the JVM compiles as it goes
+                    java.plan(True)
+                for wanted in FILTERS.values():
+                    found = await _filter(report, made, wanted, ours, java, turns)
+                    if wanted.name == ORDERED:
+                        ordered[files] = found
+            if files <= 100_000:
+                _pyiceberg(report, made)
+            if quick or files >= 100_000:  # fewer lie in the caches of the core
+                await _against_memory(report, made, ours, memory)
+    _growth(report, ordered)
+    report.notes += [f"{one.name}: {one.about}." for one in FILTERS.values()]
+    report.notes.append(
+        f"Java {java_peer.version()} and PyIceberg {pyiceberg_peer.version()} decode the manifests for every plan, from"
+        " the page cache, on both cores; the files kept are the same by every planner, or this bench fails."
+    )
+    return report
+
+
+async def _filter(
+    report: Report, made: Table, wanted: Filter, ours: OurPlanner, java: JavaPlanner, turns: int
+) -> dict[str, float]:
+    """Adds the filter's row; returns medians in ms by planner."""
+    first = await ours.plan(wanted.expression(made))  # summaries of the column are put together here
+    mine, theirs = [], []
+    for turn in range(1, turns + 1):
+        plan = java.plan(wanted.expression(made, turn))
+        theirs.append(plan.ms)
+        plan.check_same(await ours.plan(wanted.expression(made, turn)), wanted.name)
+        for again in range(OURS_A_TURN):
+            took, _ = await ours.scan(wanted.expression(made, 100 + turn * OURS_A_TURN + again))
+            mine.append(took)
+    found = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
+    goals = ORDERED_GOAL_MS if wanted.name == ORDERED else GOALS_MS if wanted.name in RANGES else {}
+    report.rows.append(Row(_case(made, wanted.name), "plan", "ms", found, peer=JAVA, goal=goals.get(made.files)))
+    report.notes.append(
+        f"{_case(made, wanted.name)}: {first.files:,} files kept; ours p99 {_p99(mine):.3f} ms, the first on these"
+        f" columns {first.ms:.1f} ms."
+    )
+    return found
+
+
+def _case(made: Table, name: str) -> str:
+    return f"{made.files:,} files, {name}"
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+def _pyiceberg(report: Report, made: Table) -> None:
+    """One plan of the first range, added to its row: it takes seconds and hardly differs by filter."""
+    name = RANGES[0]
+    plan = PyIcebergPlanner(made.metadata_location).plan(FILTERS[name].expression(made))
+    row = next(row for row in report.rows if row.case == _case(made, name))
+    row.values[PYICEBERG] = plan.ms
+
+
+async def _against_memory(report: Report, made: Table, ours: OurPlanner, memory: Bandwidth) -> None:
+    """How far comparing bounds is from reading them: the kernels' time over what their bytes take to arrive."""
+    schema = ours.metadata.current_schema
+    for name in RANGES:
+        wanted = FILTERS[name]
+        spent = []
+        for turn in range(OURS_A_TURN):
+            _, scan = await ours.scan(wanted.expression(made, 5000 + turn))
+            spent.append(next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000)
+        touched = made.files * BYTE_OF_MASK
+        for column_name, side in wanted.columns:
+            column = schema.column(schema.index.by_name[column_name])
+            assert column is not None
+            assert isinstance(column.type, str)
+            stats = scan.view.stats(column.id, column.type)
+            for packed in getattr(stats, side)[0].packed:
+                touched += packed.width * made.files // len(scan.view.blocks)
+        took, floor = statistics.median(spent), memory.floor_ms(touched)
+        report.bounds[f"{_case(made, name)}: {touched / 1e6:.1f} MB of bounds"] = (
+            f"{floor:.3f} ms at that speed; the scan took {took:.3f} ms, {took / floor:.1f} times as long"
+        )
+
+
+def _growth(report: Report, ordered: dict[int, dict[str, float]]) -> None:
+    if not {100_000, 1_000_000} <= ordered.keys():
+        return
+    small, large = ordered[100_000], ordered[1_000_000]
+    values = {name: large[name] / small[name] for name in (OURS, JAVA)}
+    case = "1,000,000 over 100,000 files, ordered column"
+    report.rows.append(Row(case, "growth", "×", values, peer=JAVA, goal=GROWTH_GOAL))
