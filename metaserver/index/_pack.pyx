@@ -13,8 +13,11 @@ import numpy as np
 cdef int64_t MISSING = INT64_MIN
 
 
-def gather_longs(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths):
-    """int64[rows] of little-endian integers of 1, 4 or 8 bytes, sign-extended (1 byte: a boolean); MISSING if absent."""
+def gather_longs(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths, bint lower):
+    """int64[rows] of little-endian integers of 1, 4 or 8 bytes, sign-extended (1 byte: a boolean); MISSING if absent.
+
+    The least long is MISSING itself. As a lower bound it says nothing; an upper bound is taken as one more, which is true.
+    """
     cdef Py_ssize_t i, n = starts.shape[0]
     cdef int64_t start, room = heap.shape[0]
     cdef int32_t length, narrow
@@ -30,7 +33,7 @@ def gather_longs(const uint8_t[::1] heap, const int64_t[::1] starts, const int32
                 continue
             if length == 8:
                 memcpy(&wide, &heap[start], 8)
-                values[i] = wide
+                values[i] = wide + (wide == MISSING and not lower)
             elif length == 4:
                 memcpy(&narrow, &heap[start], 4)
                 values[i] = narrow

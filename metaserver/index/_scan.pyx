@@ -430,9 +430,9 @@ def count(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[
 
 
 def collect(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
-    """int64[selected], the rows of the view in order."""
+    """int64[selected], the names of the rows in order: a block's base and on."""
     cdef Py_ssize_t b, n = layout.shape[0]
-    cdef int64_t i, at = 0, total = count(layout, state, mask)
+    cdef int64_t i, name, at = 0, total = count(layout, state, mask)
     cdef uint64_t word
     found = np.empty(total, dtype=np.int64)
     cdef int64_t[::1] out = found
@@ -443,9 +443,10 @@ def collect(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_
                 continue
             i = layout[b, FIRST]
             end = i + layout[b, ROWS]
+            name = layout[b, BASE] - i
             if state[b] == 1:
                 while i < end:
-                    out[at] = i
+                    out[at] = name + i
                     at += 1
                     i += 1
                 continue
@@ -456,7 +457,7 @@ def collect(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_
                         i += 8
                         continue
                 if mask[i]:
-                    out[at] = i
+                    out[at] = name + i
                     at += 1
                 i += 1
     return found

@@ -227,7 +227,7 @@ def pack_bounds(writer: Writer, kind: str, spans: Spans, *, absent_low: bool) ->
     if kind.startswith("decimal"):
         return _pack_decimals(writer, form, *_pack.gather_decimals(heap, starts, lengths), absent_low=absent_low)
     if form is Form.INTEGERS:
-        return pack_longs(writer, _pack.gather_longs(heap, starts, lengths), absent_low=absent_low)
+        return pack_longs(writer, _pack.gather_longs(heap, starts, lengths, absent_low), absent_low=absent_low)
     if form is Form.FLOATS:
         return pack_doubles(writer, _pack.gather_doubles(heap, starts, lengths), absent_low=absent_low)
     return pack_spans(writer, spans, absent_low=absent_low)

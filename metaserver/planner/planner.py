@@ -37,6 +37,7 @@ from metaserver.index.blocks import Blocks
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.appends import keep_appended
 from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.manifests import needed
 from metaserver.planner.prune import Selection, narrow_by_partition, narrow_by_stats
 from metaserver.planner.request import ScanRequest, appended, bind_filter, resolve_schema, resolve_snapshot
 from metaserver.planner.scan import Scan, Stage
@@ -49,6 +50,12 @@ _IN_THREAD_ROWS = 100_000
 """Larger views are pruned in a thread: the kernels need no GIL, and the event loop is not to wait for them."""
 _UNDER_WAY = 16
 """Manifests read or decoded at once, for each decoding thread."""
+_LISTS_BYTES = 16 << 20
+"""Manifest lists kept, for plans that need only some of their manifests."""
+_MANIFEST_BYTES = 1000
+"""Memory of one entry of a manifest list, rounded up."""
+_PART_MAX = 0.5
+"""A plan that needs more of a snapshot's manifests than this part loads all of them: the next plan will."""
 _PLANS_BYTES = 16 << 20
 """Plans kept per view."""
 
@@ -86,6 +93,7 @@ class Planner:
         self._views: OrderedDict[tuple[str, ...], _Held] = OrderedDict()
         self._loading: SingleFlight[tuple[str, ...], _Held] = SingleFlight()
         self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
+        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(_LISTS_BYTES)
         self._plans = self._plan_hits = 0
 
     async def scan(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
@@ -93,7 +101,7 @@ class Planner:
         snapshot = resolve_snapshot(metadata, request)
         schema = resolve_schema(metadata, snapshot, request)
         bound = bind_filter(metadata, schema, request)
-        held = await self._held(metadata, request, snapshot)
+        held = await self._held(metadata, request, snapshot, bound)
         # The expression's text, not the expression: 0.0 and -0.0 are equal, and their plans are not.
         key = (repr(bound), schema.id, request.start_snapshot_id, request.end_snapshot_id)
         self._plans += 1
@@ -138,7 +146,7 @@ class Planner:
         schema = resolve_schema(metadata, snapshot, request)
         bound = bind_filter(metadata, schema, request)
         before_s = self._clock.monotonic()
-        held = await self._held(metadata, request, snapshot)
+        held = await self._held(metadata, request, snapshot)  # all of it: what is left out unread cannot be told
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         expired = self._deadline()
         selection, stages = await self._run(
@@ -163,8 +171,12 @@ class Planner:
         snapshot = resolve_snapshot(metadata, request)
         if _view_key(metadata, request, snapshot) in self._views:
             return 0
+        bound = bind_filter(metadata, resolve_schema(metadata, snapshot, request), request)
         manifests = await self._manifests(metadata, request, snapshot)
-        return sum(_entries(manifest) for manifest in self._blocks.missing(manifests))
+        chosen = [
+            manifests[number] for number in needed(manifests, _projections(metadata, bound), metadata.partition_specs)
+        ]
+        return sum(_entries(manifest) for manifest in self._blocks.missing(chosen))
 
     def stats(self) -> PlannerStats:
         return PlannerStats(
@@ -177,19 +189,30 @@ class Planner:
             plan_hits=self._plan_hits,
         )
 
-    async def _held(self, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None) -> _Held:
+    async def _held(
+        self, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None, bound: Expression = TRUE
+    ) -> _Held:
+        """The view of the snapshot, or, where that is not in memory, of those of its manifests that `bound` needs."""
         key = _view_key(metadata, request, snapshot)
         held = self._views.get(key)
+        if held is None:
+            manifests = await self._manifests(metadata, request, snapshot)
+            data = [manifest for manifest in manifests if manifest.content == 0]
+            ordinals = needed(data, _projections(metadata, bound), metadata.partition_specs)
+            if len(ordinals) <= len(data) * _PART_MAX:
+                key = (*key, "part", *map(str, ordinals))
+                held = self._views.get(key)
+            else:
+                ordinals = list(range(len(data)))
         if held is not None:
             self._views.move_to_end(key)
             return held
 
         async def load() -> _Held:
-            manifests = await self._manifests(metadata, request, snapshot)
-            data = [manifest for manifest in manifests if manifest.content == 0]
-            deletes = [] if request.incremental else [manifest for manifest in manifests if manifest.content != 0]
-            blocks = await self._blocks.load([*data, *deletes])
-            view = TableView(data, blocks[: len(data)], deletes, blocks[len(data) :])
+            chosen = [data[ordinal] for ordinal in ordinals]
+            deletes = [manifest for manifest in manifests if manifest.content != 0]
+            blocks = await self._blocks.load([*chosen, *deletes])
+            view = TableView(chosen, blocks[: len(chosen)], deletes, blocks[len(chosen) :], ordinals=ordinals)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             fresh = self._views[key] = _Held(view, index, MemoryCache(_PLANS_BYTES))
             return fresh
@@ -199,20 +222,26 @@ class Planner:
     async def _manifests(
         self, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None
     ) -> Sequence[ManifestFile]:
-        if request.incremental:
-            snapshots = appended(metadata, request)
-            ids = {one.snapshot_id for one in snapshots}
-            found: dict[str, ManifestFile] = {}
-            for one in snapshots:
-                for manifest in await self._listed(one):
-                    if manifest.content == 0 and manifest.added_snapshot_id in ids:
-                        found[manifest.manifest_path] = manifest
-            return tuple(found.values())
-        return () if snapshot is None else await self._listed(snapshot)
+        """Those of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
+        if not request.incremental:
+            return () if snapshot is None else await self._listed(snapshot)
+        snapshots = appended(metadata, request)
+        ids = {one.snapshot_id for one in snapshots}
+        found: dict[str, ManifestFile] = {}
+        for one in snapshots:
+            for manifest in await self._listed(one):
+                if manifest.content == 0 and manifest.added_snapshot_id in ids:
+                    found[manifest.manifest_path] = manifest
+        return tuple(found.values())
 
     async def _listed(self, snapshot: Snapshot) -> Sequence[ManifestFile]:
         if snapshot.manifest_list is not None:
-            return await self._blocks.manifest_list(snapshot.manifest_list)
+            location = snapshot.manifest_list
+            kept = self._lists.get(location)
+            if kept is None:
+                kept = await self._blocks.manifest_list(location)
+                self._lists.put(location, kept, len(kept) * _MANIFEST_BYTES)
+            return kept
         if snapshot.manifests is None:
             raise NotFound(f"Snapshot {snapshot.snapshot_id} names neither a manifest list nor manifests")
         return [_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests]
@@ -248,6 +277,11 @@ def _view_key(metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot 
 
 def _list_name(snapshot: Snapshot) -> str:
     return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
+
+
+def _projections(metadata: TableMetadata, bound: Expression) -> dict[int, Expression]:
+    """By spec id, what the filter demands of partition values."""
+    return {spec.spec_id: inclusive(bound, spec) for spec in metadata.partition_specs}
 
 
 def _unlisted(path: str, snapshot_id: int) -> ManifestFile:
@@ -305,10 +339,9 @@ def _prune(
         stage("appended", lambda: keep_appended(selection, ids))
     if isinstance(bound, Always) and bound.value:
         return selection, tuple(stages)
+    present = set(held.view.spec_ids.tolist())
     by_spec = {
-        spec.spec_id: inclusive(bound, spec)
-        for spec in metadata.partition_specs
-        if spec.spec_id in set(held.view.spec_ids.tolist())
+        spec_id: expression for spec_id, expression in _projections(metadata, bound).items() if spec_id in present
     }
     if any(expression != TRUE for expression in by_spec.values()):
         stage("partition", lambda: narrow_by_partition(selection, by_spec, expired))

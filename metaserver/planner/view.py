@@ -3,7 +3,9 @@
 Nothing is copied: a side of a column is the addresses of the blocks' arrays, which the kernels walk. It is put together
 at the first predicate on the column and kept; a view of the next snapshot starts from blocks that are already there.
 
-Rows of a view are numbered through its blocks, in the order of the manifest list.
+A row is named by its manifest's place in the manifest list and its own place in the manifest: `ordinal << 32 | row`.
+So a view that holds only the manifests a plan needs names the same rows as the view of the whole snapshot, and rows of
+a later plan can be compared with those of an earlier one. Within the view, masks count rows through its blocks.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ Flags = npt.NDArray[np.uint8]
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
 _LAYOUT = 13
+_ROW_BITS = 32
+_ROW_MASK = (1 << _ROW_BITS) - 1
 _UNKNOWN = (-1,) + (0,) * (_LAYOUT - 1)
 
 
@@ -99,7 +103,8 @@ class PartitionColumn:
 
 
 class TableView:
-    """`blocks[i]` is the block of `manifests[i]`, a data manifest; `deletes` the same for delete manifests."""
+    """`blocks[i]` is the block of `manifests[i]`, a data manifest, the one at `ordinals[i]` of the snapshot (ascending;
+    by default the view is of all). `delete_blocks` and `delete_manifests` are those of all delete manifests."""
 
     def __init__(
         self,
@@ -107,20 +112,25 @@ class TableView:
         blocks: Sequence[Block],
         delete_manifests: Sequence[ManifestFile] = (),
         delete_blocks: Sequence[Block] = (),
+        *,
+        ordinals: Sequence[int] | None = None,
     ) -> None:
         self.manifests = tuple(manifests)
         self.blocks = tuple(blocks)
         self.delete_manifests = tuple(delete_manifests)
         self.delete_blocks = tuple(delete_blocks)
+        self.ordinals: Longs = np.array(range(len(self.blocks)) if ordinals is None else ordinals, dtype=np.int64)
+        self._numbers = {ordinal: number for number, ordinal in enumerate(self.ordinals.tolist())}
         self.starts = _starts(self.blocks)
         self.delete_starts = _starts(self.delete_blocks)
         self.spec_ids = np.array([block.spec_id for block in self.blocks], dtype=np.int64)
         self._stats: dict[tuple[int, str], StatsColumn] = {}
         self._partition: dict[tuple[int, str], PartitionColumn] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT), dtype=np.int64)
-        """As a layout, with only rows and first rows: for kernels that read no column."""
+        """As a layout, with only rows, first rows and, as base, the names of those: for kernels that read no column."""
         self.extents[:, 4] = [block.rows for block in self.blocks]
         self.extents[:, 5] = self.starts[:-1]
+        self.extents[:, 6] = self.ordinals << _ROW_BITS
         counts = [block.long_column("record_count") for block in self.blocks]
         self.least_records: Longs = np.array(
             [-1 if column is None else column.packed.low for column in counts], dtype=np.int64
@@ -129,6 +139,7 @@ class TableView:
 
     @property
     def rows(self) -> int:
+        """How many there are."""
         return self.starts[-1]
 
     @property
@@ -144,11 +155,19 @@ class TableView:
 
     def locate(self, row: int) -> tuple[Block, int]:
         """The block of a row of the view, and the row's number in it."""
-        number = bisect_right(self.starts, row) - 1
-        return self.blocks[number], row - self.starts[number]
+        return self.blocks[self._numbers[row >> _ROW_BITS]], row & _ROW_MASK
 
     def manifest_of(self, row: int) -> ManifestFile:
-        return self.manifests[bisect_right(self.starts, row) - 1]
+        return self.manifests[self._numbers[row >> _ROW_BITS]]
+
+    def split(self, rows: Longs) -> tuple[Longs, Longs]:
+        """(block numbers, rows of those blocks), each int64[n], of n rows of the view."""
+        return np.searchsorted(self.ordinals, rows >> _ROW_BITS), rows & _ROW_MASK
+
+    def rows_of(self, number: int) -> Longs:
+        """int64[rows], the names of all rows of a block."""
+        first = int(self.ordinals[number]) << _ROW_BITS
+        return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:
         """As `locate`, among the delete blocks."""

@@ -141,10 +141,13 @@ def test_a_span_outside_the_heap_is_left_out() -> None:
     assert [column.key(0), column.key(1)] == [1, None]
 
 
-def test_the_least_long_counts_as_absent_which_prunes_nothing() -> None:
-    column, _ = packed_bounds("long", [-(2**63), 3], absent_low=True)
-    assert column is not None
-    assert [column.key(0), column.key(1)] == [None, 3]
+def test_the_least_long_is_no_lower_bound_and_one_more_is_a_true_upper_one() -> None:
+    lower, _ = packed_bounds("long", [-(2**63), 3], absent_low=True)
+    upper, _ = packed_bounds("long", [-(2**63), 3], absent_low=False)
+    assert lower is not None
+    assert upper is not None
+    assert [lower.key(0), lower.key(1)] == [None, 3]
+    assert [upper.key(0), upper.key(1)] == [-(2**63) + 1, 3]
 
 
 def test_nan_is_no_bound() -> None:

@@ -191,7 +191,7 @@ def test_collected_rows_are_those_selected(blocks: list[tuple[int, list[bool]]])
     extents = np.zeros((len(blocks), 13), dtype=np.int64)
     first = 0
     for number, (_, rows) in enumerate(blocks):
-        extents[number, 4:6] = len(rows), first
+        extents[number, 4:7] = len(rows), first, first
         first += len(rows)
     state = np.array([state for state, _ in blocks], dtype=np.uint8)
     mask = np.array([row for _, rows in blocks for row in rows], dtype=np.uint8)

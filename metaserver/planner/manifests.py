@@ -1,0 +1,91 @@
+"""Which manifests a plan needs at all, by the partition summaries in the manifest list (Java: ManifestEvaluator).
+
+For plans on snapshots that are not in memory: what a summary rules out need not be read. A summary that is missing,
+or that does not decode, rules nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
+from metaserver.iceberg.manifest import FieldSummary, ManifestFile
+from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.values import decode
+from metaserver.index.packing import Form, form_of, key_of
+
+Key = int | float | bytes
+
+
+def needed(
+    manifests: Sequence[ManifestFile], by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]
+) -> list[int]:
+    """Numbers of the manifests that may list a file whose partition satisfies its spec's expression."""
+    fields = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
+    return [
+        number
+        for number, manifest in enumerate(manifests)
+        if manifest.partition_spec_id not in by_spec
+        or manifest.partitions is None
+        or _may_hold(by_spec[manifest.partition_spec_id], manifest.partitions, fields[manifest.partition_spec_id])
+    ]
+
+
+def _may_hold(expression: Expression, summaries: Sequence[FieldSummary], places: Mapping[int | None, int]) -> bool:
+    if isinstance(expression, Always):
+        return expression.value
+    if isinstance(expression, And):
+        return all(_may_hold(child, summaries, places) for child in expression.children)
+    if isinstance(expression, Or):
+        return any(_may_hold(child, summaries, places) for child in expression.children)
+    assert isinstance(expression, Bound)
+    place = places.get(expression.column_id, len(summaries))
+    return place >= len(summaries) or _may_match(expression, summaries[place])
+
+
+def _may_match(bound: Bound, summary: FieldSummary) -> bool:
+    form = form_of(bound.kind)
+    if bound.op is Op.IS_NULL:
+        return summary.contains_null is not False
+    if bound.op is Op.IS_NAN:
+        return summary.contains_nan is not False
+    if form is None or form is Form.FLOATS or bound.kind == "uuid":
+        return True  # NaN, the zeros and the order of UUIDs: the values themselves will tell
+    low, high = _key(form, bound.kind, summary.lower), _key(form, bound.kind, summary.upper)
+    if low is None or high is None:
+        # Writers leave both out where every value is null.
+        return bound.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH) or summary.contains_null is not True
+    return _overlaps(bound, form, low, high)
+
+
+def _overlaps(bound: Bound, form: Form, low: Key, high: Key) -> bool:
+    keys = [key_of(form, bound.kind, value) for value in bound.values]
+    match bound.op:
+        case Op.LT:
+            return bool(low < keys[0])  # type: ignore[operator]
+        case Op.LT_EQ:
+            return bool(low <= keys[0])  # type: ignore[operator]
+        case Op.GT:
+            return bool(high > keys[0])  # type: ignore[operator]
+        case Op.GT_EQ:
+            return bool(high >= keys[0])  # type: ignore[operator]
+        case Op.EQ | Op.IN:
+            return any(low <= key <= high for key in keys)  # type: ignore[operator]
+        case Op.STARTS_WITH:
+            prefix = keys[0]
+            assert isinstance(prefix, bytes)
+            assert isinstance(low, bytes)
+            assert isinstance(high, bytes)
+            return low[: len(prefix)] <= prefix <= high[: len(prefix)] or high.startswith(prefix)
+        case _:
+            return True
+
+
+def _key(form: Form, kind: str, data: bytes | None) -> Key | None:
+    if data is None:
+        return None
+    try:
+        value: Value = decode(kind, data)
+    except ValueError:
+        return None
+    return key_of(form, kind, value)
