@@ -84,11 +84,12 @@ class DiskTier:
             return True
 
         def store(cache: Any) -> bool:
-            self._ledger.touch(cache, self._take_touched())
-            # The row is there before the file, so that no crash leaves a file that nobody pays for.
-            if not self._ledger.make_room(cache, charge(file_bytes)):
-                return False
-            cache.set(digest[:16], charge(file_bytes))
+            with cache.transact():
+                self._ledger.touch(cache, self._take_touched())
+                # The row is there before the file, so that no crash leaves a file that nobody pays for.
+                if not self._ledger.make_room(cache, charge(file_bytes)):
+                    return False
+                cache.set(digest[:16], charge(file_bytes))
             try:
                 _write(path, [memoryview(header), *parts])
             except BaseException:
@@ -143,6 +144,7 @@ class DiskTier:
             self._mapped.clear()
         if self._touched:
             self._settle()
+        self._ledger.close()
 
     def check_invariants(self) -> None:
         assert len(self._mapped) <= self._mapped_max, f"{len(self._mapped)} mappings kept of {self._mapped_max}"
@@ -193,8 +195,13 @@ class DiskTier:
     def _settle(self, wait_s: float = 2.0) -> None:
         """Tells the account what was used; what it cannot be told now is forgotten, so that nothing piles up."""
         keys = self._take_touched()
+
+        def tell(cache: Any) -> None:
+            with cache.transact():
+                self._ledger.touch(cache, keys)
+
         try:
-            self._ledger.run(lambda cache: self._ledger.touch(cache, keys), wait_s)
+            self._ledger.run(tell, wait_s)
         except Unavailable as error:
             if wait_s:
                 self._failed(error)

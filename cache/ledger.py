@@ -10,7 +10,8 @@ diskcache keeps it, in one SQLite file, and evicts by it. Three rules make that 
   It is never synced, and kept in a rollback journal, not a write-ahead log: nothing of it is mapped, so that a file
   cut short by anyone is an error and not a SIGBUS.
 
-SQLite connections live as long as one hold of the lock (0.4 ms to open): none is left to threads or forked children.
+A tier has one SQLite connection, not diskcache's one for each thread, which nobody else may close: threads come one at
+a time anyway.
 """
 
 from __future__ import annotations
@@ -92,6 +93,33 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
             os.unlink(os.path.join(self._directory, file_path))
 
 
+class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
+    """diskcache's `Cache` over one connection, whichever thread calls."""
+
+    _connection: sqlite3.Connection | None = None
+    _pid = -1
+
+    @property
+    def _con(self) -> sqlite3.Connection:
+        if self._pid != os.getpid():
+            # SQLite's locks do not pass to a forked child, so its connections must not either.
+            self.close()
+            self._pid = os.getpid()
+        if self._connection is None:
+            path = os.path.join(self.directory, _DATABASE)
+            self._connection = sqlite3.connect(
+                path, timeout=self.timeout, isolation_level=None, check_same_thread=False
+            )
+            for pragma in ("journal_mode = truncate", "synchronous = 0", "mmap_size = 0"):
+                self._connection.execute(f"PRAGMA {pragma}")
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
 def file_name(key: bytes) -> str:
     """Where the file of a key (any bytes; long ones are cut) lies, relative to the folder."""
     name = key[:16].hex()
@@ -115,7 +143,6 @@ class Ledger:
         self.entries = 0
         self.used_bytes = 0
         self.evictions = 0
-        self.rebuilds = 0
 
     def run(self, action: Callable[[Any], T], wait_s: float = LOCK_WAIT_S) -> T:
         """What `action` returns, given diskcache's `Cache`, under the lock.
@@ -138,39 +165,50 @@ class Ledger:
     def make_room(self, cache: Any, need_bytes: int) -> bool:
         """Evicts until `need_bytes` more fit; whether they do. Displaces nothing for what could never fit."""
         room = self._budget_bytes - RESERVE_BYTES - need_bytes
-        pages_bytes = cache.volume() - cache.size
-        if pages_bytes > room:
+        used_bytes = cache.volume()
+        if used_bytes <= room:
+            return True
+        if used_bytes - cache.size > room:
             return False
         cache.reset("size_limit", room, update=False)
         self.evictions += cache.cull()
         return bool(cache.volume() <= room)
 
     def touch(self, cache: Any, keys: Iterable[bytes]) -> None:
-        """Makes them the most recently used, in one transaction."""
-        with cache.transact():
-            for key in keys:
-                cache.get(key)
+        """Makes them the most recently used. To be called in a transaction."""
+        for key in keys:
+            cache.get(key)
 
     def _attempt(self, action: Callable[[Any], T]) -> T:
         cache = self._open()
         try:
-            # The first to touch SQLite: of a stranger's lock it tells in a second, what follows in a minute.
-            with cache.transact():
-                pass
             result = action(cache)
             self.entries, self.used_bytes = len(cache), cache.volume()
             return result
-        finally:
+        except BaseException:
+            # With it goes whatever transaction a failed COMMIT left open.
             cache.close()
+            raise
+
+    def close(self) -> None:
+        """Closes SQLite's file; a later `run` opens it again."""
+        with self._mutex:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
 
     def _open(self) -> Any:
         """The account as it lies there now: somebody may have removed or replaced it since."""
         path = self._folder / _DATABASE
         if self._cache is None or _inode(path) != self._inode:
-            self._cache = None
+            self._forget()
             with closing(sqlite3.connect(path, timeout=_SQLITE_TIMEOUT_S, isolation_level=None)) as connection:
-                connection.execute("BEGIN IMMEDIATE")  # as in `_attempt`
-            cache = Cache(
+                # Of a stranger's lock this tells in a second, what follows in a minute.
+                connection.execute("BEGIN IMMEDIATE")
+            cache = _Account(
                 str(self._folder),
                 timeout=_SQLITE_TIMEOUT_S,
                 disk=_Files,
@@ -178,8 +216,8 @@ class Ledger:
                 cull_limit=0,
                 size_limit=self._budget_bytes,
                 sqlite_journal_mode="truncate",
-                sqlite_mmap_size=0,
                 sqlite_synchronous=0,
+                sqlite_mmap_size=0,
             )
             try:
                 self._audit(cache)
@@ -222,8 +260,7 @@ class Ledger:
 
     def _rebuild(self) -> None:
         """Starts anew with nothing: without its account no file can be evicted, and the budget would not hold."""
-        self._cache = None
-        self.rebuilds += 1
+        self._forget()
         for name in (_DATABASE, f"{_DATABASE}-journal", f"{_DATABASE}-wal", f"{_DATABASE}-shm"):
             (self._folder / name).unlink(missing_ok=True)
         for name in self._files():

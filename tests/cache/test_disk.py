@@ -89,13 +89,13 @@ def test_a_smaller_budget_holds_from_the_start(folder: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 3_000), (0, 200_000), (0, 2_000_000)])
 def test_the_folder_never_takes_more_than_its_budget(folder: Path, sizes: tuple[int, int]) -> None:
-    budget = 6 << 20
+    budget = 4 << 20
     tier = DiskTier(folder, budget)
     source = random.Random(f"budget {sizes}")
     peak = 0
-    for number in range(1_500 if sizes[1] < 10_000 else 150):
+    for number in range(1_000 if sizes[1] < 10_000 else 120):
         assert tier.put(f"k{number}", source.randbytes(source.randint(*sizes)))
-        if number % 10 == 0:
+        if number % 20 == 0:
             peak = max(peak, disk_bytes(folder))
     assert tier.stats().evictions > 0
     assert budget // 2 < peak <= budget

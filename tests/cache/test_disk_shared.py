@@ -45,7 +45,7 @@ def test_processes_at_once_see_only_whole_values_within_one_budget(tmp_path: Pat
     tier.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
 def test_killed_at_any_moment_of_a_put_no_torn_value_is_served_and_nothing_is_left_behind(
     tmp_path: Path, seed: int
 ) -> None:
