@@ -189,7 +189,9 @@ def test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error(spar
 
 
 def test_scan_reports_of_engines_are_kept(sql: Any, lake: Lake) -> None:
-    sql("CREATE TABLE {db}.r USING iceberg AS SELECT id FROM range(10)")
+    # Java's client reports the scans that it plans itself.
+    properties = "TBLPROPERTIES ('seamark.scan-planning-mode'='client')"
+    sql(f"CREATE TABLE {{db}}.r USING iceberg {properties} AS SELECT id FROM range(10)")
     sql("INSERT INTO {db}.r VALUES (10)")
     sql("SELECT * FROM {db}.r WHERE id > 3")
     client = Client(lake.server.base_url)

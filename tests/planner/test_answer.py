@@ -117,7 +117,7 @@ def scan(
     return Scan(
         view,
         DeleteIndex(view, table.partition_specs, table.schemas),
-        np.arange(view.rows, dtype=np.int64),
+        np.concatenate([view.rows_of(number) for number in range(len(view.blocks))]),
         schema=table.current_schema,
         bound=bound,
         metadata=table,
@@ -182,11 +182,11 @@ def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
     ]
     blocks = [block([a_file(path, record_count=len(path)) for path in part]) for part in paths]
     plan = scan(metadata(()), blocks)
-    every = [path for part in paths for path in part]
+    every = dict(zip(plan.rows.tolist(), [path for part in paths for path in part], strict=True))
     for rows in (plan.rows, plan.rows[::7], plan.rows[3:-2], plan.rows[:0]):
         tasks = json.loads(b"[" + b"".join(Answer(plan).tasks(rows)) + b"]")
-        assert [task["data-file"]["file-path"] for task in tasks] == [every[row] for row in rows]
-        assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows]
+        assert [task["data-file"]["file-path"] for task in tasks] == [every[row] for row in rows.tolist()]
+        assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows.tolist()]
 
 
 def in_json(kind: str, value: Any) -> Any:
