@@ -7,7 +7,7 @@ A grant is a role on a namespace and all below it; on the empty path, on the who
 |---|---|
 | any login | read the configuration, list those namespaces that it has a part in, read the metrics of the server |
 | a grant below | list the parents of its namespaces, and learn that they exist |
-| reader | list, load, probe and plan; credentials and signatures for reading; send metrics reports; read timelines |
+| reader | list, load, probe, plan, explain; credentials for reading; send reports; read timelines and what files hold |
 | writer | create, commit, drop, rename, undrop; create, change and drop namespaces (a dropped one must be empty) |
 | writer of the whole catalog | register, which points a name at any file of the warehouse, also one of others |
 | admin | purge what was dropped before its retention ends; give and take grants within its namespace |
@@ -52,7 +52,8 @@ def _rules() -> dict[str, Rule]:
     reader = """loadNamespaceMetadata listTables loadTable tableExists loadCredentials reportMetrics signRequest
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
-        listDropped listTableMetrics listTimeline listTableTimeline"""
+        listDropped listTableMetrics listTimeline listTableTimeline
+        listFiles listColumnStats listPartitions"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         renameTable createView replaceView dropView renameView commitTransaction undrop
         putFunction dropFunction"""

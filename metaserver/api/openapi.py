@@ -15,6 +15,7 @@ from aiohttp import web
 from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
 from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
+from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
 
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
@@ -71,6 +72,9 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Instant": INSTANT_SCHEMA,
                 "Dropped": DROPPED_SCHEMA,
                 "MetricsReport": REPORT_SCHEMA,
+                "File": FILE_SCHEMA,
+                "ColumnStats": COLUMN_STATS_SCHEMA,
+                "Partition": PARTITION_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

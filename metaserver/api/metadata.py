@@ -1,0 +1,332 @@
+"""Our own routes on what the columnar blocks know of a table: files, column statistics, partitions.
+
+Every answer is of one snapshot, named in it. Pages are told apart by tokens that say all that a page depends on: the
+snapshot, so that a commit between two pages shifts nothing, and how many items came before. They are given out and
+taken back by any worker; one that is of another question is refused.
+
+JSON for people and scripts; Arrow IPC streams for engines and data frames, whose columns go out as they lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api import arrow
+from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.keys import CATALOG, PLANNER, SETTINGS
+from metaserver.api.listings import (
+    FILE_COLUMNS,
+    PARTITION_COLUMNS,
+    STATS_COLUMNS,
+    ColumnStats,
+    Files,
+    Listing,
+    Partitions,
+)
+from metaserver.api.paging import page_size
+from metaserver.api.requests import allow, path_name, path_namespace
+from metaserver.api.snapshots import SNAPSHOT, wanted_snapshot
+from metaserver.api.timeline import NAMESPACE, TABLE
+from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.types import canonical_primitive
+from metaserver.planner.lookup import StatsColumn, lookup
+from metaserver.planner.prefix import parse_prefix
+from metaserver.planner.request import ScanRequest
+from metaserver.planner.view import TableView
+from metaserver.wire import encode_json
+
+ARROW_LIMIT = 100_000
+"""Items of an Arrow answer at most, and where no limit is given."""
+IN_THREAD_ITEMS = 5_000
+"""Larger pages are read in a thread; the event loop is not to wait for them."""
+IN_THREAD_FILES = 100_000
+"""Of a table: partitions are gathered from all of its files."""
+_TOKEN_VERSION = 1
+_PREFIX = Parameter(
+    "partition",
+    "query",
+    "Only these partitions: some fields and their values, as a path (`day=2024-01-01/bucket=3`) or as a JSON object "
+    '(`{"day": "2024-01-01"}`).',
+    {"type": "string"},
+)
+_PAGING = (
+    Parameter("page-token", "query", "As in the last answer's next-page-token.", {"type": "string"}),
+    Parameter(
+        "limit",
+        "query",
+        f"Most items answered. JSON: by default and at most the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
+        {"type": "integer", "minimum": 1},
+    ),
+)
+
+
+class _Token(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    question: int
+    """CRC-32 of everything else that the page depends on."""
+    snapshot_id: int | None
+    start: int
+
+
+@dataclass(frozen=True)
+class _Page:
+    """`start` counts items from 0; `question` is what tokens of its answers carry."""
+
+    snapshot_id: int | None
+    start: int
+    limit: int
+    question: int
+    arrow: bool
+
+    def token(self, total: int) -> str | None:
+        """Of the page after this one."""
+        if self.start + self.limit >= total:
+            return None
+        packed = msgspec.msgpack.encode(
+            _Token(_TOKEN_VERSION, self.question, self.snapshot_id, self.start + self.limit)
+        )
+        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def _answers(what: str, items: str, schema: str) -> tuple[Answer, ...]:
+    page = {
+        "type": "object",
+        "required": ["snapshot-id", items, "next-page-token"],
+        "properties": {
+            "snapshot-id": {"type": ["integer", "null"], "description": "Null for a table without a snapshot."},
+            items: {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}},
+            "next-page-token": {"type": ["string", "null"]},
+        },
+    }
+    with_arrow = f"{what}; with `Accept: {arrow.ARROW_STREAM}` as an Arrow IPC stream, names with _ for -"
+    return (
+        Answer(200, with_arrow, page),
+        Answer(404, "No such table"),
+        Answer(406, "Neither JSON nor Arrow is accepted"),
+    )
+
+
+def _schema(columns: dict[str, dict[str, Any]], required: Sequence[str]) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": columns}
+
+
+FILE_SCHEMA = _schema(FILE_COLUMNS, tuple(FILE_COLUMNS))
+COLUMN_STATS_SCHEMA = _schema(STATS_COLUMNS, ())
+PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
+
+
+@describe(
+    "listFiles",
+    "The live files of a table's snapshot, or of some of its partitions: data files, then delete files",
+    tags=("metadata",),
+    parameters=(
+        NAMESPACE,
+        TABLE,
+        _PREFIX,
+        Parameter("content", "query", "all (default), data or deletes.", {"enum": ["all", "data", "deletes"]}),
+        *SNAPSHOT,
+        *_PAGING,
+    ),
+    answers=_answers("Files, in the order of the manifests", "files", "File"),
+)
+async def list_files(request: web.Request) -> web.StreamResponse:
+    metadata = await _metadata(request)
+    content = request.query.get("content", "all")
+    if content not in ("all", "data", "deletes"):
+        raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
+    page = _page(request, metadata, ("files", content))
+    view = await _view(request, metadata, page)
+    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+    planner = request.app[PLANNER]
+    scan = None
+    if content != "deletes" and view.delete_rows:
+        scan = await planner.scan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+
+    def read() -> Files:
+        data = lookup(view if content != "deletes" else TableView((), ()), prefix)
+        deletes = lookup(_delete_view(view) if content != "data" else TableView((), ()), prefix)
+        return Files(metadata, data, deletes, scan)
+
+    return await _answer(request, page, "files", tuple(FILE_COLUMNS), read, view.rows + view.delete_rows)
+
+
+@describe(
+    "listColumnStats",
+    "Statistics of one column in the data files of some partitions, or of all: bounds and counts, file by file",
+    tags=("metadata",),
+    parameters=(
+        NAMESPACE,
+        TABLE,
+        Parameter("column", "path", "Full name of the column, levels joined by dots.", {"type": "string"}, True),
+        _PREFIX,
+        Parameter(
+            "fields",
+            "query",
+            "Which of the items' fields, separated by commas; default: all but file.",
+            {"type": "string"},
+        ),
+        *SNAPSHOT,
+        *_PAGING,
+    ),
+    answers=_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
+)
+async def list_column_stats(request: web.Request) -> web.StreamResponse:
+    metadata = await _metadata(request)
+    name = path_name(request, "column")
+    column = stats_column(metadata, name)
+    fields = _fields(request.query.get("fields"))
+    page = _page(request, metadata, ("stats", str(column.id)))
+    view = await _view(request, metadata, page)
+    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+    return await _answer(request, page, "stats", fields, lambda: ColumnStats(lookup(view, prefix), column), view.rows)
+
+
+@describe(
+    "listPartitions",
+    "The partitions of a table's snapshot, with what their files add up to",
+    tags=("metadata",),
+    parameters=(NAMESPACE, TABLE, _PREFIX, *SNAPSHOT, *_PAGING),
+    answers=_answers("Partitions, in the order of their first files", "partitions", "Partition"),
+)
+async def list_partitions(request: web.Request) -> web.StreamResponse:
+    metadata = await _metadata(request)
+    page = _page(request, metadata, ("partitions",))
+    view = await _view(request, metadata, page)
+    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+
+    def read() -> Partitions:
+        return Partitions(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
+
+    return await _answer(request, page, "partitions", tuple(PARTITION_COLUMNS), read, view.rows + view.delete_rows)
+
+
+def stats_column(metadata: TableMetadata, name: str) -> StatsColumn:
+    """By its name now, else by one that it had. BadRequest for a name that no schema has, and for a struct."""
+    newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
+    for schema in (metadata.current_schema, *newest_first):
+        column = schema.column_named(name)
+        if column is not None:
+            if not isinstance(column.type, str):
+                raise BadRequest(f"Column {name} has no statistics of its own; ask for {_inside(schema, name)}")
+            return StatsColumn(column.id, _kind(column.type))
+    near = get_close_matches(name, metadata.current_schema.index.by_name, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
+
+
+def _kind(given: str) -> str:
+    try:
+        return canonical_primitive(given)
+    except BadRequest:  # of a later version of the format: it has counts, and no bounds that we could read
+        return given
+
+
+def _inside(schema: Schema, name: str) -> str:
+    inner = [other for other in schema.index.by_name if other.startswith(f"{name}.")]
+    return " or ".join(inner[:3]) or "another one"
+
+
+async def _metadata(request: web.Request) -> TableMetadata:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    return (await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))).metadata
+
+
+def _page(request: web.Request, metadata: TableMetadata, question: tuple[str, ...]) -> _Page:
+    wanted_arrow = arrow.wants_arrow(request)
+    most = ARROW_LIMIT if wanted_arrow else request.app[SETTINGS].page_limit
+    limit = page_size(request.query.get("limit", str(most)), "limit", most)
+    asked = (metadata.table_uuid, request.query.get("partition", ""), *question)
+    number = zlib.crc32(encode_json(asked))
+    given = request.query.get("page-token")
+    if not given:
+        return _Page(wanted_snapshot(request, metadata), 0, limit, number, wanted_arrow)
+    token = _opened(given)
+    if token is None or token.question != number:
+        raise BadRequest("page-token is not one that was given out for this question; start again without it")
+    if token.snapshot_id is not None and metadata.snapshot(token.snapshot_id) is None:
+        raise BadRequest(
+            f"Snapshot {token.snapshot_id}, which page-token is about, has expired; start again without it"
+        )
+    return _Page(token.snapshot_id, token.start, limit, number, wanted_arrow)
+
+
+def _opened(text: str) -> _Token | None:
+    try:
+        packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        token = msgspec.msgpack.decode(packed, type=_Token)
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        return None
+    return token if token.version == _TOKEN_VERSION and token.start >= 0 else None
+
+
+def _fields(given: str | None) -> tuple[str, ...]:
+    if given is None:
+        return tuple(name for name in STATS_COLUMNS if name != "file")
+    names = tuple(dict.fromkeys(given.split(",")))
+    for name in names:
+        if name not in STATS_COLUMNS:
+            raise BadRequest(f"fields names {name[:40]!r}; there are {', '.join(STATS_COLUMNS)}")
+    return names
+
+
+async def _view(request: web.Request, metadata: TableMetadata, page: _Page) -> TableView:
+    if page.snapshot_id is None:
+        return TableView((), ())
+    return await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+
+
+def _delete_view(view: TableView) -> TableView:
+    """The delete files as if they were data files."""
+    return TableView(view.delete_manifests, view.delete_blocks)
+
+
+async def _answer(
+    request: web.Request, page: _Page, items: str, names: tuple[str, ...], read: Callable[[], Listing], files: int
+) -> web.StreamResponse:
+    """`read` makes the listing, of at most `files` files of the view."""
+    encode = _arrow_body if page.arrow else _json_body
+    work = partial(encode, page, items, names, read)
+    small = min(files, page.limit) <= IN_THREAD_ITEMS and files <= IN_THREAD_FILES
+    body = work() if small else await asyncio.to_thread(work)
+    content_type = arrow.ARROW_STREAM if page.arrow else "application/json"
+    return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
+
+
+def _arrow_body(page: _Page, items: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
+    listing = read()
+    end = min(listing.total, page.start + page.limit)
+    columns = listing.arrays(names, min(page.start, end), end)
+    token = page.token(listing.total)
+    about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
+    about |= {} if token is None else {"next-page-token": token}
+    return arrow.stream({name.replace("-", "_"): array for name, array in columns.items()}, about)
+
+
+def _json_body(page: _Page, items: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
+    listing = read()
+    end = min(listing.total, page.start + page.limit)
+    columns = listing.lists(names, min(page.start, end), end)
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return encode_json({"snapshot-id": page.snapshot_id, items: rows, "next-page-token": page.token(listing.total)})
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    table = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}"
+    app.router.add_get(f"{table}/files", list_files)
+    app.router.add_get(f"{table}/stats/{{column:[^/]+}}", list_column_stats)
+    app.router.add_get(f"{table}/partitions", list_partitions)

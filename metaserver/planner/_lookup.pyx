@@ -1,0 +1,242 @@
+"""Reads a packed column for chosen rows of many blocks into one array, without the GIL and without an object per row.
+
+What is read is told by segments, int64[segments, 4], one for each stretch of rows of one block:
+
+    number of the block, first row in it, how many rows, place in `picks` (-1: the rows follow one another)
+
+With a place, the rows are `picks[place : place + count]`. `layout` is int64[blocks, 13] as in `metaserver/index/_scan.pyx`; a
+block whose form is another one than that asked for has no values.
+"""
+
+from libc.math cimport NAN
+from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+import numpy as np
+
+cdef enum:
+    FORM = 0
+    WIDTH = 1
+    CODES = 2
+    PRESENCE = 3
+    ROWS = 4
+    BASE = 6
+    COMMON = 7
+    COMMON_SIZE = 8
+    LENGTHS = 9
+    ENDS = 10
+    TAILS = 11
+    LENGTHS_WIDTH = 12
+
+cdef enum:
+    INTEGERS = 0
+    FLOATS = 1
+    STRINGS = 2
+
+ctypedef fused Code:
+    uint8_t
+    uint16_t
+    uint32_t
+    uint64_t
+
+ctypedef fused Real:
+    float
+    double
+
+
+cdef int64_t _check(
+    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks
+) except -1:
+    """How many rows the segments have. IndexError where a block has not the rows."""
+    cdef int64_t total = 0, s, i, number, first, count, at
+    for s in range(segments.shape[0]):
+        number, first, count, at = segments[s, 0], segments[s, 1], segments[s, 2], segments[s, 3]
+        if number < 0 or number >= layout.shape[0] or count < 0:
+            raise IndexError(f"there is no block {number}")
+        total += count
+        if layout[number, FORM] < 0:
+            continue
+        if at < 0:
+            if first < 0 or first + count > layout[number, ROWS]:
+                raise IndexError(f"block {number} has not the rows {first} to {first + count}")
+            continue
+        if at + count > picks.shape[0]:
+            raise IndexError("fewer rows are picked than the segments say")
+        for i in range(at, at + count):
+            if picks[i] < 0 or picks[i] >= layout[number, ROWS]:
+                raise IndexError(f"block {number} has not the row {picks[i]}")
+    return total
+
+
+cdef void _integers(
+    const Code *codes, uint64_t base, int64_t *out, int64_t first, int64_t count, const int64_t *picks
+) noexcept nogil:
+    cdef int64_t i
+    if picks == NULL:
+        for i in range(count):
+            out[i] = <int64_t>(base + codes[first + i])
+    else:
+        for i in range(count):
+            out[i] = <int64_t>(base + codes[picks[i]])
+
+
+cdef void _reals(
+    const Real *codes, double *out, int64_t first, int64_t count, const int64_t *picks
+) noexcept nogil:
+    cdef int64_t i
+    if picks == NULL:
+        for i in range(count):
+            out[i] = codes[first + i]
+    else:
+        for i in range(count):
+            out[i] = codes[picks[i]]
+
+
+cdef inline bint _there(const uint8_t *presence, int64_t row) noexcept nogil:
+    return (presence[row >> 3] >> (row & 7)) & 1
+
+
+def longs(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """int64[rows], MISSING where absent."""
+    cdef int64_t total = _check(layout, segments, picks)
+    found = np.empty(total, dtype=np.int64)
+    cdef int64_t[::1] out = found
+    cdef int64_t s, i, number, first, count, done = 0
+    cdef int width
+    cdef uint64_t base
+    cdef const int64_t *rows
+    cdef int64_t *to
+    cdef const void *codes
+    cdef const uint8_t *presence
+    if total == 0:
+        return found
+    with nogil:
+        for s in range(segments.shape[0]):
+            number, first, count = segments[s, 0], segments[s, 1], segments[s, 2]
+            if count == 0:
+                continue
+            rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
+            to = &out[done]
+            done += count
+            if layout[number, FORM] != INTEGERS:
+                for i in range(count):
+                    to[i] = INT64_MIN
+                continue
+            width = <int>layout[number, WIDTH]
+            base = <uint64_t>layout[number, BASE]
+            codes = <const void *><size_t>layout[number, CODES]
+            if width == 0:
+                for i in range(count):
+                    to[i] = <int64_t>base
+            elif width == 1:
+                _integers(<const uint8_t *>codes, base, to, first, count, rows)
+            elif width == 2:
+                _integers(<const uint16_t *>codes, base, to, first, count, rows)
+            elif width == 4:
+                _integers(<const uint32_t *>codes, base, to, first, count, rows)
+            else:
+                _integers(<const uint64_t *>codes, base, to, first, count, rows)
+            presence = <const uint8_t *><size_t>layout[number, PRESENCE]
+            if presence != NULL:
+                for i in range(count):
+                    if not _there(presence, first + i if rows == NULL else rows[i]):
+                        to[i] = INT64_MIN
+    return found
+
+
+def doubles(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """float64[rows], NaN where absent."""
+    cdef int64_t total = _check(layout, segments, picks)
+    found = np.empty(total, dtype=np.float64)
+    cdef double[::1] out = found
+    cdef int64_t s, i, number, first, count, done = 0
+    cdef const int64_t *rows
+    cdef double *to
+    cdef const void *codes
+    if total == 0:
+        return found
+    with nogil:
+        for s in range(segments.shape[0]):
+            number, first, count = segments[s, 0], segments[s, 1], segments[s, 2]
+            if count == 0:
+                continue
+            rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
+            to = &out[done]
+            done += count
+            codes = <const void *><size_t>layout[number, CODES]
+            if layout[number, FORM] != FLOATS:
+                for i in range(count):
+                    to[i] = NAN
+            elif layout[number, WIDTH] == 4:
+                _reals(<const float *>codes, to, first, count, rows)
+            else:
+                _reals(<const double *>codes, to, first, count, rows)
+    return found
+
+
+cdef inline int64_t _length(const int64_t *column, int64_t row) noexcept nogil:
+    """Of one string, -1 where absent."""
+    cdef uint32_t rest = 0
+    if column[FORM] != STRINGS:
+        return -1
+    if column[PRESENCE] and not _there(<const uint8_t *><size_t>column[PRESENCE], row):
+        return -1
+    if column[WIDTH]:
+        memcpy(&rest, <const uint8_t *><size_t>column[LENGTHS] + row * column[LENGTHS_WIDTH], column[LENGTHS_WIDTH])
+    return column[COMMON_SIZE] + rest
+
+
+cdef inline void _copy(const int64_t *column, int64_t row, int64_t size, uint8_t *to) noexcept nogil:
+    cdef int64_t width = column[WIDTH], rest = size - column[COMMON_SIZE], k
+    cdef uint64_t code = 0
+    cdef uint32_t end
+    memcpy(to, <const uint8_t *><size_t>column[COMMON], column[COMMON_SIZE])
+    if rest == 0:
+        return
+    to += column[COMMON_SIZE]
+    memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * width, width)
+    for k in range(min(rest, width)):
+        to[k] = <uint8_t>(code >> (8 * (width - 1 - k)))
+    if rest > width:
+        end = (<const uint32_t *><size_t>column[ENDS])[row]
+        memcpy(to + width, <const uint8_t *><size_t>column[TAILS] + end - (rest - width), rest - width)
+
+
+def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """(ends int64[rows + 1] with a leading 0, bytes uint8[], present uint8[rows]); an absent string has no bytes."""
+    cdef int64_t total = _check(layout, segments, picks)
+    offsets = np.zeros(total + 1, dtype=np.int64)
+    valid = np.empty(total, dtype=np.uint8)
+    cdef int64_t[::1] ends = offsets
+    cdef uint8_t[::1] there = valid
+    cdef uint8_t[::1] data
+    cdef int64_t s, i, row, first, count, size, done = 0
+    cdef const int64_t *rows
+    cdef const int64_t *column
+    with nogil:
+        for s in range(segments.shape[0]):
+            column = &layout[segments[s, 0], 0]
+            first, count = segments[s, 1], segments[s, 2]
+            rows = NULL if segments[s, 3] < 0 or count == 0 else &picks[segments[s, 3]]
+            for i in range(count):
+                size = _length(column, first + i if rows == NULL else rows[i])
+                there[done] = size >= 0
+                ends[done + 1] = ends[done] + (size if size > 0 else 0)
+                done += 1
+    text = np.empty(ends[total], dtype=np.uint8)
+    if ends[total] == 0:
+        return offsets, text, valid
+    data = text
+    done = 0
+    with nogil:
+        for s in range(segments.shape[0]):
+            column = &layout[segments[s, 0], 0]
+            first, count = segments[s, 1], segments[s, 2]
+            rows = NULL if segments[s, 3] < 0 or count == 0 else &picks[segments[s, 3]]
+            for i in range(count):
+                row = first + i if rows == NULL else rows[i]
+                size = ends[done + 1] - ends[done]
+                if size:
+                    _copy(column, row, size, &data[ends[done]])
+                done += 1
+    return offsets, text, valid
