@@ -133,8 +133,13 @@ class Settings:
     plan_memory_bytes: int = setting(
         1 << 30, "Budget for decoded manifests per worker, mapped files of the disk cache included.", least=0
     )
+    plan_answers_bytes: int = setting(
+        64 << 20, "Budget for answers to small scans as they were sent, per worker.", least=0
+    )
     plan_disk_bytes: int = setting(
-        8 << 30, "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 keeps none.", least=0
+        8 << 30,
+        "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 keeps none.",
+        least=0,
     )
     plan_disk_folder: str = setting("", "Folder for decoded manifests. Empty: <home>/cache/blocks.")
     plan_threads: int = setting(0, "Threads that decode manifests, per worker; 0 takes one for each core.", least=0)

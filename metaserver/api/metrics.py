@@ -57,6 +57,23 @@ class Metrics:
         self.webhook_failures = prometheus.Counter(
             "seamark_webhook_failures", "Deliveries that failed and will be tried again.", registry=own
         )
+        self.plans = prometheus.Counter(
+            "seamark_plans", "Scans planned, those answered from kept plans included.", registry=own
+        )
+        self.plan_files_considered = prometheus.Counter(
+            "seamark_plan_files_considered", "Live files of the snapshots that scans were planned on.", registry=own
+        )
+        self.plan_files_kept = prometheus.Counter(
+            "seamark_plan_files_kept", "Files that those plans left for the reader to open.", registry=own
+        )
+        self.plan_seconds = prometheus.Counter(
+            "seamark_plan_seconds", "Time spent planning, reading of manifests included.", registry=own
+        )
+        self.plan_views = self._gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
+        self.plan_blocks = self._gauge("seamark_plan_blocks", "Decoded manifests in memory.")
+        self.plan_bytes = self._gauge("seamark_plan_memory_bytes", "Bytes of decoded manifests, mapped files included.")
+        self.plan_decoded = self._gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
+        self.plan_hits = self._gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
         self._request_children: dict[tuple[str, int], tuple[prometheus.Counter, prometheus.Histogram]] = {}
         self._commit_children = {
             outcome: self._commits.labels(outcome) for outcome in ("committed", "conflict", "unknown")
@@ -80,6 +97,13 @@ class Metrics:
                 self._commit_children["unknown"].inc()
             elif status < 300:
                 self._commit_children["committed"].inc()
+
+    def planned(self, considered: int, kept: int, seconds: float) -> None:
+        """One finished plan."""
+        self.plans.inc()
+        self.plan_files_considered.inc(considered)
+        self.plan_files_kept.inc(kept)
+        self.plan_seconds.inc(seconds)
 
     def render(self) -> bytes:
         """The text exposition format, of all workers where there are several."""

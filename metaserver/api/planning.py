@@ -20,10 +20,12 @@ import msgspec
 from aiohttp import web
 from isal import isal_zlib
 
+from cache.memory import MemoryCache
 from metaserver.api.endpoints import add_operations
 from metaserver.api.keys import CATALOG, CLOCK, PLANNER, REQUEST_ID, SETTINGS, STORE
-from metaserver.api.render import GZIP_FROM_BYTES, accepts_gzip, access_config, json_answer
-from metaserver.api.requests import allow, path_name, path_namespace, read_json
+from metaserver.api.metrics import METRICS
+from metaserver.api.render import DELEGATION, GZIP_FROM_BYTES, accepts_gzip, access_config, json_answer
+from metaserver.api.requests import allow, path_name, path_namespace, read_body, read_json
 from metaserver.catalog.values import LoadedTable
 from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from metaserver.iceberg.expression_json import parse_expression
@@ -37,6 +39,8 @@ from metaserver.wire import decode_json, encode_json, show
 
 STREAM_FROM_BYTES = 4 << 20
 """Answers are gathered up to this, so that one that fails is an error, and sent as they come beyond it."""
+ANSWER_BYTES_MAX = 1 << 20
+"""Larger answers are made anew each time; what they are made of is kept."""
 POLL_S = 0.5
 """How long a question after a plan that is being made is held open for it."""
 PENDING_LIMIT = 64
@@ -58,6 +62,15 @@ class _PlanTableScan(msgspec.Struct, rename="kebab"):
     use_snapshot_schema: bool | None = None
     stats_fields: tuple[str, ...] | None = None
     min_rows_requested: int | None = None
+
+
+class _Kept(msgspec.Struct, frozen=True, gc=False):
+    """An answer as it was sent, and what it told."""
+
+    body: bytes
+    headers: dict[str, str]
+    considered: int
+    files: int
 
 
 class _FetchScanTasks(msgspec.Struct, rename="kebab"):
@@ -105,21 +118,54 @@ class Pending:
             task.exception()
 
 
+ANSWERS: web.AppKey[MemoryCache[tuple[object, ...], _Kept]] = web.AppKey("plan-answers")
 PENDING: web.AppKey[Pending] = web.AppKey("pending", Pending)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 
 
 async def plan_table_scan(request: web.Request) -> web.StreamResponse:
     loaded = await _loaded(request)
+    assert loaded.entry is not None
+    # Metadata files never change and neither does what a plan depends on beside them, so nor does the answer.
+    body = await read_body(request)
+    headers = request.headers
+    known = (
+        loaded.entry.metadata_location,
+        request.path,
+        body,
+        headers.get("User-Agent", ""),
+        headers.get("Accept-Encoding", ""),
+        headers.get(DELEGATION, ""),
+    )
+    kept = request.app[ANSWERS].get(known)
+    if kept is not None:
+        request.app[METRICS].planned(kept.considered, kept.files, 0.0)
+        return web.Response(body=kept.body, headers=kept.headers, content_type="application/json")
+    answer, scan = await _plan(request, loaded)
+    if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
+        sent = _Kept(answer.body, _kept_headers(answer), scan.considered, scan.files)
+        if len(sent.body) <= ANSWER_BYTES_MAX:
+            request.app[ANSWERS].put(known, sent, len(sent.body) + len(body) + 1000)
+    return answer
+
+
+def _kept_headers(answer: web.Response) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name in ("Vary", "Content-Encoding")}
+
+
+async def _plan(request: web.Request, loaded: LoadedTable) -> tuple[web.StreamResponse, Scan | None]:
+    """The answer, and the plan it tells where there is one."""
     wanted = await read_json(request, _PlanTableScan)
     asked = _pinned(wanted, loaded.metadata)
     if asked is None:  # a table without a snapshot
-        return json_answer({"status": "completed", "file-scan-tasks": []})
+        return json_answer({"status": "completed", "file-scan-tasks": []}), None
     plan_id = await _postponed(request, loaded, asked)
     if plan_id is not None:
-        return json_answer({"status": "submitted", "plan-id": plan_id})
+        return json_answer({"status": "submitted", "plan-id": plan_id}), None
+    began_s = request.app[CLOCK].monotonic()
     scan = await _scan(request, loaded.metadata, asked)
-    return await _completed(request, loaded, asked, scan, wanted.min_rows_requested or 0)
+    request.app[METRICS].planned(scan.considered, scan.files, request.app[CLOCK].monotonic() - began_s)
+    return await _completed(request, loaded, asked, scan, wanted.min_rows_requested or 0), scan
 
 
 async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
@@ -425,6 +471,7 @@ async def _open_tokens(app: web.Application) -> None:
 
 def add_routes(app: web.Application) -> None:
     app[PENDING] = Pending()
+    app[ANSWERS] = MemoryCache(app[SETTINGS].plan_answers_bytes)
     app.on_startup.append(_open_tokens)
     app.on_cleanup.append(app[PENDING].close)
     table = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"

@@ -66,6 +66,8 @@ class _Held:
 
     view: TableView
     deletes: DeleteIndex
+    files: int
+    """Live files, those of manifests that the view leaves out included."""
     plans: MemoryCache[tuple[object, ...], Scan]
 
 
@@ -124,8 +126,9 @@ class Planner:
                 metadata=metadata,
                 stages=stages,
                 snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+                considered=held.files,
             )
-            if all(stage.complete for stage in stages):
+            if scan.complete:
                 held.plans.put(key, scan, scan.size_bytes)
             return scan
 
@@ -164,6 +167,7 @@ class Planner:
             metadata=metadata,
             stages=(Stage("manifests", files, files, size, size, loaded_us), *stages),
             snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+            considered=held.files,
         )
 
     async def unread(self, metadata: TableMetadata, request: ScanRequest) -> int:
@@ -209,12 +213,14 @@ class Planner:
             return held
 
         async def load() -> _Held:
-            chosen = [data[ordinal] for ordinal in ordinals]
+            chosen = {ordinal: data[ordinal] for ordinal in ordinals}
             deletes = [manifest for manifest in manifests if manifest.content != 0]
-            blocks = await self._blocks.load([*chosen, *deletes])
-            view = TableView(chosen, blocks[: len(chosen)], deletes, blocks[len(chosen) :], ordinals=ordinals)
+            blocks = await self._blocks.load([*chosen.values(), *deletes])
+            count = len(chosen)
+            view = TableView(tuple(chosen.values()), blocks[:count], deletes, blocks[count:], ordinals=ordinals)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
-            fresh = self._views[key] = _Held(view, index, MemoryCache(_PLANS_BYTES))
+            files = view.rows + sum(_live(one) for number, one in enumerate(data) if number not in chosen)
+            fresh = self._views[key] = _Held(view, index, files, MemoryCache(_PLANS_BYTES))
             return fresh
 
         return await self._loading.run(key, load)
@@ -306,10 +312,13 @@ def _unlisted(path: str, snapshot_id: int) -> ManifestFile:
     )
 
 
+def _live(manifest: ManifestFile) -> int:
+    """Live entries, as far as the manifest list says."""
+    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+
+
 def _entries(manifest: ManifestFile) -> int:
-    return (
-        (manifest.added_files_count or 0) + (manifest.existing_files_count or 0) + (manifest.deleted_files_count or 0)
-    )
+    return _live(manifest) + (manifest.deleted_files_count or 0)
 
 
 def _prune(

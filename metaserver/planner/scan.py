@@ -47,6 +47,7 @@ class Scan:
         metadata: TableMetadata,
         stages: tuple[Stage, ...],
         snapshot_id: int | None,
+        considered: int,
     ) -> None:
         self.view = view
         self.rows = rows
@@ -54,6 +55,8 @@ class Scan:
         self.bound = bound
         self.stages = stages
         self.snapshot_id = snapshot_id
+        self.considered = considered
+        """Live files of the snapshot, those of manifests that did not have to be read included."""
         self.metadata = metadata
         """Of the table when it was planned; partition specs are looked up in it."""
         self._deletes = deletes
@@ -63,6 +66,11 @@ class Scan:
     @property
     def files(self) -> int:
         return len(self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """False when time ran out: another plan of the same scan may keep fewer files."""
+        return all(stage.complete for stage in self.stages)
 
     @property
     def size_bytes(self) -> int:
