@@ -3,7 +3,8 @@
 10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers hold the same entries in Parquet,
 LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and hand out what their fastest interface gives.
 Ours reads the columns of the blocks. Answers must agree in rows, values and nulls. Every lookup is of another partition
-than the one before it, and all are warm: the files lie in the page cache, engines have seen them.
+than the one before it, and all are warm: the files lie in the page cache, engines have seen them. Over HTTP our server
+answers with an Arrow IPC stream, and is held against the peers' time before any encoding or network.
 
 Two questions of each: bounds and counts by file number, and the same with file names. LMDB's values hold everything in
 either case, and are not taken apart.
@@ -11,27 +12,36 @@ either case, and are not taken apart.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from bench.bounds import transfer_ms
+from bench.measure import Worker, drive
 from bench.planning.columns import START_DAY, columns
 from bench.planning.layout import day_text
 from bench.planning.lookup_peers import Avro, DataFusion, DuckDB, Facts, Lmdb, Peer, stores
 from bench.planning.ours import OurPlanner, our_planner
 from bench.planning.plans import PlansDiffer
-from bench.planning.tables import Table, table
+from bench.planning.served import register, seamark, stats
+from bench.planning.tables import CACHE, Table, table
 from bench.report import OURS, Report, Row
+from bench.targets import LOAD_CORE, Target, on_core
+from bench.wire import Request
 from metaserver.planner.lookup import Found, StatsColumn, lookup
 from metaserver.planner.prefix import parse_prefix
 from metaserver.planner.request import ScanRequest
 
 COLUMN = "quantity"
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
-GOAL = 100
+FIELDS = ("value-count", "null-value-count", "nan-value-count", "lower-bound", "upper-bound")
+GOAL, HTTP_GOAL = 100, 20
 """Times the best peer."""
 OURS_A_ROUND = 20
 
@@ -45,6 +55,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         rounds = 2 if quick else 30
         for names in (False, True):
             await _before_encoding(report, made, ours, indexed, names=names, rounds=rounds)
+    with seamark(folder, CACHE) as target, on_core(LOAD_CORE):
+        await register(target, made)
+        for row in tuple(report.rows):
+            await _over_http(report, made, target, row, seconds=0.3 if quick else 3.0)
     _avro(report, made, Avro(at))
     for peer in indexed:
         peer.close()
@@ -86,11 +100,35 @@ async def _before_encoding(
     report.notes.append(f"{case}: the fastest peer is {best}; best single times " + _best(took) + ".")
 
 
+async def _over_http(report: Report, made: Table, target: Target, before: Row, seconds: float) -> None:
+    """Beside the peers' figures in `before`, the row of the same question."""
+    fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
+    days = [START_DAY + number for number in range(made.files // made.files_per_day)]
+    wanted = [stats(made, COLUMN, f"day={day_text(day)}", fields) for day in days]
+    answer = await target.call(wanted[0])
+    rows = pa.ipc.open_stream(answer.body).read_all().num_rows
+    if rows != made.files_per_day:
+        raise PlansDiffer(f"over HTTP {rows} entries came, {made.files_per_day} match")
+    sample = await drive(target, [_for_ever(wanted)], seconds=seconds)
+    values = {**before.values, OURS: sample.quantile(0.5)}
+    goal = None if before.goal is None else values[before.peer] / HTTP_GOAL
+    report.rows.append(Row(before.case, "Arrow over HTTP, p50", "ms", values, peer=before.peer, goal=goal))
+    report.notes.append(
+        f"{before.case} over HTTP: {len(answer.body):,} bytes, server CPU {sample.server_cpu_us:.0f} µs,"
+        f" p99 {sample.quantile(0.99):.2f} ms; the bytes alone take {await transfer_ms(answer.body):.3f} ms from a bare"
+        " socket."
+    )
+
+
+def _for_ever(wanted: Sequence[Request]) -> Worker:
+    yield from (one for one in itertools.cycle(wanted))  # a generator: a cycle could not be sent the answers
+
+
 def _answer(found: Found, column: StatsColumn, *, names: bool) -> dict[str, Any]:
     """Arrays of everything that is known of the column in the files found."""
-    stats = found.stats(column)
-    answer: dict[str, Any] = {name: stats.counts(name) for name in COUNTS}
-    answer |= {side: stats.bounds(side) for side in ("lower", "upper")}
+    known = found.stats(column)
+    answer: dict[str, Any] = {name: known.counts(name) for name in COUNTS}
+    answer |= {side: known.bounds(side) for side in ("lower", "upper")}
     answer["file"] = found.texts("file_path") if names else found.rows()
     return answer
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import dataclasses
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from bench.planning.tables import Table
 from bench.report import OURS
@@ -22,7 +24,7 @@ NAMESPACE = "planned"
 
 
 def name_of(table: Table) -> str:
-    return f"files_{table.files}"
+    return f"files_{table.files}_columns_{table.columns}"
 
 
 def path_of(table: Table) -> str:
@@ -37,6 +39,15 @@ def plan(table: Table, expression: Any) -> Request:
 def fetch(table: Table, plan_task: str, *, gzip: bool = False) -> Request:
     headers = {"Accept-Encoding": "gzip"} if gzip else {}
     return request("POST", f"{path_of(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
+
+
+def stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> Request:
+    """A prefix lookup, answered as an Arrow IPC stream."""
+    at = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
+    query = urlencode({"partition": partition, "fields": ",".join(fields)})
+    asked = request("GET", f"{at}?{query}", label="stats")
+    accept = b"Accept: application/vnd.apache.arrow.stream"
+    return dataclasses.replace(asked, raw=asked.raw.replace(b"Accept: application/json", accept))
 
 
 @contextmanager

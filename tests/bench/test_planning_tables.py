@@ -6,6 +6,8 @@ import datetime
 import io
 import json
 import struct
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ from bench.planning.filters import FILTERS, small
 from bench.planning.java_peer import java_planner
 from bench.planning.plans import Plan, PlansDiffer, fingerprint
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
+from bench.planning.run import BENCHES
 from bench.planning.tables import Table, table
+from tests.services.process import REPO
 
 FILES = 2500
 """Two full manifests and a half, over two days."""
@@ -242,3 +246,20 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp
             for plan in (theirs, java.plan(wanted.expression(made, turn=2000))):
                 assert 0 < plan.files < FILES, wanted.name
         assert 0 < java.plan(small(made)).files < 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_of_planning_runs_to_its_table(name: str) -> None:
+    argv = [sys.executable, "-m", "bench.planning.run", "--quick", name]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"planning_{name}" in done.stdout
+    assert "seamark failed" not in done.stdout
+
+
+def test_an_unknown_bench_of_planning_is_refused_with_the_names_there_are() -> None:
+    argv = [sys.executable, "-m", "bench.planning.run", "speed"]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "no bench speed; there are warm, cold, memory, http, lookup" in " ".join(done.stderr.split())
