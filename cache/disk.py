@@ -47,8 +47,9 @@ class DiskTier:
         self._budget_bytes = budget_bytes
         self._mapped_max = mapped_max
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
-        self._touched: set[str] = set()
-        """Used since the account last heard of it; told in batches, so that a get writes nothing."""
+        self._touched: dict[str, None] = {}
+        """Used since the account last heard of it, in the order of first use; told in batches, so that a get writes
+        nothing."""
         self._lock = threading.Lock()
         """Over everything here but the ledger, which has its own; never held over a system call."""
         self._hits = self._misses = self._puts = self._refused = self._damaged = self._errors = 0
@@ -63,7 +64,7 @@ class DiskTier:
             if view is not None:
                 self._hits += 1
                 self._mapped.move_to_end(key)
-                self._touched.add(key)
+                self._touched[key] = None
                 return view
             if self._closed:
                 self._misses += 1
@@ -111,7 +112,7 @@ class DiskTier:
     def discard(self, key: str) -> None:
         with self._lock:
             self._mapped.pop(key, None)
-            self._touched.discard(key)
+            self._touched.pop(key, None)
         name = key_digest(key)[:16]
         try:
             # Before the lock is asked for: a busy or full folder must not keep what is not wanted.
@@ -182,14 +183,14 @@ class DiskTier:
 
     def _used(self, key: str) -> None:
         with self._lock:
-            self._touched.add(key)
+            self._touched[key] = None
             due = len(self._touched) >= _TOUCHES_MAX
         if due:
             self._settle(wait_s=0)
 
     def _take_touched(self) -> list[bytes]:
         with self._lock:
-            keys, self._touched = self._touched, set()
+            keys, self._touched = self._touched, {}
         return [key_digest(key)[:16] for key in keys]
 
     def _settle(self, wait_s: float = 2.0) -> None:

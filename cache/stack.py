@@ -178,22 +178,18 @@ class Stack(Generic[V]):
         return True
 
     async def _write(self) -> None:
+        assert self._disk is not None
         while True:
             put = await self._queue.get()
             try:
-                twin = await self._in_thread(self._store, put)
-                if twin is not None and put.key in self._memory:
-                    self._memory.put(put.key, twin, self._weigh(twin))
+                stored = await self._in_thread(self._disk.put, put.key, put.payload)
+                if stored and put.key in self._memory:
+                    await self._from_disk(put.key, put.open)
             finally:
                 self._pending_bytes -= len(put.payload)
                 if put.claimed and self._claims is not None:
                     self._claims.release(put.key)
                 self._queue.task_done()
-
-    def _store(self, put: _Put[V]) -> V | None:
-        """In a thread: to the disk, and back as a mapping."""
-        assert self._disk is not None
-        return self._read(put.key, put.open) if self._disk.put(put.key, put.payload) else None
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)

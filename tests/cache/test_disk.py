@@ -132,6 +132,21 @@ def test_a_repeated_get_neither_looks_at_the_disk_nor_maps_again(folder: Path, t
     assert tier.get("k") is first
 
 
+def test_a_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
+    tier = DiskTier(folder, 16 << 20)
+    for number in range(14):
+        tier.put(f"k{number}", payload_of(f"k{number}", 1 << 20))
+    for number in range(14):
+        assert tier.get(f"k{number}") is not None
+    tier.put("told", b"of these uses, the last by k13")
+    assert tier.get("k5") is not None
+    tier.put("new", payload_of("new", 14 << 20))
+    tier.close()
+    tier = DiskTier(folder, 16 << 20)
+    assert [key for key in (f"k{number}" for number in range(14)) if tier.get(key) is not None] == ["k5"]
+    tier.close()
+
+
 def test_mappings_are_bounded_and_hold_no_descriptors(folder: Path) -> None:
     tier = DiskTier(folder, 64 << 20, mapped_max=10)
     for number in range(50):
