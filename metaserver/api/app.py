@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from metaserver.api import admin, dropped, functions, health, keys, metadata, metrics, oauth, openapi, rest, timeline
+from metaserver.api import (
+    admin,
+    dropped,
+    explain,
+    functions,
+    health,
+    keys,
+    metadata,
+    metrics,
+    oauth,
+    openapi,
+    rest,
+    timeline,
+)
 from metaserver.api.middleware import build_middleware
 from metaserver.api.parts import Parts
 
@@ -31,7 +44,7 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts but the settings."""
-    for routes in (health, metrics, oauth, rest, timeline, metadata, dropped, admin):
+    for routes in (health, metrics, oauth, rest, timeline, metadata, explain, dropped, admin):
         routes.add_routes(app)
     functions.add_own_routes(app)
     openapi.add_routes(app)

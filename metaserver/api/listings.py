@@ -83,6 +83,12 @@ class Listing(Protocol):
         """As `arrays`, values for JSON, one list a name."""
 
 
+def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
+    """The items from number `start` up to, not including, `end`, for JSON."""
+    columns = listing.lists(names, start, end)
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
 class Files:
     """Data files, then delete files. `scan` is of the whole snapshot: who applies which delete files."""
 

@@ -33,6 +33,7 @@ from metaserver.api.listings import (
     Files,
     Listing,
     Partitions,
+    items,
 )
 from metaserver.api.paging import page_size
 from metaserver.api.requests import allow, path_name, path_namespace
@@ -101,17 +102,17 @@ class _Page:
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
-def _answers(what: str, items: str, schema: str) -> tuple[Answer, ...]:
+def _answers(told: str, listed: str, schema: str) -> tuple[Answer, ...]:
     page = {
         "type": "object",
-        "required": ["snapshot-id", items, "next-page-token"],
+        "required": ["snapshot-id", listed, "next-page-token"],
         "properties": {
             "snapshot-id": {"type": ["integer", "null"], "description": "Null for a table without a snapshot."},
-            items: {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}},
+            listed: {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}},
             "next-page-token": {"type": ["string", "null"]},
         },
     }
-    with_arrow = f"{what}; with `Accept: {arrow.ARROW_STREAM}` as an Arrow IPC stream, names with _ for -"
+    with_arrow = f"{told}; with `Accept: {arrow.ARROW_STREAM}` as an Arrow IPC stream, names with _ for -"
     return (
         Answer(200, with_arrow, page),
         Answer(404, "No such table"),
@@ -295,18 +296,18 @@ def _delete_view(view: TableView) -> TableView:
 
 
 async def _answer(
-    request: web.Request, page: _Page, items: str, names: tuple[str, ...], read: Callable[[], Listing], files: int
+    request: web.Request, page: _Page, what: str, names: tuple[str, ...], read: Callable[[], Listing], files: int
 ) -> web.StreamResponse:
     """`read` makes the listing, of at most `files` files of the view."""
     encode = _arrow_body if page.arrow else _json_body
-    work = partial(encode, page, items, names, read)
+    work = partial(encode, page, what, names, read)
     small = min(files, page.limit) <= IN_THREAD_ITEMS and files <= IN_THREAD_FILES
     body = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if page.arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _arrow_body(page: _Page, items: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
+def _arrow_body(page: _Page, what: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
     listing = read()
     end = min(listing.total, page.start + page.limit)
     columns = listing.arrays(names, min(page.start, end), end)
@@ -316,12 +317,11 @@ def _arrow_body(page: _Page, items: str, names: tuple[str, ...], read: Callable[
     return arrow.stream({name.replace("-", "_"): array for name, array in columns.items()}, about)
 
 
-def _json_body(page: _Page, items: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
+def _json_body(page: _Page, what: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
     listing = read()
     end = min(listing.total, page.start + page.limit)
-    columns = listing.lists(names, min(page.start, end), end)
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-    return encode_json({"snapshot-id": page.snapshot_id, items: rows, "next-page-token": page.token(listing.total)})
+    rows = items(listing, names, min(page.start, end), end)
+    return encode_json({"snapshot-id": page.snapshot_id, what: rows, "next-page-token": page.token(listing.total)})
 
 
 def add_routes(app: web.Application) -> None:

@@ -15,6 +15,7 @@ from aiohttp import web
 from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
 from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
+from metaserver.api.explain import EXPLANATION_SCHEMA
 from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
 
@@ -75,6 +76,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "File": FILE_SCHEMA,
                 "ColumnStats": COLUMN_STATS_SCHEMA,
                 "Partition": PARTITION_SCHEMA,
+                "Explanation": EXPLANATION_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

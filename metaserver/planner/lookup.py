@@ -10,8 +10,9 @@ object for a row (`_lookup.pyx`). Answers are exact: what a manifest says, in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,6 @@ from metaserver.index.block import COUNTS, Block
 from metaserver.index.packing import MISSING, Column, Form, Longs, Packed, form_of
 from metaserver.planner import _lookup
 from metaserver.planner.prefix import EVERYTHING, Prefix
-from metaserver.planner.prune import Selection
 from metaserver.planner.view import Side, TableView
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
@@ -74,17 +74,13 @@ class StatsColumn:
 class Found:
     """Files of a view, in its order."""
 
-    def __init__(self, selection: Selection, segments: tuple[Segment, ...], skipped: int = 0) -> None:
-        self.view = selection.view
+    def __init__(self, view: TableView, segments: tuple[Segment, ...], rows: Callable[[], Longs]) -> None:
+        self.view = view
         self.segments = segments
         self.files = sum([segment.files for segment in segments])
-        self._selection = selection
-        self._skipped = skipped
+        self.rows = rows
+        """int64[files], rows of the view: made when they are asked for."""
         self._table, self._picks = _table(segments)
-
-    def rows(self) -> Longs:
-        """int64[files], rows of the view."""
-        return self._selection.rows()[self._skipped : self._skipped + self.files]
 
     def longs(self, name: str) -> Longs:
         """int64[files] of a number that manifest entries have (see `Block.longs`), MISSING where null."""
@@ -119,7 +115,7 @@ class Found:
                 rows = None if segment.rows is None else segment.rows[low:high]
                 segments.append(segment._replace(first=segment.first + low, files=high - low, rows=rows))
             at += segment.files
-        return Found(self._selection, tuple(segments), self._skipped + start)
+        return Found(self.view, tuple(segments), lambda: self.rows()[max(start, 0) : end])
 
     def _inherited(self, name: str, of_manifest: Sequence[int | None]) -> Longs:
         own = self.longs(name)
@@ -201,29 +197,22 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> Found:
     state = selection.state
     numbers = np.flatnonzero(state).tolist()
     blocks = view.blocks
-    if not (state == 2).any():
-        whole = [Segment(number, blocks[number], 0, blocks[number].rows, None) for number in numbers]
-        return Found(selection, tuple([segment for segment in whole if segment.files]))
-    rows = selection.rows()
-    return Found(selection, tuple(_segments(view, rows, numbers)))
+    if (state == 2).any():
+        return files_at(view, selection.rows())
+    whole = [Segment(number, blocks[number], 0, blocks[number].rows, None) for number in numbers]
+    return Found(view, tuple([segment for segment in whole if segment.files]), selection.rows)
 
 
-def _segments(view: TableView, rows: Longs, numbers: Sequence[int]) -> Iterator[Segment]:
-    start = 0
-    for number in numbers:
-        block = view.blocks[number]
-        if not block.rows:
-            continue
-        row = int(rows[start])
-        _, local = view.locate(row)
-        first = row - local
-        end = start + int(np.searchsorted(rows[start : start + block.rows], first + block.rows))
-        count = end - start
-        if int(rows[end - 1]) - row + 1 == count:
-            yield Segment(number, block, local, count, None)
-        else:
-            yield Segment(number, block, 0, count, rows[start:end] - first)
-        start = end
+def files_at(view: TableView, rows: Longs) -> Found:
+    """The data files at int64[files] rows of the view, ascending."""
+    numbers, local = view.split(rows)
+    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)] if len(rows) else []
+    segments = []
+    for start, end in pairwise(edges):
+        number, first, last = int(numbers[start]), int(local[start]), int(local[end - 1])
+        picked = None if last - first + 1 == end - start else local[start:end]
+        segments.append(Segment(number, view.blocks[number], first if picked is None else 0, end - start, picked))
+    return Found(view, tuple(segments), lambda: rows)
 
 
 def _table(segments: Sequence[Segment]) -> tuple[Longs, Longs]:
