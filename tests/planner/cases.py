@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.planner.history import random_lake
+from tests.planner.kinds import FLOATS
 from tests.planner.lake import DataFile, Lake, Snapshot
 from tests.planner.literal_forms import FORMS
 from tests.planner.predicates import IEEE, Meaning, Names, matches, random_filter, written
@@ -42,7 +44,20 @@ class Case:
     def java_request(self) -> PlanRequest:
         names = "snapshot" if self.names_of_snapshot else "current"
         location = self.lake.metadata_location
-        return PlanRequest(location, self.java_filter, self.snapshot_id, names, self.case_sensitive)
+        return PlanRequest(location, json.dumps(self.java_filter), self.snapshot_id, names, self.case_sensitive)
+
+    def unfiltered_request(self) -> PlanRequest:
+        """The whole snapshot."""
+        return PlanRequest(self.lake.metadata_location, "true", self.snapshot.id)
+
+    @property
+    def names_infinity(self) -> bool:
+        return _names_infinity(self.filter)
+
+    @property
+    def compares_zero(self) -> bool:
+        """Whether a floating column is compared with a zero, which clients see in two ways."""
+        return _compares_zero(self.filter, self.names)
 
     def matching(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
         """For each row of a file, whether it satisfies an expression in this case's names."""
@@ -53,6 +68,23 @@ class Case:
         where = f"seed {self.lake.seed} case {self.number}: format version {self.lake.version}, "
         names = "the snapshot's" if self.names_of_snapshot else "current"
         return where + f"snapshot {self.snapshot_id}, {names} names, {self.lake.metadata_location}\n{self.filter}"
+
+
+def _names_infinity(expression: Any) -> bool:
+    if isinstance(expression, dict):
+        return any(_names_infinity(child) for child in expression.values())
+    if isinstance(expression, list):
+        return any(_names_infinity(child) for child in expression)
+    return expression in ("Infinity", "-Infinity")
+
+
+def _compares_zero(expression: Any, names: Names) -> bool:
+    if not isinstance(expression, dict):
+        return False
+    if isinstance(expression.get("term"), str):
+        literals = expression.get("values", [expression.get("value")])
+        return names[expression["term"]].kind in FLOATS and 0.0 in literals
+    return any(_compares_zero(child, names) for child in expression.values())
 
 
 def cases(seed: int, folder: Path, count: int) -> Iterator[Case]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tests.planner import partitioning
@@ -88,7 +89,7 @@ class FileMaker:
             if column.kind == "struct":
                 draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
                 continue
-            values = sorted(self._pools[column.id], key=lambda value, kind=column.kind: order(kind, value))
+            values = sorted(self._pools[column.id], key=partial(order, column.kind))
             width = rng.choice([1, 2, 4, len(values)])
             start = rng.randrange(max(1, len(values) - width + 1))
             draw.choices[column.id] = values[start : start + width]

@@ -125,7 +125,7 @@ class _History:
             # a wider type brings wider values, but none that a truncation made for the old ones has no result for
             fresh = pool(self.rng, column.kind, 4)
             if base(column.kind) in ("int", "long"):
-                fresh = [value for value in fresh if value > limits(column.kind)[0] + 1000]
+                fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
             known = {repr(value) for value in self.pools[column.id]}
             self.pools[column.id] += [value for value in fresh if repr(value) not in known]
 
@@ -145,12 +145,12 @@ class _History:
             )
             if any(part.source == column.id for part in fields):
                 continue
-            part = known.get((column.id, transform)) if self.version > 1 else None
-            if part is None:
-                self.last_partition_id += 1
-                name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
-                part = PartitionField(self.last_partition_id, name, column.id, transform)
-            fields.append(part)
+            if self.version > 1 and (column.id, transform) in known:
+                fields.append(known[column.id, transform])
+                continue
+            self.last_partition_id += 1
+            name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
+            fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
         made = tuple(fields)
         for spec_id, old in self.specs.items():
             if old == made:

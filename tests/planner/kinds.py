@@ -22,14 +22,14 @@ DAY_US = 86_400_000_000
 TEMPORAL_LONGS = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
 V3_ONLY = ("timestamp_ns", "timestamptz_ns")
 FLOATS = ("float", "double")
-KINDS = ("boolean", "int", "long", *FLOATS, "date", "time", "timestamp", "timestamptz", "string", "uuid", "fixed")
-KINDS += ("binary", "decimal")
+KINDS = ["boolean", "int", "long", *FLOATS, "date", "time", "timestamp", "timestamptz", "string", "uuid", "fixed"]
+KINDS += ["binary", "decimal"]
 BYTES = ("uuid", "fixed", "binary")
 
 
 def base(kind: str) -> str:
     """The type's name without its parameters."""
-    return re.split(r"[(\[]", kind)[0]
+    return kind.partition("(")[0].partition("[")[0]
 
 
 def decimal_parts(kind: str) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def fixed_length(kind: str) -> int:
 
 
 def random_kind(rng: random.Random, version: int) -> str:
-    made = rng.choice([*KINDS, "decimal", "string", *(V3_ONLY if version >= 3 else ())])
+    made: str = rng.choice([*KINDS, "decimal", "string", *(V3_ONLY if version >= 3 else ())])
     if made == "fixed":
         return f"fixed[{rng.choice([1, 4, 16, 20])}]"
     if made == "decimal":
@@ -198,7 +198,8 @@ def avro_type(kind: str, name: str) -> Any:
 
 def decimal_size(precision: int) -> int:
     """Bytes that hold every unscaled value of a precision: the least that do."""
-    return ((10**precision - 1).bit_length() + 8) // 8
+    greatest: int = 10**precision - 1
+    return (greatest.bit_length() + 8) // 8
 
 
 def avro_value(kind: str, value: Any) -> Any:

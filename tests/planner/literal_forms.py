@@ -89,8 +89,8 @@ def parse(kind: str, json: Any) -> Any:
         unscaled = Fraction(str(json)) * 10 ** decimal_parts(kind)[1]
         return int(unscaled) if unscaled.denominator == 1 else unscaled
     if name in ("int", "long"):
-        number = Fraction(json)
-        return int(number) if number.denominator == 1 else number
+        whole = Fraction(json)
+        return int(whole) if whole.denominator == 1 else whole
     if name == "uuid":
         return uuid.UUID(json).bytes
     if name in BYTES:

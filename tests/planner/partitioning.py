@@ -53,12 +53,12 @@ def apply(transform: str, kind: str, value: Any) -> Any:
     """The partition value of one column value; null gives null."""
     if value is None or transform == "void":
         return None
-    # a float's zeros are equal and so are True and 1: neither may stand in a cache for the other
-    return value if transform == "identity" else _applied(transform, kind, value, type(value))
+    # True and 1 are equal: neither may stand in the cache for the other
+    return value if transform == "identity" else _applied(transform, kind, value, isinstance(value, bool))
 
 
 @lru_cache(maxsize=200_000)
-def _applied(transform: str, kind: str, value: Any, _: type) -> Any:
+def _applied(transform: str, kind: str, value: Any, _: bool) -> Any:
     name = base(transform)
     if name == "bucket":
         return (mmh3.hash(_hashed_bytes(kind, value)) & 0x7FFFFFFF) % width_of(transform)

@@ -8,8 +8,9 @@ on null). Where clients disagree it is told which of them to follow: see `Meanin
 from __future__ import annotations
 
 import math
+import operator
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -31,7 +32,13 @@ NEGATED = {
 }
 NEGATED |= {opposite: op for op, opposite in NEGATED.items()}
 UNARY = ("is-null", "not-null", "is-nan", "not-nan")
-COMPARISONS = ("lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq")
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "lt": operator.lt,
+    "lt-eq": operator.le,
+    "gt": operator.gt,
+    "gt-eq": operator.ge,
+}
+COMPARISONS = [*COMPARED, "eq", "not-eq"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Meaning:
 
 
 IEEE = Meaning()
-MEANINGS = (IEEE, Meaning(zeros_equal=False), Meaning(nan_greatest=True), Meaning(False, True))
+ORDERED = Meaning(zeros_equal=False)
+SPARKS = Meaning(nan_greatest=True)
 
 
 class Names:
@@ -108,7 +116,7 @@ def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning
     keys = [_key(literal, kind, meaning) for literal in literals]
     if op in ("eq", "in"):
         return key in keys
-    return {"lt": key < keys[0], "lt-eq": key <= keys[0], "gt": key > keys[0], "gt-eq": key >= keys[0]}[op]
+    return COMPARED[op](key, keys[0])
 
 
 def _key(value: Any, kind: str, meaning: Meaning) -> Any:
@@ -229,18 +237,22 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
     return bytes(flipped)
 
 
-def is_judged_otherwise_by_java(expression: Any, names: Names) -> bool:
+def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
     """Whether Java's planner is no judge of a filter, for one of two faults of it.
 
-    It compares uuids as pairs of signed numbers; and on an identity partition it tests `in` and `not-in` of a transform
-    on the partition's value as it is, untransformed.
+    It compares uuids as pairs of signed numbers; and a predicate on a transform of a column is tested, on an identity
+    partition of that column, with the partition's value as it is, untransformed.
     """
-    return any(names[name].kind == "uuid" for name in columns_of(expression)) or _has_set_of_transforms(expression)
+    if any(names[name].kind == "uuid" for name in columns_of(expression)):
+        return True
+    identities = {part.source for fields in lake.specs.values() for part in fields if part.transform == "identity"}
+    return any(names[name].id in identities for name in transformed_in(expression))
 
 
-def _has_set_of_transforms(expression: Any) -> bool:
+def transformed_in(expression: Any) -> set[str]:
+    """Names of the columns that a filter speaks of by a transform."""
     if not isinstance(expression, dict):
-        return False
+        return set()
     if isinstance(expression.get("term"), dict):
-        return "values" in expression
-    return any(_has_set_of_transforms(child) for child in expression.values())
+        return {expression["term"]["term"]}
+    return set().union(*(transformed_in(child) for child in expression.values()), set())

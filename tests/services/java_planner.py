@@ -26,13 +26,13 @@ SOURCE = Path(__file__).with_name("JavaPlanner.java")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """One scan: the metadata file's URI, the REST filter, and a snapshot (None for the current one).
+    """One scan: the metadata file's URI, the REST filter as JSON text, and a snapshot (None for the current one).
 
     `names` says whose column names the filter uses with a snapshot: "current" or "snapshot".
     """
 
     metadata: str
-    filter: Any
+    filter: str
     snapshot_id: int | None = None
     names: str = "current"
     case_sensitive: bool = True
@@ -40,7 +40,7 @@ class PlanRequest:
     def line(self) -> bytes:
         wire = {
             "metadata": self.metadata,
-            "filter": self.filter,
+            "filter": json.loads(self.filter),
             "snapshot-id": self.snapshot_id,
             "names": self.names,
             "case-sensitive": self.case_sensitive,
