@@ -644,6 +644,75 @@ def test_an_equality_delete_is_dropped_only_where_statistics_rule_it_out(
     assert applying([entry(data, 1)], [entry(delete, 2)]) == [(0,) if kept else ()]
 
 
+@pytest.mark.parametrize("pairs_max", [16, 1 << 21])
+def test_of_many_equality_deletes_those_apply_that_do_one_by_one(
+    pairs_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
+    rng = random.Random(pairs_max)
+    blank = {"kinds": {1: KINDS}, "required": set()}
+    judge = Situation.__new__(Situation)
+    judge.__dict__.update(blank)
+
+    def metrics(ids: list[int]) -> dict[int, ColumnMetrics]:
+        made = {}
+        for key in ids:
+            low = rng.randrange(200)
+            pair = [
+                to_bytes("long", value) if key == A else b"%03d" % value for value in (low, low + rng.choice([0, 3]))
+            ]
+            nulls = rng.choice([0, 0, 0, 0, 1, None, 2])
+            bounds = (None, None) if nulls == 2 or rng.random() < 0.1 else pair
+            made[key] = stats(*bounds, nulls)
+        return made
+
+    def partition() -> dict[str, Any]:
+        return {"spec_id": 1, "partition": (rng.choice([1, 2, 2, 2, None]),)}
+
+    data = [entry(data_file(f"d{at}", metrics=metrics([A, LATE]), **partition()), rng.randrange(9)) for at in range(80)]
+    deletes = []
+    for some, where in ((250, partition), (150, dict)):
+        files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(some)]
+        made = [delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files]
+        deletes.append([entry(file, rng.randrange(12)) for file in made])
+    found = applying(data, *deletes)
+    listed = Listed(0, 0, 0, 3, 5)
+    flat = [(listed, one) for one in deletes[0] + deletes[1]]
+    expected = [
+        tuple(
+            at
+            for at, delete in enumerate(flat)
+            if judge.in_scope(delete, (listed, one)) and not judge.java_drops(delete, (listed, one))
+        )
+        for one in data
+    ]
+    assert found == expected
+    assert 1000 < sum(map(len, found)) < 20_000
+
+
+def test_a_required_column_holds_no_null_whatever_counts_leave_unsaid() -> None:
+    required = schema_json(0, KINDS, {A}, late=True)
+    gone, held = ({A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5))
+    delete = entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=gone), 2)
+    data = [entry(data_file(metrics=held), 1)]
+    assert applying(data, [delete]) == [(0,)]
+    assert applying(data, [delete], schema=required) == [()]
+
+
+def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> None:
+    day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * 86_400_000_000)
+    data = data_file(metrics={A: stats(day, day)})
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: stats(micros, micros)})
+    dates, timestamps = (schema_json(0, KINDS | {A: kind}, set(), late=True) for kind in ("date", "timestamp"))
+    view = TableView(
+        [manifest_file(0, 0, 5)],
+        [block([entry(data, 1)], schema=dates)],
+        [manifest_file(1, 0, 5)],
+        [block([entry(delete, 2)], schema=timestamps)],
+    )
+    assert DeleteIndex(view, specs(), []).applying(0) == (0,)
+
+
 def test_an_equality_delete_on_a_column_that_the_data_file_lacks_is_kept() -> None:
     delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: stats(b"a", b"b")})
     assert applying([entry(data_file(metrics={A: stats(None, None)}), 1)], [entry(delete, 2)]) == [(0,)]
