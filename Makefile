@@ -24,8 +24,8 @@ help:
 	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
 	@echo "make lock      requirements.lock anew from pyproject.toml"
 
-venv: $(CACHE)/venv.stamp
-$(CACHE)/venv.stamp: requirements.lock pyproject.toml setup.py $(KERNELS)
+venv: $(CACHE)/venv.stamp $(CACHE)/kernels.stamp
+$(CACHE)/venv.stamp: requirements.lock pyproject.toml
 	@mkdir -p $(CACHE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed (PYTHON=...)")'
 	@test -x $(PY) || $(PYTHON) -m venv .venv 2>/dev/null || \
@@ -40,6 +40,9 @@ $(CACHE)/venv.stamp: requirements.lock pyproject.toml setup.py $(KERNELS)
 	  $(PY) -m pip install -qq --disable-pip-version-check -r requirements.lock && \
 	  $(PY) -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e . ; \
 	fi
+	@touch $@
+$(CACHE)/kernels.stamp: $(CACHE)/venv.stamp setup.py $(KERNELS)
+	@$(PY) setup.py -q build_ext --inplace --parallel 2
 	@touch $@
 
 jars: $(CACHE)/jars.stamp $(CACHE)/rck.stamp

@@ -4,7 +4,8 @@ Kernels take typed memoryviews, so no library's headers are needed, only a C com
 no processor: what is built here runs on any machine of the same architecture. The C files go to build/.
 
 To compile by hand after an edit: `.venv/bin/python setup.py -q build_ext --inplace`; `make venv` does the same.
-SEAMARK_CHECKED=1 builds with bounds checks on every memoryview, for hunting a fault in a kernel.
+SEAMARK_CHECKED=1 builds kernels that check each access: memoryviews by Cython, all else by the compiler's sanitizers,
+whose libraries then have to be preloaded (tests/iceberg/test_manifest_sanitised.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 CHECKED = os.environ.get("SEAMARK_CHECKED") == "1"
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 DIRECTIVES = {
     "language_level": 3,
@@ -28,7 +30,10 @@ DIRECTIVES = {
 
 KERNELS = [
     Extension(
-        ".".join(path.with_suffix("").parts), [str(path)], extra_compile_args=["-O3", "-g0", "-fno-strict-aliasing"]
+        ".".join(path.with_suffix("").parts),
+        [str(path)],
+        extra_compile_args=["-fno-strict-aliasing", *(["-O1", "-g", *SANITIZERS] if CHECKED else ["-O3", "-g0"])],
+        extra_link_args=SANITIZERS if CHECKED else [],
     )
     for path in sorted(Path("metaserver").rglob("*.pyx"))
 ]

@@ -1,0 +1,78 @@
+"""The decoder's tests once more, on a kernel that the compiler's sanitizers watch: a read past a buffer's end, or any
+undefined behaviour, ends the process with a report instead of passing unseen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+TESTS = [
+    "tests/iceberg/test_manifest.py",
+    "tests/iceberg/test_manifest_list.py",
+    "tests/iceberg/test_manifest_damage.py",
+]
+
+
+def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=800,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1700)
+def test_the_decoder_touches_no_byte_that_is_not_its_own(tmp_path: Path) -> None:
+    for name in ("metaserver", "cache", "connector", "tests"):
+        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(REPO / name, tmp_path)
+    for kernel in (tmp_path / "metaserver").rglob("*.pyx"):
+        if kernel.stem != "_manifest":
+            kernel.unlink()
+    built = run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path, SEAMARK_CHECKED="1")
+    assert built.returncode == 0, built.stdout
+    where = "import metaserver.iceberg as room; print(room.__path__[0])"
+    found = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert found.stdout.strip() == str(tmp_path / "metaserver" / "iceberg")
+
+    libraries = [
+        subprocess.check_output(["cc", f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    arguments = [
+        "-m",
+        "pytest",
+        "-q",
+        "-s",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not leave_no_memory",
+        *TESTS,
+    ]
+    tested = run(
+        sys.executable,
+        *arguments,
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
+        PYTHONMALLOC="malloc",  # Python's own allocator would hide where a small buffer ends
+        LD_PRELOAD=" ".join(libraries),
+        ASAN_OPTIONS="detect_leaks=0",  # Python frees little at its end
+    )
+    assert tested.returncode == 0, tested.stdout[-10_000:]
+    assert " passed" in tested.stdout
