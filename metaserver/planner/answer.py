@@ -26,7 +26,7 @@ from metaserver.iceberg.expressions import Expression, Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.transforms import canonical, result_type
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import MICROS_PER_DAY, NANOS_PER_MICRO, encode, encode_json
+from metaserver.iceberg.values import FLOATS, INTS, LONGS, MICROS_PER_DAY, NANOS_PER_MICRO, encode, encode_json
 from metaserver.index.block import Block
 from metaserver.index.packing import MISSING, NONE, Column, Form
 from metaserver.planner._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
@@ -35,7 +35,7 @@ from metaserver.wire import encode_json as to_json
 
 FILES_PER_PIECE = 250
 """About half a millisecond of work."""
-STATS_PER_PIECE = 1000
+STATS_PER_PIECE = 500
 """Columns times files, where statistics are asked for."""
 _FRAGMENTS_MAX = 10_000
 _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
@@ -48,6 +48,14 @@ _COUNTS = {
     "null-value-counts": "null_value_counts",
     "nan-value-counts": "nan_value_counts",
 }
+_DTYPES = {
+    "boolean": "<i1",
+    **dict.fromkeys(INTS, "<i4"),
+    **dict.fromkeys(LONGS, "<i8"),
+    "float": "<f4",
+    "double": "<f8",
+}
+"""Single-value serialisation of what has a fixed size (spec, appendix D)."""
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 
 Longs = npt.NDArray[np.int64]
@@ -93,7 +101,7 @@ class Answer:
 
         Corrupt, naming the manifest, for a file that cannot be answered. NotAcceptable for one that JSON cannot carry.
         """
-        size = FILES_PER_PIECE if not self._stats else max(1, STATS_PER_PIECE // len(self._stats))
+        size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
         comma = b""
         for block, first, local in _runs(self._scan.view.locate, rows):
             files = _Files(block, self._partitions, self._stats, self._residual)
@@ -161,7 +169,7 @@ class _Files:
         self._contents = block.longs("content")
         self._path = _text(block, "file_path")
         self._optional = tuple(self._optional_parts())
-        self._stats = _statistics(block, stats) if self._is_data else None
+        self._stats = _Statistics(block, stats) if self._is_data and stats else None
 
     def write(self, rows: Longs, references: list[bytes] | None = None) -> bytes:
         """JSON objects, commas between them: scan tasks with `references`, without them the files alone.
@@ -188,7 +196,7 @@ class _Files:
             *self._optional,
         ]
         if self._stats is not None:
-            parts.append((CHOICE, [self._stats(row).encode() for row in rows.tolist()]))
+            parts.append((CHOICE, self._stats.write(rows)))
         parts.append((CONSTANT, b"}"))
         if references is not None:
             parts += [
@@ -264,37 +272,76 @@ def _keys(block: Block, column: Column | None) -> Callable[[Longs], list[Any]]:
     return lambda rows: list(zip(numbers[rows].tolist(), present[rows].tolist(), strict=True))
 
 
-def _statistics(block: Block, columns: tuple[int, ...]) -> Callable[[int], str] | None:
-    """Writes the statistics of one row: counts as numbers, bounds as hex (REST spec, `CountMap` and `ValueMap`)."""
-    known = [column for column in columns if column in block.columns]
-    if not known:
-        return None
-    counts = {wire: [(column, block.count(name, column)) for column in known] for wire, name in _COUNTS.items()}
-    kinds = {column: kind for column in known if (kind := block.kind(column)) is not None}
-
-    def write(row: int) -> str:
-        text = ""
-        for wire, arrays in counts.items():
-            there = [(column, int(array[row])) for column, array in arrays if array[row] != MISSING]
-            text += _map(wire, there)
-        for wire, which in (("lower-bounds", "lower"), ("upper-bounds", "upper")):
-            bounds = [(column, block.bound(which, column, row)) for column in kinds]
-            hexes = [
-                (column, f'"{encode(kinds[column], bound).hex().upper()}"')
-                for column, bound in bounds
-                if bound is not None
-            ]
-            text += _map(wire, hexes)
-        return text
-
-    return write
+Texts = Callable[[Longs], list[str | None]]
+"""Reads many rows at once; None for a row that has nothing."""
 
 
-def _map(name: str, items: Sequence[tuple[int, object]]) -> str:
-    if not items:
+class _Statistics:
+    """Writes column statistics: counts as numbers, bounds as hex (REST spec, `CountMap` and `ValueMap`)."""
+
+    def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
+        known = [column for column in columns if column in block.columns]
+        self._maps: list[tuple[str, list[tuple[str, Texts]]]] = [
+            (wire, [(str(column), _counts(block.count(name, column))) for column in known])
+            for wire, name in _COUNTS.items()
+        ]
+        for side in ("lower", "upper"):
+            bounds = [(str(column), _bounds(block, side, column)) for column in known]
+            self._maps.append((f"{side}-bounds", [(key, read) for key, read in bounds if read is not None]))
+
+    def write(self, rows: Longs) -> list[bytes]:
+        """`,"value-counts":{…},…`, one a row; nothing for a map without keys."""
+        written = [_written_map(name, columns, rows) for name, columns in self._maps if columns]
+        return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
+
+
+def _written_map(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
+    keys = [key for key, _ in columns]
+    values = zip(*(read(rows) for _, read in columns), strict=True)
+    return [_map(name, keys, texts) for texts in values]
+
+
+def _map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
+    there = [text for text in texts if text is not None]
+    if not there:
         return ""
-    keys = ",".join([str(key) for key, _ in items])
-    return f',"{name}":{{"keys":[{keys}],"values":[{",".join([str(value) for _, value in items])}]}}'
+    if len(there) < len(keys):
+        keys = [key for key, text in zip(keys, texts, strict=True) if text is not None]
+    return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(there)}]}}'
+
+
+def _counts(array: Longs) -> Texts:
+    return lambda rows: [None if count == MISSING else str(count) for count in array[rows].tolist()]
+
+
+def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
+    """None where the block has no bounds of this column."""
+    column, kind = block.bound_column(side, column_id), block.kind(column_id)
+    if column is None or kind is None:
+        return None
+    dtype = _DTYPES.get(kind)
+    if dtype is None and not kind.startswith("decimal"):
+        parts = ((HEX, b"=", b"", _column(block, column)),)
+        return lambda rows: [
+            f'"{text[1:]}"' if text else None for text in write(rows, parts, block.rows, b",").decode().split(",")
+        ]
+    present = column.present()
+    if dtype is None:
+        return lambda rows: [_bound(block, side, column_id, kind, row) for row in rows.tolist()]
+    numbers = (column.doubles() if kind in FLOATS else column.longs()).astype(dtype)
+    size = 2 * numbers.itemsize
+
+    def read(rows: Longs) -> list[str | None]:
+        digits = numbers[rows].tobytes().hex().upper()
+        there = present[rows].tolist()
+        return [f'"{digits[at * size : (at + 1) * size]}"' if known else None for at, known in enumerate(there)]
+
+    return read
+
+
+def _bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
+    value = block.bound(side, column_id, row)
+    return None if value is None else f'"{encode(kind, value).hex().upper()}"'
 
 
 class _Field(NamedTuple):

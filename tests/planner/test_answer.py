@@ -123,6 +123,7 @@ def scan(
         metadata=table,
         stages=(),
         snapshot_id=1,
+        considered=view.rows,
     )
 
 

@@ -1,0 +1,407 @@
+"""Spark and PyIceberg, unmodified, have their scans planned by the server, and open the returned files only.
+
+The proof: every data file of the table that the server leaves out of a plan is taken away while the engine runs its
+query, and the rows are right all the same. What is right is asked of the same engine planning by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyspark.sql import SparkSession
+
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """A server, and one over the same tables that leaves planning to its clients; Spark and PyIceberg at both."""
+
+    server: Seamark
+    spark: SparkSession
+    catalog: str
+    by_itself: str
+    python: Catalog
+    python_by_itself: Catalog
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """By a Spark whose scans the server plans. `{db}` stands for catalog and namespace."""
+        return rows(self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog)))
+
+    def sql_by_itself(self, statement: str) -> list[tuple[Any, ...]]:
+        """By a Spark that plans."""
+        return rows(self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself)))
+
+    def plan(self, table: str, where: Any = True, **more: Any) -> list[str]:
+        """The data files of the server's plan, of all its pages."""
+        path = f"/v1/namespaces/db/tables/{table}"
+        answer = self._post(f"{path}/plan", {"filter": where, **more})
+        assert answer["status"] == "completed"
+        answers = [answer, *(self._post(f"{path}/tasks", {"plan-task": one}) for one in answer.get("plan-tasks", []))]
+        return [task["data-file"]["file-path"] for one in answers for task in one["file-scan-tasks"]]
+
+    def _post(self, path: str, body: Any) -> Any:
+        request = urllib.request.Request(self.server.base_url + path, json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    @contextmanager
+    def requests(self) -> Iterator[list[str]]:
+        """The operations that the server answers within the block, in order; there when it is left."""
+        size = self.server.log.stat().st_size
+        found: list[str] = []
+        yield found
+        with self.server.log.open() as log:
+            log.seek(size)
+            lines = [json.loads(line) for line in log if line.startswith("{")]
+        assert [line for line in lines if line.get("status", 200) >= 500] == []
+        found += [line["operation"] for line in lines if "operation" in line]
+
+    @contextmanager
+    def without_others(self, table: str, kept: list[str]) -> Iterator[int]:
+        """Within the block no data file of the table is there but `kept`. How many were taken away."""
+        every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
+        assert set(kept) <= every
+        gone = [Path(path.removeprefix("file:")) for path in every - set(kept)]
+        for path in gone:
+            path.rename(f"{path}.away")
+        try:
+            yield len(gone)
+        finally:
+            for path in gone:
+                Path(f"{path}.away").rename(path)
+
+
+@pytest.fixture(scope="module")
+def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Of more than three files a plan is cut into pages of two, so that both kinds of answers are met."""
+    home = tmp_path_factory.mktemp("planned")
+    pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
+    with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json", **pages}) as server:
+        alone = Seamark(
+            tmp_path_factory.mktemp("alone"),
+            warehouse=server.warehouse,
+            database=f"sqlite:///{home / 'seamark.db'}",
+            env={"SEAMARK_SCAN_PLANNING_MODE": "client"},
+        )
+        with (
+            alone,
+            RestCatalog("planned", uri=server.base_url) as python,
+            RestCatalog("alone", uri=alone.base_url) as python_by_itself,
+        ):
+            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, alone.base_url)
+            spark.sql(f"CREATE NAMESPACE {catalog}.db")
+            made = Engines(server, spark, catalog, by_itself, python, python_by_itself)
+            _fill(made)
+            yield made
+
+
+def _fill(engines: Engines) -> None:
+    """`ranges` has six files of ten ids each; the fifth has no text, the last no struct."""
+    engines.sql(
+        "CREATE TABLE {db}.ranges (id bigint, s string, st struct<a: int>, d date, at timestamp, n decimal(9, 2)) "
+        "USING iceberg"
+    )
+    for first in range(0, 60, 10):
+        text = "NULL" if first == 40 else "concat('n', id)"
+        struct = "NULL" if first == 50 else "named_struct('a', int(id) * 10)"
+        engines.sql(
+            f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, {text}, {struct}, "
+            f"date_add(date'2026-01-01', int(id)), timestampadd(HOUR, id, timestamp'2026-01-01'), id / 4 "
+            f"FROM range({first}, {first + 10})"
+        )
+    engines.sql("CREATE TABLE {db}.parts (id bigint, p string) USING iceberg PARTITIONED BY (p)")
+    engines.sql("INSERT INTO {db}.parts SELECT id, element_at(array('a', 'b', NULL), int(id % 3) + 1) FROM range(30)")
+    engines.sql("CREATE TABLE {db}.hashed (id bigint, p int) USING iceberg PARTITIONED BY (bucket(4, id))")
+    engines.sql("INSERT INTO {db}.hashed SELECT id, int(id % 7) FROM range(100)")
+
+
+def _eq(name: Any, value: Any) -> dict[str, Any]:
+    return {"type": "eq", "term": name, "value": value}
+
+
+def _and(left: Any, right: Any, kind: str = "and") -> dict[str, Any]:
+    return {"type": kind, "left": left, "right": right}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One filter, as SQL, as the JSON of a plan and, where PyIceberg can say it, in its own words."""
+
+    name: str
+    table: str
+    sql: str
+    json: dict[str, Any]
+    files: int
+    """How many the server keeps."""
+    python: str | None
+
+
+CASES = (
+    Case("eq", "ranges", "id = 13", _eq("id", 13), 1, "id = 13"),
+    Case("not-eq", "parts", "p <> 'a'", {"type": "not-eq", "term": "p", "value": "a"}, 2, "p != 'a'"),
+    Case("lt", "ranges", "id < 13", {"type": "lt", "term": "id", "value": 13}, 2, "id < 13"),
+    Case("gt", "ranges", "id > 47", {"type": "gt", "term": "id", "value": 47}, 2, "id > 47"),
+    Case("in", "ranges", "id IN (3, 4, 55)", {"type": "in", "term": "id", "values": [3, 4, 55]}, 2, "id in (3, 4, 55)"),
+    Case(
+        "starts-with",
+        "ranges",
+        "s LIKE 'n2%'",
+        {"type": "starts-with", "term": "s", "value": "n2"},
+        2,
+        "s like 'n2%'",
+    ),
+    Case("is-null", "ranges", "s IS NULL", {"type": "is-null", "term": "s"}, 1, "s is null"),
+    Case("not-null", "ranges", "s IS NOT NULL", {"type": "not-null", "term": "s"}, 5, "s is not null"),
+    Case(
+        "and",
+        "ranges",
+        "id >= 15 AND s < 'n3'",
+        _and({"type": "gt-eq", "term": "id", "value": 15}, {"type": "lt", "term": "s", "value": "n3"}),
+        2,
+        "id >= 15 and s < 'n3'",
+    ),
+    Case(
+        "or",
+        "ranges",
+        "id = 5 OR s = 'n31'",
+        _and(_eq("id", 5), _eq("s", "n31"), "or"),
+        2,
+        "id = 5 or s = 'n31'",
+    ),
+    Case(
+        "not",
+        "parts",
+        "p NOT IN ('a', 'c')",
+        _and(
+            {"type": "not-null", "term": "p"},
+            {"type": "not", "child": {"type": "in", "term": "p", "values": ["a", "c"]}},
+        ),
+        1,
+        "p is not null and not (p in ('a', 'c'))",
+    ),
+    Case("a partition that is null", "parts", "p IS NULL", {"type": "is-null", "term": "p"}, 1, "p is null"),
+    Case(
+        "a transform",
+        "hashed",
+        "{cat}.system.bucket(4, id) = 1",
+        _eq({"type": "transform", "transform": "bucket[4]", "term": "id"}, 1),
+        1,
+        None,
+    ),
+    Case("a bucket by its column", "hashed", "id = 42", _eq("id", 42), 1, "id = 42"),
+    Case("nested", "ranges", "st.a = 250", _eq("st.a", 250), 1, "st.a = 250"),
+    Case("a date", "ranges", "d = date'2026-02-01'", _eq("d", "2026-02-01"), 1, "d = '2026-02-01'"),
+    Case(
+        "a timestamp",
+        "ranges",
+        "at < timestamp'2026-01-01 04:00:00'",
+        {"type": "lt", "term": "at", "value": "2026-01-01T04:00:00+00:00"},
+        1,
+        "at < '2026-01-01T04:00:00+00:00'",
+    ),
+    Case("a decimal", "ranges", "n = 3.25", _eq("n", "3.25"), 1, "n = 3.25"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
+    query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
+    expected = engines.sql_by_itself(query)
+    kept = engines.plan(case.table, case.json)
+    assert len(kept) == case.files
+    with engines.without_others(case.table, kept) as taken, engines.requests() as asked:
+        assert taken
+        assert engines.sql(query) == expected
+    assert expected
+    assert asked.count("planTableScan") == 1
+    if case.files > 3:
+        assert "fetchScanTasks" in asked
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.python is not None], ids=lambda case: case.name)
+def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
+    assert case.python is not None
+    alone = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
+    with engines.requests() as asked:
+        expected = _rows(alone.to_arrow())
+    assert "planTableScan" not in asked
+    kept = engines.plan(case.table, case.json)
+    scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
+    with engines.without_others(case.table, kept), engines.requests() as asked:
+        assert _rows(scan.to_arrow()) == expected
+        assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(kept)
+        count = scan.count()
+    assert count == alone.count(), "which for p != 'a' is not the number of its rows: it counts nulls without a look"
+    assert expected
+    assert "planTableScan" in asked
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=lambda row: row["id"])
+
+
+def test_sparks_own_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
+    """Those of Iceberg's on files and manifests are of its own planner, and stay zero."""
+    buckets = engines.sql_by_itself("SELECT file_path, record_count FROM {db}.hashed.files")
+    (kept,) = engines.plan("hashed", _eq("id", 42))
+    frame = engines.spark.sql(f"SELECT * FROM {engines.catalog}.db.hashed WHERE id = 42")
+    assert len(frame.collect()) == 1
+    plan = frame._jdf.queryExecution().executedPlan()
+    assert _metric(plan, "numSplits", "BatchScan") == 1
+    assert _metric(plan, "numOutputRows", "BatchScan") == dict(buckets)[kept] < 100
+
+
+def _metric(plan: Any, name: str, node: str) -> int:
+    """Of the plan's one node whose name begins so."""
+    if plan.nodeName().startswith("AdaptiveSparkPlan"):
+        return _metric(plan.executedPlan(), name, node)
+    if plan.nodeName().startswith(node):
+        return int(plan.metrics().apply(name).value())
+    children = plan.children()
+    return sum(_metric(children.apply(number), name, node) for number in range(children.size()))
+
+
+def test_aggregates_that_files_answer_are_right(engines: Engines) -> None:
+    """Spark asks for the bounds of the columns and plans anew."""
+    query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
+    with engines.requests() as asked:
+        found = engines.sql(query)
+    assert found == engines.sql_by_itself(query)
+    assert "planTableScan" in asked
+
+
+def test_a_limit_is_planned(engines: Engines) -> None:
+    assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
+    assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
+    table = f"deleted_{mode[:4]}".replace("-", "_")
+    engines.sql(
+        f"CREATE TABLE {{db}}.{table} (id bigint, v string) USING iceberg PARTITIONED BY (truncate(10, id)) "
+        f"TBLPROPERTIES ('format-version'='2', 'write.delete.mode'='{mode}', 'write.update.mode'='{mode}')"
+    )
+    engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, concat('v', id) FROM range(50)")
+    engines.sql(f"DELETE FROM {{db}}.{table} WHERE id % 3 = 0 AND id < 40")
+    engines.sql(f"UPDATE {{db}}.{table} SET v = 'new' WHERE id IN (1, 45)")
+    engines.sql(f"INSERT INTO {{db}}.{table} VALUES (3, 'again')")
+    expected = {n: "new" if n in (1, 45) else f"v{n}" for n in range(50) if n % 3 or n >= 40} | {3: "again"}
+    deletes = engines.sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
+    assert (deletes > 0) == (mode == "merge-on-read")
+    with engines.requests() as asked:
+        assert dict(engines.sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
+        assert engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
+    assert "planTableScan" in asked
+    python = engines.python.load_table(f"db.{table}").scan()
+    assert {row["id"]: row["v"] for row in python.to_arrow().to_pylist()} == expected
+    assert python.count() == len(expected)
+    kept = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
+    with engines.without_others(table, kept):
+        found = engines.sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
+    assert found == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
+
+
+def test_snapshots_branches_and_tags_are_planned_as_they_were(engines: Engines) -> None:
+    engines.sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
+    engines.sql("INSERT INTO {db}.history VALUES (1, 'a')")
+    first = engines.sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
+    engines.sql("ALTER TABLE {db}.history CREATE TAG v1")
+    engines.sql("ALTER TABLE {db}.history CREATE BRANCH dev")
+    engines.sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
+    engines.sql("ALTER TABLE {db}.history RENAME COLUMN v TO w")
+    engines.sql("INSERT INTO {db}.history VALUES (3, 'c')")
+    with engines.requests() as asked:
+        assert engines.sql("SELECT id FROM {db}.history WHERE w >= 'a' ORDER BY id") == [(1,), (3,)]
+        assert engines.sql("SELECT id FROM {db}.history VERSION AS OF 'dev' WHERE id > 0 ORDER BY id") == [(1,), (2,)]
+        assert engines.sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
+        assert engines.sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
+    assert asked.count("planTableScan") == 4
+    table = engines.python.load_table("db.history")
+    with engines.requests() as asked:
+        assert table.scan("id < 9", snapshot_id=first).to_arrow()["id"].to_pylist() == [1]
+        assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [1, 2]
+        assert table.scan().use_ref("v1").to_arrow()["id"].to_pylist() == [1]
+    assert asked.count("planTableScan") == 3
+
+
+def test_partitions_of_every_kind_reach_the_engines(engines: Engines) -> None:
+    """Spark takes partition values for the columns' where it can; PyIceberg fails on what it cannot parse."""
+    engines.sql(
+        "CREATE TABLE {db}.kinds (id bigint, d date, at timestamp, n decimal(9, 2), s string, b boolean, x binary,"
+        " f double) USING iceberg PARTITIONED BY (d, days(at), n, s, b, x, f, truncate(2, s))"
+    )
+    engines.sql(
+        "INSERT INTO {db}.kinds VALUES"
+        " (1, date'2026-01-02', timestamp'2026-01-02 03:04:05.678', 1.50, 'a\"b/ü', true, X'00FF', 1.5),"
+        " (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL),"
+        " (3, date'1969-12-31', timestamp'1969-12-31 23:59:59.999', -0.01, '', false, X'', double('infinity')),"
+        " (4, date'9999-12-31', timestamp'2026-01-02 03:04:05', 1234567.89, 'c', true, X'41', -0.0D)"
+    )
+    query = "SELECT *, _partition FROM {db}.kinds ORDER BY id"
+    assert engines.sql(query) == engines.sql_by_itself(query)
+    for number in (1, 2, 3, 4):
+        assert engines.sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
+    assert engines.sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
+    planned = engines.python.load_table("db.kinds").scan().to_arrow()
+    assert _rows(planned) == _rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
+
+
+def test_tables_of_version_3_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
+    engines.sql(
+        "CREATE TABLE {db}.v3 (id bigint) USING iceberg "
+        "TBLPROPERTIES ('format-version'='3', 'write.delete.mode'='merge-on-read')"
+    )
+    engines.sql("INSERT INTO {db}.v3 SELECT id FROM range(20)")
+    with engines.requests() as asked:
+        engines.sql("DELETE FROM {db}.v3 WHERE id % 2 = 0")
+        assert engines.sql("SELECT sum(id), count(*) FROM {db}.v3") == [(100, 10)]
+    assert "loadTable" in asked
+    assert "planTableScan" not in asked
+    with engines.requests() as asked:
+        found = engines.python.load_table("db.v3").scan().to_arrow()
+    assert sorted(found["id"].to_pylist()) == list(range(1, 20, 2))
+    assert "planTableScan" in asked
+
+
+def test_a_property_leaves_one_table_to_spark(engines: Engines) -> None:
+    engines.sql(
+        "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
+    )
+    with engines.requests() as asked:
+        assert engines.sql("SELECT id FROM {db}.own") == [(1,)]
+    assert "planTableScan" not in asked
+
+
+def test_a_plan_that_is_answered_later_is_waited_for(
+    engines: Engines, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("later")
+    warehouse, database = engines.server.warehouse, f"sqlite:///{engines.server.home / 'seamark.db'}"
+    env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
+    with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
+        catalog = new_catalog(engines.spark, server.base_url)
+        found = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        assert sorted(found) == [(56,), (57,), (58,), (59,)]
+        log = server.log.read_text()
+        assert '"fetchPlanningResult"' in log
+    cold = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
+    with cold as server, RestCatalog("later", uri=server.base_url) as python:
+        assert python.load_table("db.ranges").scan("id > 55").count() == 4
