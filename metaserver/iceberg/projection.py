@@ -44,6 +44,7 @@ from metaserver.iceberg.transforms import (
     canonical,
     function,
     is_known,
+    name_of,
     result_type,
     width_of,
 )
@@ -151,9 +152,10 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
         return _by_source(source_ranges(predicate), field)
     if op in _NULLITY or transform == IDENTITY or (transform, kind) == ("day", "date"):
         return _target(predicate, field, op, *predicate.values)
-    if op in (Op.EQ, Op.IN):
+    ordered = is_ordered(transform, kind)
+    if op in (Op.EQ, Op.IN) and (ordered or name_of(transform) == "bucket"):
         return _among(predicate, field, map(function(transform, kind), predicate.values))
-    if not is_ordered(transform, kind):
+    if not ordered:
         return TRUE if op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:
         found = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]

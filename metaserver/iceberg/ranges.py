@@ -26,7 +26,7 @@ from metaserver.iceberg.types import base_name
 CALENDAR = frozenset({"year", "month", "day", "hour"})
 
 _INT_WIDTH_MAX = 1 << 30
-"""Above it Java's 32-bit arithmetic overflows inside the remainder, and the result is in no order at all."""
+"""Above it Java's 32-bit arithmetic overflows inside the remainder: its results are in no order, and its alone."""
 
 
 class Range(NamedTuple):

@@ -3,6 +3,7 @@
 An unknown transform is legal (spec: readers must ignore it, writers must not use it), so it is kept as it is and
 accepts any type, but it cannot be applied. Values are in the form of `expressions.py`. Results are those of Java's
 writers down to integers that overflow, because they are compared with the partition values that writers stored.
+Ints truncated to a width above 2^30 are the exception: writers do not agree on them (`ranges.py`).
 """
 
 from __future__ import annotations

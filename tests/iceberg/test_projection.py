@@ -137,6 +137,21 @@ def test_times_before_1970_are_also_looked_for_where_old_writers_put_them() -> N
     assert shown(inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
 
 
+def test_a_day_that_may_hold_rows_of_the_day_before_is_kept_when_it_is_excluded() -> None:
+    for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
+        asked = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
+        assert shown(inclusive(asked, spec("day"))) == expected
+    several = predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
+    assert shown(inclusive(several, spec("day"))) == "p0 not-in 2 5"
+
+
+@pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
+def test_a_truncation_too_wide_for_javas_ints_decides_nothing_but_null(op: Op) -> None:
+    # Java computes 2 for truncate[2147483647](1), not 0
+    assert shown(inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
+    assert shown(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"
+
+
 def test_results_that_wrap_are_looked_for_at_the_other_end() -> None:
     assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]"))) == "(p0 lt 1 or p0 gt-eq 2147483646)"
     assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
@@ -255,6 +270,7 @@ def test_very_many_values_become_one_range_or_nothing() -> None:
         (predicate(Op.GT, "string", "ab", transform="truncate[2]"), "x gt-eq 'ac'"),
         (predicate(Op.GT, "string", "\U0010ffff", transform="truncate[1]"), "false"),
         (predicate(Op.LT_EQ, "binary", b"a\xff", transform="truncate[2]"), "x lt b'b'"),
+        (predicate(Op.GT, "string", "\ud7ff", transform="truncate[1]"), f"x gt-eq {chr(0xE000)!r}"),
         (predicate(Op.NOT_EQ, "int", 3, transform="truncate[4]"), "true"),
         (predicate(Op.NOT_EQ, "int", 4, transform="truncate[4]"), "(x is-null or x lt 4 or x gt-eq 8)"),
         (predicate(Op.LT, "date", 1, transform="year"), "x lt 365"),
