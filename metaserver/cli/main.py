@@ -14,6 +14,7 @@ import click
 
 from metaserver.api.logs import configure_logging
 from metaserver.cli.access import grant, token
+from metaserver.cli.explain import explain
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError, SeamarkError
@@ -85,6 +86,7 @@ def version() -> None:
 
 cli.add_command(token)
 cli.add_command(grant)
+cli.add_command(explain)
 
 
 def main() -> None:

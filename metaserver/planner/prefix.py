@@ -32,6 +32,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.transforms import UNITS_PER_DAY, canonical, name_of, result_type
 from metaserver.iceberg.types import base_name, canonical_primitive
+from metaserver.iceberg.values import parse_iso_date
 from metaserver.index.block import Block
 from metaserver.planner.prune import Selection, narrow_by_partition
 from metaserver.planner.view import TableView
@@ -212,10 +213,9 @@ def _ordinal(transform: str, text: str) -> int:
         if not 1 <= int(match[2]) <= 12:
             raise ValueError(f"{text!r} is no month like {example}")
         return (int(match[1]) - 1970) * 12 + int(match[2]) - 1
-    days = parse_literal("date", match[1])
-    if not isinstance(days, int) or int(match[2]) > 23:
+    if int(match[2]) > 23:
         raise ValueError(f"{text!r} is no hour like {example}")
-    return days * 24 + int(match[2])
+    return parse_iso_date(match[1]) * 24 + int(match[2])
 
 
 def _leaves(expression: Expression) -> tuple[Bound, ...]:

@@ -1,0 +1,390 @@
+"""A synchronous client of Seamark's own API: what the catalog knows of a table's files, and what it does with a filter.
+
+The rule it keeps: every call is a pure read, so it may be retried. It waits out a server that is busy (503, for as long
+as `Retry-After` says) and connections that break, a bounded number of times. A listing that has begun stays with its
+snapshot, whatever is committed meanwhile.
+
+A client may be pickled, and used by threads and forked processes: its connections are its own process's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pyarrow as pa
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from connector.errors import ServerFailed, Unreachable, error_of
+from metaserver.wire import NAMESPACE_SEPARATOR
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+_CONNECTIONS = 8
+_BACKOFF_S = 0.2
+_BACKOFF_MAX_S = 10
+_RETRY_AFTER_MAX_S = 30
+_LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
+
+Name = str | Sequence[str]
+"""`db.t`, a dot within a level written `\\.`; or the levels and the table's name one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Which snapshot: by at most one of these; the current one by none."""
+
+    snapshot_id: int | None = None
+    ref: str | None = None
+    as_of_ms: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        named = {"snapshot-id": self.snapshot_id, "ref": self.ref, "as-of": self.as_of_ms}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+CURRENT = At()
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One thing that happened, see docs/reference/timeline.md. Pass `position` as `since` to read on from here."""
+
+    id: str
+    position: str
+    action: str
+    state: str
+    kind: str
+    namespace: tuple[str, ...]
+    name: str
+    uuid: str
+    requested_ms: int
+    completed_ms: int | None
+    who: str
+    snapshot_id: int | None
+    metadata_location: str | None
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step of a plan: files and bytes that came in and that are left."""
+
+    name: str
+    files_in: int
+    files_removed: int
+    files_left: int
+    bytes_in: int
+    bytes_removed: int
+    bytes_left: int
+    microseconds: int
+    complete: bool
+    """False where time was up: what was not checked is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a scan is planned. `filter` and residuals are Iceberg expressions in JSON."""
+
+    snapshot_id: int | None
+    stages: tuple[Stage, ...]
+    files: int
+    bytes: int
+    records: int
+    delete_files: int
+    filter: Any
+    not_used: tuple[str, ...]
+    """Parts of the SQL that no expression can say."""
+    columns: tuple[dict[str, Any], ...]
+    residuals: tuple[dict[str, Any], ...]
+    residuals_complete: bool
+    kept: tuple[dict[str, Any], ...] | None
+    """The first of the files that are left; None where they were not asked for."""
+    json: dict[str, Any]
+    """The answer as it came."""
+
+
+class SeamarkClient:
+    """`url` is the server's, as engines have it for their catalog; `token` a bearer token.
+
+    `timeout_s` bounds each wait for the server, `retries` how often one request is repeated.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._pool: tuple[int, urllib3.PoolManager] | None = None
+
+    def __repr__(self) -> str:
+        return f"<SeamarkClient {self.url}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    def close(self) -> None:
+        """Closes idle connections; the client may be used again."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool[1].clear()
+
+    # What a table consists of
+
+    def files(
+        self, table: Name, partition: str | Mapping[str, Any] = "", *, content: str = "all", at: At = CURRENT
+    ) -> pa.Table:
+        """Live files of a snapshot, or of some of its partitions; `content` is all, data or deletes."""
+        return _joined(self.iter_files(table, partition, content=content, at=at))
+
+    def iter_files(
+        self,
+        table: Name,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        content: str = "all",
+        at: At = CURRENT,
+        page_files: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """As `files`, page by page."""
+        return self._pages(table, "files", partition, at, page_files, {"content": content})
+
+    def stats(
+        self,
+        table: Name,
+        column: str,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        fields: Sequence[str] | None = None,
+        at: At = CURRENT,
+    ) -> pa.Table:
+        """One column's statistics, file by file: bounds as values of its type, and counts.
+
+        `fields` are those wanted, as `("file", "lower-bound")`; paths are most of the bytes.
+        """
+        return _joined(self.iter_stats(table, column, partition, fields=fields, at=at))
+
+    def iter_stats(
+        self,
+        table: Name,
+        column: str,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        fields: Sequence[str] | None = None,
+        at: At = CURRENT,
+        page_files: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """As `stats`, page by page."""
+        more = {} if fields is None else {"fields": ",".join(fields)}
+        return self._pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, more)
+
+    def partitions(
+        self,
+        table: Name,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        at: At = CURRENT,
+        page_partitions: int | None = None,
+    ) -> pa.Table:
+        """Partitions that hold a file, with what their files add up to."""
+        return _joined(self._pages(table, "partitions", partition, at, page_partitions, {}))
+
+    def timeline(
+        self,
+        table: Name | None = None,
+        *,
+        since: str | None = None,
+        action: str | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[Instant]:
+        """What happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
+        query: dict[str, Any] = {"order": "desc" if newest_first else "asc"}
+        query |= {} if action is None else {"action": action}
+        path = "/api/v1/timeline" if table is None else f"{_path(table)}/timeline"
+        left = limit
+        while left is None or left > 0:
+            asked = {
+                **query,
+                **({} if since is None else {"since": since}),
+                **({} if left is None else {"limit": left}),
+            }
+            answer = self._json("GET", path, asked)
+            yield from (_instant(one) for one in answer["instants"])
+            if not answer["instants"] or answer["next-since"] is None:
+                return
+            since = answer["next-since"]
+            left = None if left is None else left - len(answer["instants"])
+
+    # What is done with a filter
+
+    def explain(
+        self,
+        table: Name,
+        where: str | None = None,
+        *,
+        filter: Any = None,
+        at: At = CURRENT,
+        files: bool = False,
+        limit: int | None = None,
+    ) -> Explanation:
+        """How a scan is planned for a predicate in SQL (`where`) or an Iceberg expression in JSON (`filter`).
+
+        `files` lists the first `limit` files that are left. BadRequest for a predicate that makes no sense.
+        """
+        body: dict[str, Any] = {**at.given(), "files": files}
+        given = {"where": where, "filter": filter, "limit": limit}
+        body |= {name: value for name, value in given.items() if value is not None}
+        return _explanation(self._json("POST", f"{_path(table)}/explain", {}, body))
+
+    # Requests
+
+    def _pages(
+        self,
+        table: Name,
+        what: str,
+        partition: str | Mapping[str, Any],
+        at: At,
+        limit: int | None,
+        more: Mapping[str, Any],
+    ) -> Iterator[pa.Table]:
+        prefix = partition if isinstance(partition, str) else json.dumps(dict(partition))
+        query: dict[str, Any] = {**more, **({"partition": prefix} if prefix else {})}
+        query |= {} if limit is None else {"limit": limit}
+        page: dict[str, Any] = at.given()
+        while True:
+            body = self._request("GET", f"{_path(table)}/{what}", {**query, **page}, accept=ARROW_STREAM)
+            try:
+                found = pa.ipc.open_stream(body).read_all()
+            except pa.ArrowInvalid as error:
+                raise ServerFailed(f"{self.url} answers with something that is no Arrow stream: {error}") from None
+            metadata = dict(found.schema.metadata or {})
+            token = metadata.pop(b"next-page-token", None)
+            yield found.replace_schema_metadata(metadata)
+            if token is None:
+                return
+            page = {"page-token": token.decode()}
+
+    def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any = None) -> Any:
+        raw = self._request(method, path, query, None if body is None else json.dumps(body).encode())
+        try:
+            return json.loads(raw)
+        except ValueError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no JSON: {error}") from None
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: bytes | None = None,
+        *,
+        accept: str = "application/json",
+    ) -> bytes:
+        headers = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
+        headers |= {} if body is None else {"Content-Type": "application/json"}
+        headers |= {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+        try:
+            answer = self._connections().request(method, address, body=body, headers=headers, redirect=False)
+        except HTTPError as error:
+            raise Unreachable(f"No answer from {self.url}: {error}") from error
+        except ValueError as error:  # an address that is none
+            raise Unreachable(f"{self.url} is no URL to ask: {error}") from error
+        if answer.status != 200:
+            raise error_of(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
+        return answer.data
+
+    def _connections(self) -> urllib3.PoolManager:
+        """Of this process: a connection shared with a parent would mix up their answers."""
+        pool = self._pool
+        if pool is None or pool[0] != os.getpid():
+            retry = urllib3.Retry(
+                total=self._retries,
+                status_forcelist=(503,),
+                allowed_methods=None,  # every call is a read, POST included
+                backoff_factor=_BACKOFF_S,
+                backoff_max=_BACKOFF_MAX_S,
+                backoff_jitter=_BACKOFF_S,
+                raise_on_status=False,
+                retry_after_max=_RETRY_AFTER_MAX_S,
+            )
+            timeout = urllib3.Timeout(total=None, connect=self._timeout_s, read=self._timeout_s)
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, retries=retry, timeout=timeout)
+            pool = self._pool = (os.getpid(), manager)
+        return pool[1]
+
+
+def _path(table: Name) -> str:
+    """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
+    levels = tuple(table) if not isinstance(table, str) else split_name(table)
+    if len(levels) < 2:
+        raise ValueError(f"{'.'.join(levels)!r} names no table: write its namespace, too, as in db.events")
+    namespace = quote(NAMESPACE_SEPARATOR.join(levels[:-1]), safe="")
+    return f"/api/v1/tables/{namespace}/{quote(levels[-1], safe='')}"
+
+
+def split_name(text: str) -> tuple[str, ...]:
+    """`a.b.t` → `("a", "b", "t")`; `a\\.b.t` → `("a.b", "t")`. ValueError for an empty level."""
+    levels, at = [], 0
+    while match := _LEVEL.match(text, at):
+        levels.append(re.sub(r"\\(.)", r"\1", match[0]))
+        at = match.end()
+        if at == len(text):
+            return tuple(levels)
+        if text[at] != ".":
+            break
+        at += 1
+    raise ValueError(f"{text!r} is no name: levels joined by dots, none empty; a dot within one is written \\.")
+
+
+def _joined(pages: Iterator[pa.Table]) -> pa.Table:
+    found = list(pages)
+    if len(found) == 1:
+        return found[0]
+    return pa.concat_tables([page.replace_schema_metadata(found[0].schema.metadata) for page in found])
+
+
+def _instant(json: Mapping[str, Any]) -> Instant:
+    return Instant(
+        id=json["id"],
+        position=json["position"],
+        action=json["action"],
+        state=json["state"],
+        kind=json["kind"],
+        namespace=tuple(json["namespace"]),
+        name=json["name"],
+        uuid=json["uuid"],
+        requested_ms=json["requested-ms"],
+        completed_ms=json.get("completed-ms"),
+        who=json["who"],
+        snapshot_id=json.get("snapshot-id"),
+        metadata_location=json.get("metadata-location"),
+        summary=json.get("summary", {}),
+    )
+
+
+def _explanation(json: dict[str, Any]) -> Explanation:
+    stages = tuple(
+        Stage(**{name.replace("-", "_"): value for name, value in stage.items()}) for stage in json["stages"]
+    )
+    return Explanation(
+        snapshot_id=json["snapshot-id"],
+        stages=stages,
+        files=json["files"],
+        bytes=json["bytes"],
+        records=json["records"],
+        delete_files=json["delete-files"],
+        filter=json["filter"],
+        not_used=tuple(json["not-used"]),
+        columns=tuple(json["columns"]),
+        residuals=tuple(json["residuals"]),
+        residuals_complete=json["residuals-complete"],
+        kept=None if "kept" not in json else tuple(json["kept"]),
+        json=json,
+    )

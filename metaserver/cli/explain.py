@@ -1,0 +1,154 @@
+"""`seamark explain`: how the server would plan a scan, told stage by stage.
+
+A client of the running server, which is found by `--url`, or where `--home` says it listens. Exit codes: 0 when it was
+told, 1 when the server refuses or cannot be reached, 2 when the command or its predicate makes no sense.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from connector.client import At, Explanation, SeamarkClient
+from connector.errors import BadRequest, ClientError
+from metaserver.cli.options import CONTEXT, Misconfigured, load_settings, settings_flags
+
+_DEFAULT_LIMIT = 20
+_WIDTH = 120
+"""Where the output is no terminal."""
+
+
+@click.command(context_settings=CONTEXT)
+@click.argument("table")
+@click.argument("predicate", required=False)
+@click.option("--files", "files", is_flag=True, help="List the files that are left.")
+@click.option("--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Files listed.")
+@click.option("--ref", help="A branch or tag.")
+@click.option("--snapshot-id", type=int, metavar="ID", help="A snapshot. Default: the current one.")
+@click.option("--as-of", "as_of_ms", type=int, metavar="MS", help="What was current then, in ms since the epoch.")
+@click.option("--json", "as_json", is_flag=True, help="The server's answer as it is.")
+@click.option(
+    "--url", envvar="SEAMARK_URL", show_envvar=True, help="Of the server. Default: as --home/server.json has it."
+)
+@click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
+@settings_flags(("home",))
+def explain(
+    table: str,
+    predicate: str | None,
+    files: bool,
+    limit: int,
+    ref: str | None,
+    snapshot_id: int | None,
+    as_of_ms: int | None,
+    as_json: bool,
+    url: str | None,
+    token: str | None,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Shows how a scan of TABLE with the SQL PREDICATE is planned: files and bytes that each stage leaves.
+
+    \b
+    For instance:
+      seamark explain sales.orders "day >= DATE '2024-01-01' AND customer = 42" --files
+    TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    """
+    client = SeamarkClient(url or _served_at(config, flags), token=token)
+    try:
+        found = client.explain(
+            table, predicate, at=At(snapshot_id, ref, as_of_ms), files=files, limit=limit if files else None
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    except BadRequest as error:
+        raise Misconfigured(error.message) from None
+    except ClientError as error:
+        raise click.ClickException(error.message) from None
+    finally:
+        client.close()
+    if as_json:
+        click.echo(json.dumps(found.json, indent=2))
+    else:
+        _show(found)
+
+
+def _served_at(config: Path | None, flags: dict[str, Any]) -> str:
+    path = load_settings(flags, config).home / "server.json"
+    try:
+        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["url"])
+    except (OSError, KeyError, msgspec.DecodeError):
+        raise Misconfigured(f"No server runs from {path.parent}; give its --url, or the --home that it has") from None
+
+
+def _show(found: Explanation) -> None:
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    stages = Table(title=_title(found), title_justify="left")
+    stages.add_column("stage")
+    for name in ("files in", "removed", "left", "bytes left", "time"):
+        stages.add_column(name, justify="right")
+    for stage in found.stages:
+        counts = [f"{count:,}" for count in (stage.files_in, stage.files_removed, stage.files_left)]
+        late = "" if stage.complete else " (out of time)"
+        stages.add_row(stage.name + late, *counts, _size(stage.bytes_left), _time(stage.microseconds))
+    console.print(stages)
+    console.print(
+        f"To read: {found.files:,} files, {_size(found.bytes)}, {found.records:,} records; "
+        f"{found.delete_files:,} delete files apply.",
+        highlight=False,
+        markup=False,
+    )
+    if found.columns:
+        told = ", ".join(f"{column['name']} ({column['type']})" for column in found.columns)
+        console.print(f"Compared: {told}", highlight=False, markup=False)
+    for part in found.not_used:
+        console.print(f"Not used: {part}", highlight=False, markup=False)
+    for residual in found.residuals:
+        left = json.dumps(residual["residual"])
+        console.print(f"Left to check in {residual['files']:,} files: {left}", highlight=False, markup=False)
+    if not found.residuals_complete:
+        console.print("… and more in other partitions.")
+    if found.kept is not None:
+        console.print(_files(found))
+
+
+def _title(found: Explanation) -> str:
+    return "No snapshot" if found.snapshot_id is None else f"Snapshot {found.snapshot_id}"
+
+
+def _files(found: Explanation) -> Table:
+    assert found.kept is not None
+    files = Table(title=f"The first {len(found.kept):,} of {found.files:,} files", title_justify="left")
+    for name in ("file", "partition"):
+        files.add_column(name, overflow="fold")
+    for name in ("records", "size", "delete files"):
+        files.add_column(name, justify="right")
+    for file in found.kept:
+        partition = ", ".join(f"{name}={value}" for name, value in file["partition"].items())
+        counts = (f"{file['record-count']:,}", _size(file["file-size-in-bytes"]), f"{file['delete-files']:,}")
+        # Not markup: a path may hold brackets.
+        files.add_row(*(_plain(text) for text in (file["file-path"], partition, *counts)))
+    return files
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
+
+
+def _time(microseconds: int) -> str:
+    return f"{microseconds:,} µs" if microseconds < 10_000 else f"{microseconds / 1000:,.0f} ms"

@@ -1,0 +1,337 @@
+"""Lookups on random tables, held against what is known of their every file; kernels against one row at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from metaserver.clock import SystemClock
+from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.table_json import decode_table
+from metaserver.index.packing import MISSING, Form, value_of
+from metaserver.objects.router import open_objects
+from metaserver.planner import _lookup
+from metaserver.planner.lookup import Found, StatsColumn, Strings, files_at, lookup
+from metaserver.planner.partitions import grouped
+from metaserver.planner.planner import Planner, open_planner
+from metaserver.planner.prefix import parse_prefix
+from metaserver.planner.request import ScanRequest
+from metaserver.planner.view import TableView
+from metaserver.settings import Settings
+from tests.planner import partitioning
+from tests.planner.history import random_lake
+from tests.planner.kinds import FLOATS
+from tests.planner.lake import ContentFile, Lake, Snapshot
+from tests.planner.literal_forms import render
+
+
+@asynccontextmanager
+async def a_planner(folder: Path) -> AsyncIterator[Planner]:
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
+    clock = SystemClock()
+    async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
+        yield planner
+
+
+async def views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
+    """Of each snapshot, also of its delete files as if they were data files."""
+    metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
+    made = []
+    for snapshot in lake.snapshots.values():
+        view = await planner.view(metadata, ScanRequest(snapshot_id=snapshot.id))
+        made.append((metadata, snapshot, view))
+    return made
+
+
+def paths(found: Found) -> list[str]:
+    return [(path or b"").decode() for path in found.texts("file_path").values()]
+
+
+# Prefixes
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Equal as partition values: NaN is itself."""
+    if isinstance(left, float) and isinstance(right, float):
+        return left == right or (math.isnan(left) and math.isnan(right))
+    return left is right if left is None or right is None else left == right
+
+
+def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
+    """Some of the fields of some file's partition, by name; sometimes with a value of another file."""
+    file = rng.choice(files)
+    fields = lake.specs[file.spec_id]
+    chosen = [at for at in range(len(fields)) if rng.random() < 0.6]
+    other = rng.choice([one for one in files if one.spec_id == file.spec_id])
+    return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in chosen}
+
+
+def expected(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
+    ids = {name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in wanted}
+    found = []
+    for file in files:
+        fields = lake.specs[file.spec_id]
+        at = {name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in wanted}
+        if all(at[name] is not None and alike(file.partition[at[name] or 0], value) for name, value in wanted.items()):
+            found.append(file.path)
+    return found
+
+
+def written(lake: Lake, wanted: dict[str, Any]) -> str:
+    """As JSON, in the form of the specification."""
+    made: dict[str, Any] = {}
+    for name, value in wanted.items():
+        part = next(one for fields in lake.specs.values() for one in fields if one.name == name)
+        kind = partitioning.result_kind(part.transform, lake.all_columns[part.source].kind)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            made[name] = None if value is None else "NaN"
+        else:
+            made[name] = render(kind, value, "spec")
+    return json.dumps(made)
+
+
+async def judge_prefixes(seed: int, folder: Path, planner: Planner, seen: Counter[str]) -> None:
+    lake = random_lake(seed, folder / str(seed))
+    rng = random.Random(~seed)
+    for metadata, snapshot, view in await views(lake, planner):
+        for files, of in (
+            (snapshot.data_files, view),
+            (snapshot.delete_files, TableView(view.delete_manifests, view.delete_blocks)),
+        ):
+            assert paths(lookup(of)) == [file.path for file in files], f"seed {seed}"
+            for _ in range(6 if files else 0):
+                wanted = drawn_prefix(rng, lake, files)
+                text = written(lake, wanted)
+                told = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {wanted}"
+                found = lookup(of, parse_prefix(text, metadata))
+                assert paths(found) == expected(lake, wanted, files), told
+                assert paths(files_at(of, found.rows())) == paths(found), told
+                seen["prefixes"] += 1
+                seen["narrowing"] += 0 < found.files < len(files)
+
+
+async def test_a_prefix_finds_the_files_of_its_partitions_and_no_others(tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+    async with a_planner(tmp_path) as planner:
+        for seed in range(60):
+            await judge_prefixes(seed, tmp_path, planner, seen)
+    assert seen["prefixes"] > 500
+    assert seen["narrowing"] > 100
+
+
+@pytest.mark.slow
+async def test_prefixes_of_many_random_tables_find_their_files(tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+    async with a_planner(tmp_path) as planner:
+        for seed in range(1000, 1600):
+            await judge_prefixes(seed, tmp_path, planner, seen)
+
+
+# Columns
+
+
+def stats_value(kind: str, found: Any, at: int) -> Any:
+    """One bound, from whichever arrays they came in."""
+    if isinstance(found, Strings):
+        raw = found.values()[at]
+        return None if raw is None else value_of(Form.STRINGS, kind, raw)
+    one = found[at].item()
+    if isinstance(one, float):
+        return None if math.isnan(one) else one
+    return None if one == MISSING else value_of(Form.INTEGERS, kind, one)
+
+
+async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[str]) -> None:
+    """Against the blocks, row by row, which tests/index/ holds against the manifests."""
+    lake = random_lake(seed, folder / str(seed))
+    for _, snapshot, view in await views(lake, planner):
+        found = lookup(view)
+        files = snapshot.data_files
+        assert found.longs("record_count").tolist() == [file.record_count for file in files]
+        assert found.longs("file_size_in_bytes").tolist() == [file.size for file in files]
+        assert found.sequence_numbers().tolist() == [file.sequence for file in files]
+        assert found.snapshot_ids().tolist() == [file.snapshot_id for file in files]
+        for column in lake.schema.leaves().values():
+            stats = found.stats(StatsColumn(column.id, column.kind))
+            counts = [stats.counts(name).tolist() for name in ("value_counts", "null_value_counts", "nan_value_counts")]
+            sides = {side: stats.bounds(side) for side in ("lower", "upper")}
+            for at, file in enumerate(files):
+                known = file.metrics.get(column.id)
+                told = f"seed {seed}, snapshot {snapshot.id}, {column.name}: {file.path}"
+                wanted = [None] * 3 if known is None else [known.values, known.nulls, known.nans]
+                assert [None if one[at] == MISSING else one[at] for one in counts] == wanted, told
+                block, row = view.locate(int(found.rows()[at]))
+                for side, bounds in sides.items():
+                    bound = block.bound(side, column.id, row)
+                    assert alike(stats_value(column.kind, bounds, at), bound), f"{told}: {side}"
+                    seen[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
+
+
+async def test_columns_are_what_manifests_say_of_each_file(tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+    async with a_planner(tmp_path) as planner:
+        for seed in range(100, 160):
+            await judge_stats(seed, tmp_path, planner, seen)
+    for kind in ("boolean", "int", "long", "date", "time", "timestamp", "string", "uuid", "fixed", "decimal", *FLOATS):
+        assert seen[f"{kind} bounds"] > 0, kind
+
+
+async def test_parts_of_what_was_found_are_parts_of_its_columns(tmp_path: Path) -> None:
+    async with a_planner(tmp_path) as planner:
+        for seed in range(10):
+            lake = random_lake(seed, tmp_path / str(seed))
+            rng = random.Random(seed)
+            for _, _, view in await views(lake, planner):
+                whole = lookup(view)
+                picked = np.flatnonzero([rng.random() < 0.6 for _ in range(whole.files)])
+                found = files_at(view, whole.rows()[picked])
+                assert paths(found) == [paths(whole)[at] for at in picked]
+                start, end = sorted(rng.randint(0, found.files + 2) for _ in range(2))
+                assert paths(found.part(start, end)) == paths(found)[start:end]
+                assert found.part(start, end).rows().tolist() == found.rows()[start:end].tolist()
+
+
+async def test_partitions_add_up_to_what_their_files_hold(tmp_path: Path) -> None:
+    async with a_planner(tmp_path) as planner:
+        for seed in range(200, 240):
+            lake = random_lake(seed, tmp_path / str(seed))
+            for _, snapshot, view in await views(lake, planner):
+                found = lookup(view)
+                within = grouped(found)
+                records: dict[tuple[object, ...], int] = {}
+                for file in snapshot.data_files:
+                    records[file.partition_key] = records.get(file.partition_key, 0) + file.record_count
+                assert within.sums(found.longs("record_count")) == list(records.values()), f"seed {seed}"
+                assert [partition.spec_id for partition in within.partitions] == [key[0] for key in records]
+
+
+# What is no prefix
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> TableMetadata:
+    """Partitioned by identities, a bucket and all times, with a second spec that lacks the bucket."""
+    fields = [
+        (1, "day", "date"),
+        (2, "id", "long"),
+        (3, "ts", "timestamp"),
+        (4, "name", "string"),
+        (5, "raw", "binary"),
+        (6, "p", "decimal(9, 2)"),
+        (7, "d", "double"),
+    ]
+    parts = [
+        (1000, "day", 1, "identity"),
+        (1001, "bucket", 2, "bucket[16]"),
+        (1002, "year", 3, "year"),
+        (1003, "month", 3, "month"),
+        (1004, "hour", 3, "hour"),
+        (1005, "name", 4, "identity"),
+        (1006, "raw", 5, "identity"),
+        (1007, "p", 6, "identity"),
+        (1008, "d", 7, "identity"),
+    ]
+    specs = [
+        [{"field-id": i, "name": n, "source-id": s, "transform": t} for i, n, s, t in chosen]
+        for chosen in (parts, [part for part in parts if part[1] != "bucket"])
+    ]
+    made = {
+        "format-version": 2,
+        "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
+        "location": "file:///t",
+        "last-updated-ms": 0,
+        "last-column-id": 7,
+        "last-sequence-number": 0,
+        "schemas": [
+            {
+                "type": "struct",
+                "schema-id": 0,
+                "fields": [{"id": i, "name": n, "type": t, "required": False} for i, n, t in fields],
+            }
+        ],
+        "current-schema-id": 0,
+        "partition-specs": [{"spec-id": at, "fields": spec} for at, spec in enumerate(specs)],
+        "default-spec-id": 0,
+        "last-partition-id": 1008,
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "default-sort-order-id": 0,
+    }
+    return decode_table(json.dumps(made).encode(), "file:///t/metadata.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("dya=2024-01-01", "the table's partition fields are bucket, d, day"),
+        ("day", "name=value"),
+        ("day=2024-01-01/day=2024-01-02", "twice"),
+        ("day=yesterday", "partition field day"),
+        ("bucket=x", "partition field bucket"),
+        ("month=2024", "like 2024-01"),
+        ("month=2024-13", "no month"),
+        ("hour=2024-01-01", "like 2024-01-01-05"),
+        ("hour=2024-01-01-24", "no hour"),
+        ("hour=2024-02-30-01", "partition field hour"),
+        ("year=MMXXIV", "like 2024"),
+        ("raw=00ff0", "base64"),
+        ('{"day": [1]}', "partition field day"),
+        ('{"day"', "not valid JSON"),
+        ('{"raw": "xyz"}', "partition field raw"),
+        ("day=" + "1" * 20_000, "characters"),
+    ],
+)
+def test_what_is_no_prefix_is_refused_and_told_why(metadata: TableMetadata, text: str, told: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_prefix(text, metadata)
+    assert told in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("path", "as_json"),
+    [
+        ("day=2024-01-01", '{"day": "2024-01-01"}'),
+        ("day=2024-01-01/bucket=3", '{"day": 19723, "bucket": 3}'),
+        ("year=2024", '{"year": 54}'),
+        ("month=2024-02", '{"month": 649}'),
+        ("hour=1970-01-02-05", '{"hour": 29}'),
+        ("name=a%2Fb%3D+c", '{"name": "a/b=+c"}'),
+        ("name=null", '{"name": null}'),
+        ("name=__HIVE_DEFAULT_PARTITION__/", '{"name": null}'),
+        ("raw=AP8%3D", '{"raw": "00FF"}'),
+        ("p=1.50", '{"p": "1.5"}'),
+        ("d=NaN", '{"d": "NaN"}'),
+        ("d=1", '{"d": 1.0}'),
+        ("", "{}"),
+    ],
+)
+def test_both_spellings_of_a_prefix_mean_the_same(metadata: TableMetadata, path: str, as_json: str) -> None:
+    assert parse_prefix(path, metadata) == parse_prefix(as_json, metadata)
+
+
+def test_the_text_null_can_be_told_from_null_in_json(metadata: TableMetadata) -> None:
+    assert parse_prefix('{"name": "null"}', metadata) != parse_prefix('{"name": null}', metadata)
+
+
+# The kernel
+
+
+def test_rows_that_a_block_has_not_are_refused() -> None:
+    layout = np.zeros((1, 13), dtype=np.int64)
+    layout[0, 4] = 5
+    none: Any = np.empty(0, dtype=np.int64)
+    for read in (_lookup.longs, _lookup.doubles, _lookup.strings):
+        for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
+            with pytest.raises(IndexError):
+                read(layout, np.array([segment], dtype=np.int64), none)
+        with pytest.raises(IndexError):
+            read(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
