@@ -28,7 +28,7 @@ from metaserver.planner import equality
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.view import TableView
 from tests.planner.history import random_lake
-from tests.planner.kinds import FLOATS, LONG_MIN, pool, to_bytes
+from tests.planner.kinds import FLOATS, pool, to_bytes
 from tests.planner.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.manifests import ADDED, DELETED, EXISTING, Entry, PartitionField, Style, manifest_bytes
 from tests.planner.metrics import ColumnMetrics, column_metrics
@@ -129,10 +129,6 @@ class Situation:
             1: schema_json(1, new, required, late=True),
         }
         self.pools = {key: pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old.items()}
-        # the least long stands for null in blocks
-        self.pools = {
-            key: [value for value in values if value != LONG_MIN] or [0] for key, values in self.pools.items()
-        }
         self.pools[F] += [math.nan, 0.0, -0.0]
         self.style = Style.draw(rng)
         self.data: list[tuple[Listed, Entry]] = []
@@ -257,9 +253,6 @@ class Situation:
         )
 
     def bytes_of(self, listed: Listed) -> bytes:
-        schema = self.schemas[listed.schema_id]
-        if listed.content:
-            schema = schema | {"fields": [*schema["fields"], column(PATH_ID, "file_path", "string")]}
         return manifest_bytes(
             listed.entries,
             version=listed.version,
@@ -268,7 +261,7 @@ class Situation:
             spec_id=listed.spec_id,
             fields=SPECS[listed.spec_id],
             kinds=self.kinds[listed.schema_id],
-            schema=schema,
+            schema=self.schemas[listed.schema_id],
         )
 
     def index(self, view: TableView) -> DeleteIndex:
@@ -591,19 +584,12 @@ def test_equality_deletes_of_a_spec_of_nothing_but_void_fields_are_global() -> N
 
 PATHS_TOLD = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"d")})
 PATHS_CUT = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"e")})
-WITH_PATHS = SCHEMA | {"fields": [*SCHEMA["fields"], column(PATH_ID, "file_path", "string")]}
 
 
 def test_path_bounds_that_agree_name_the_data_file() -> None:
     data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
     deletes = [entry(PATHS_TOLD, 2), entry(PATHS_CUT, 2)]
-    assert applying(data, deletes, schema=WITH_PATHS) == [(0, 1), (1,)]
-
-
-@pytest.mark.xfail(reason="blocks keep no bounds of columns that the manifest's schema lacks, as it does reserved ones")
-def test_path_bounds_are_known_though_no_schema_has_the_column() -> None:
-    data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
-    assert applying(data, [entry(PATHS_TOLD, 2)]) == [(0,), ()]
+    assert applying(data, deletes) == [(0, 1), (1,)]
 
 
 def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans: int | None = None) -> ColumnMetrics:
