@@ -258,6 +258,8 @@ cdef int run(State* state, int32_t index) noexcept nogil:
             return fail(state, BAD_ENUM, index)
         if column != NULL:
             column.values[state.row * column.step] = value
+            if column.lengths != NULL:
+                column.lengths[state.row * column.step] = 1
         return 0
     if op == OP_STRING or op == OP_BYTES:
         error = read_length(&state.at, state.end, &value)
@@ -277,6 +279,8 @@ cdef int run(State* state, int32_t index) noexcept nogil:
             return fail(state, BAD_BOOLEAN, index)
         if column != NULL:
             column.values[state.row * column.step] = state.at[0]
+            if column.lengths != NULL:
+                column.lengths[state.row * column.step] = 1
     elif column != NULL:
         if op == OP_FIXED:
             column.values[state.row * column.step] = state.at - state.heap

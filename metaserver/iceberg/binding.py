@@ -41,10 +41,12 @@ from metaserver.iceberg.literals import FINITE_MAX, Above, Below, Between, Liter
 from metaserver.iceberg.schema import Column, ListType, MapType, Schema, StructType, is_primitive, type_name
 from metaserver.iceberg.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
 from metaserver.iceberg.types import canonical_primitive
-from metaserver.iceberg.values import FLOATS
+from metaserver.iceberg.values import FLOATS, decimal_precision, decimal_scale
 
 _canonical = lru_cache(maxsize=1024)(canonical_primitive)
 
+_WIDTH_DIGITS = 10
+"""Of the widest truncation, 2³¹ - 1."""
 OPPOSITE = {
     Op.IS_NULL: Op.NOT_NULL,
     Op.IS_NAN: Op.NOT_NAN,
@@ -167,17 +169,22 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
         return term.predicate(op)
     if op in (Op.IS_NAN, Op.NOT_NAN):
         if term.result not in FLOATS:
-            raise BadRequest(
-                f"Cannot bind {op} of {term.name}: no {term.result} is NaN, only floats and doubles are"
-            )
+            raise BadRequest(f"Cannot bind {op} of {term.name}: no {term.result} is NaN, only floats and doubles are")
         return term.predicate(op)
     if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) and term.result != "string":
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
     try:
-        parsed = [parse_literal(term.result, literal) for literal in literals]
+        parsed = [parse_literal(_domain(term), literal) for literal in literals]
     except BadRequest as error:
         raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
     return _set(op, term, parsed) if op in (Op.IN, Op.NOT_IN) else _comparison(op, term, parsed[0])
+
+
+def _domain(term: _Term) -> str:
+    """The type that holds all values of a term. Truncating a decimal can take it past its precision: -95 to -100."""
+    if term.transform == IDENTITY or not term.result.startswith("decimal"):
+        return term.result
+    return f"decimal({decimal_precision(term.result) + _WIDTH_DIGITS}, {decimal_scale(term.result)})"
 
 
 def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:

@@ -53,7 +53,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class PartitionValues:
-    """One field of the partition, one value per row: in `longs`, in `doubles` and `valid`, or in `spans`."""
+    """One field of the partition, one value per row: in `longs` or `doubles`, each with `valid`, or in `spans`."""
 
     field_id: int
     name: str
@@ -62,10 +62,10 @@ class PartitionValues:
     logical: str | None
     """Avro's logicalType, such as date, timestamp-micros, decimal, uuid."""
     longs: NDArray[np.int64] | None = None
-    """boolean (0, 1), int, long, null; MISSING = null."""
+    """boolean (0, 1), int, long, null."""
     doubles: NDArray[np.float64] | None = None
     valid: NDArray[np.uint8] | None = None
-    """0 where a double is null."""
+    """With longs and doubles: 0 where the value is null. Every long is a value here, MISSING too."""
     spans: Spans | None = None
     """bytes, string, fixed. A decimal's bytes are its unscaled value, big-endian two's complement."""
 
@@ -341,11 +341,13 @@ class _Rows:
         described = (field_id, field.name, field.type, field.logical)
         values, lengths = (None, None) if field.column is None else self.columns[field.column]
         if values is None:
-            return PartitionValues(*described, longs=np.full(self.count, MISSING, np.int64))
-        if lengths is None:
-            return PartitionValues(*described, longs=values)
+            nothing = np.zeros(self.count, np.uint8)
+            return PartitionValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
+        assert lengths is not None
+        valid = (lengths >= 0).astype(np.uint8)
+        if field.type in ("boolean", "int", "long"):
+            return PartitionValues(*described, longs=values, valid=valid)
         if field.type in ("float", "double"):
-            valid = (lengths >= 0).astype(np.uint8)
             return PartitionValues(*described, doubles=values.view(np.float64), valid=valid)
         return PartitionValues(*described, spans=Spans(values, lengths))
 

@@ -35,6 +35,14 @@ class Long:
 
 
 @dataclass(frozen=True, slots=True)
+class Value:
+    """A number or boolean of which every value means something: a column of int64 with lengths of 1, or -1 for null."""
+
+    name: str
+    scratch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Double:
     """A float or double, to a column of the bits of float64, with lengths of 1, or -1 for null."""
 
@@ -50,7 +58,7 @@ class Text:
     scratch: bool = False
 
 
-Leaf: TypeAlias = Long | Double | Text
+Leaf: TypeAlias = Long | Value | Double | Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +408,7 @@ class _Compiler:
 
 
 _FITTING: dict[type[Leaf], tuple[str, ...]] = {
+    Value: ("boolean", "int", "long"),
     Long: ("boolean", "int", "long"),
     Double: ("float", "double"),
     Text: ("bytes", "string", "fixed"),

@@ -134,19 +134,20 @@ def relate(const int64_t[::1] values, const int64_t[::1] nulls, const int64_t[::
 
 
 
-def pack_longs(const int64_t[::1] values, bint absent_low):
+def pack_longs(const int64_t[::1] values, const uint8_t[::1] present, bint absent_low):
     """(width, base, low, high, codes uint8[rows * width] or None, presence uint8[…] or None); None when all are absent.
 
-    `low` and `high` are of what is there.
+    `present` may be empty: then MISSING is absent. `low` and `high` are of what is there.
     """
     cdef Py_ssize_t i, n = values.shape[0], there = 0
     cdef int64_t low = INT64_MAX, high = INT64_MIN, value, base
     cdef uint64_t span, code, absent
     cdef int width
+    cdef bint given = present.shape[0] > 0
     with nogil:
         for i in range(n):
             value = values[i]
-            if value == MISSING:
+            if not present[i] if given else value == MISSING:
                 continue
             there += 1
             if value < low:
@@ -159,7 +160,7 @@ def pack_longs(const int64_t[::1] values, bint absent_low):
     if full and low == high:
         return 0, low, low, high, None, None
     # One code is kept free for absent values, unless the range leaves none: then it is shared, which only keeps more.
-    base = low - 1 if not full and absent_low else low
+    base = low - 1 if not full and absent_low and low > INT64_MIN else low
     span = <uint64_t>high - <uint64_t>base
     if not full and not absent_low and span < 0xFFFFFFFFFFFFFFFF:
         span += 1
@@ -171,7 +172,7 @@ def pack_longs(const int64_t[::1] values, bint absent_low):
     cdef uint8_t[::1] bits = packed if full else presence
     with nogil:
         for i in range(n):
-            if values[i] == MISSING:
+            if not present[i] if given else values[i] == MISSING:
                 code = absent
             else:
                 code = <uint64_t>values[i] - <uint64_t>base

@@ -50,6 +50,8 @@ VERSION = 1
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
 _NONE, _ALL, _SOME = 0, 1, 2
+_DELETE_COLUMNS = {2147483546: "string", 2147483545: "long"}
+"""`file_path` and `pos` of position delete files, which no schema has (Iceberg spec, "Reserved Field IDs")."""
 
 
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -385,7 +387,7 @@ def _avro_kind(values: PartitionValues) -> str:
 
 def _pack_values(writer: Writer, heap: Bytes, values: PartitionValues, kind: str) -> Packed | None:
     if values.longs is not None:
-        return _pack_present(writer, values.longs)
+        return pack_longs(writer, values.longs, values.valid, absent_low=True)
     if values.doubles is not None:
         assert values.valid is not None
         return pack_doubles(writer, values.doubles, values.valid, absent_low=True)
@@ -401,15 +403,24 @@ def _pack_columns(
     ids |= {column_id for by_id in decoded.bounds.values() for column_id in by_id}
     entries = []
     for column_id in sorted(ids):
-        column = schema.column(column_id)
-        if column is None or not isinstance(column.type, str):
+        kind = _kind_of(schema, column_id)
+        if kind is None:
             continue
-        try:
-            kind = canonical_primitive(column.type)
-        except BadRequest:
-            continue  # a type of a later format version: nothing is known of its order
         entries.append(_pack_column(writer, decoded, column_id, kind, record_count))
     return entries
+
+
+def _kind_of(schema: Schema, column_id: int) -> str | None:
+    """None for a column that the schema lacks, and one without statistics that could be read."""
+    column = schema.column(column_id)
+    if column is None:
+        return _DELETE_COLUMNS.get(column_id)
+    if not isinstance(column.type, str):
+        return None
+    try:
+        return canonical_primitive(column.type)
+    except BadRequest:
+        return None  # a type of a later format version: nothing is known of its order
 
 
 def _pack_column(

@@ -158,18 +158,19 @@ class Writer:
         return offset
 
 
-def pack_longs(writer: Writer, values: Longs, *, absent_low: bool) -> Packed | None:
-    """Integers, MISSING where absent; with `absent_low` that takes the least code, else the greatest. None: all are."""
-    packed = _pack.pack_longs(values, absent_low)
+_NOT_GIVEN: Bytes = np.empty(0, dtype=np.uint8)
+
+
+def pack_longs(writer: Writer, values: Longs, present: Bytes | None = None, *, absent_low: bool) -> Packed | None:
+    """Integers. `present` uint8[rows] tells which are there; without it MISSING is absent. With `absent_low` what is
+    absent takes the least code, else the greatest. None when all are."""
+    packed = _pack.pack_longs(values, _NOT_GIVEN if present is None else present, absent_low)
     if packed is None:
         return None
     width, base, low, high, codes, presence = packed
     if presence is not None:
         low, high = (MISSING, high) if absent_low else (low, LONG_MAX)
     return Packed(Form.INTEGERS, width, _add(writer, codes), _add(writer, presence), low, high, base=base)
-
-
-_NOT_GIVEN: Bytes = np.empty(0, dtype=np.uint8)
 
 
 def pack_doubles(

@@ -70,6 +70,12 @@ class Selection:
     def clear(self) -> None:
         self.state[:] = 0
 
+    def take(self, number: int, other: Selection) -> None:
+        """One block as it is selected in the other."""
+        first, end = self.view.starts[number], self.view.starts[number + 1]
+        self.state[number] = other.state[number]
+        self.mask[first:end] = other.mask[first:end]
+
     def add(self, other: Selection) -> None:
         _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
 
@@ -108,23 +114,26 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
     """By record counts, bounds, null and NaN counts, as bound predicates on columns ask."""
     if isinstance(expression, Always) and expression.value:
         return
-    unreliable = _narrow_by_record_count(selection)
-    if not unreliable.any():
-        _narrow(selection, expression, _stats_leaf, expired)
-        return
-    part = Selection(selection.view, selection.state.copy(), selection.mask)
-    part.state[unreliable] = 0
-    _narrow(part, expression, _stats_leaf, expired)
-    part.state[unreliable] = selection.state[unreliable]
-    selection.state[:] = part.state
+    uncounted = _narrow_by_record_count(selection)
+    _narrow(selection, expression, _stats_leaf, expired)
+    if uncounted is not None:
+        selection.add(uncounted)
 
 
-def _narrow_by_record_count(selection: Selection) -> npt.NDArray[np.bool_]:
-    """Drops files without rows. Returns bool[blocks]: counts that nobody made (imported Avro files have -1)."""
+def _narrow_by_record_count(selection: Selection) -> Selection | None:
+    """Drops files without rows. Returns those whose rows nobody counted (imported Avro files have -1): they stay."""
     view = selection.view
-    for number in np.flatnonzero((view.least_records == 0) & (selection.state != 0)).tolist():
-        selection.keep(number, view.blocks[number].longs("record_count") != 0)
-    return view.least_records < 0
+    uncounted: Selection | None = None
+    for number in np.flatnonzero((view.least_records <= 0) & (selection.state != 0)).tolist():
+        counts = view.blocks[number].longs("record_count")
+        if (counts < 0).any():
+            if uncounted is None:
+                uncounted = selection.copy()
+                uncounted.clear()
+            uncounted.take(number, selection)
+            uncounted.keep(number, counts < 0)
+        selection.keep(number, counts != 0)
+    return uncounted
 
 
 def _narrow(
