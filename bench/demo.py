@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -38,10 +39,44 @@ from tests.services.seamark import Seamark
 NAMESPACE = "ssb"
 KEPT_PORT = 8181
 NOTE = "kept.json"
+ONE_MONTH = {
+    "month": f"SELECT sum(lo_revenue) AS revenue FROM {FACT} WHERE lo_orderdate BETWEEN 19940101 AND 19940131",
+}
+"""Beside the benchmark's queries, whose filters on the fact table come from joins, one that statistics can prune."""
 
 
 class DemoFailed(Exception):
     """What went wrong, in a sentence for whoever ran the demo."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the server planned, by its own count: scans, files it left of how many, and milliseconds."""
+
+    scans: int
+    considered: int
+    kept: int
+    ms: float
+
+    def since(self, before: Planned) -> Planned:
+        return Planned(
+            self.scans - before.scans,
+            self.considered - before.considered,
+            self.kept - before.kept,
+            self.ms - before.ms,
+        )
+
+    @staticmethod
+    def read(url: str) -> Planned:
+        with urlopen(f"{url}/metrics") as answer:
+            lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("seamark_plan")]
+        counts = {line[0]: float(line[-1]) for line in lines}
+        return Planned(
+            int(counts["seamark_plans_total"]),
+            int(counts["seamark_plan_files_considered_total"]),
+            int(counts["seamark_plan_files_kept_total"]),
+            counts["seamark_plan_seconds_total"] * 1000,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,11 +123,15 @@ def run(options: Options, console: Console) -> list[tuple[str, Answer]]:
             with session(server.base_url, folder) as spark:
                 progress.update(steps, completed=2, description="Seamark and Spark")
                 _write(spark, data, options, progress)
-                answers = _query(spark, data, progress)
+                answers, planned = _query(spark, data, progress, server.base_url)
                 in_table = files_in(spark, f"{connect.CATALOG}.{NAMESPACE}.{FACT}")
             progress.stop()
-            console.print(result_table(options, in_table, answers))
-            console.print(f"Files of {FACT}, which is ordered by date.", highlight=False)
+            console.print(result_table(options, in_table, answers, planned))
+            console.print(
+                f"Files in table and files read are those of {FACT}, which is ordered by date; scans, files and "
+                "milliseconds planned are the server's own count, over all tables of a query.",
+                highlight=False,
+            )
             console.print(f"All {len(answers)} answers equal DuckDB's on the source data.", highlight=False)
             if options.keep:
                 _keep(server, folder, console)
@@ -171,21 +210,27 @@ def _write(spark: SparkSession, data: Path, options: Options, progress: Progress
         write_table(spark, data, table, f"{connect.CATALOG}.{NAMESPACE}.{table}", options.fact_files)
 
 
-def _query(spark: SparkSession, data: Path, progress: Progress) -> list[tuple[str, Answer]]:
-    ask(spark, next(iter(QUERIES.values())))  # so that Q1.1 does not pay for the JVM's warming up
-    answers, wrong = [], []
+def _query(
+    spark: SparkSession, data: Path, progress: Progress, url: str
+) -> tuple[list[tuple[str, Answer]], list[Planned]]:
+    ask(spark, f"SELECT count(*) FROM {FACT}")  # so that Q1.1 does not pay for the JVM's warming up
+    answers, planned, wrong = [], [], []
     with contextlib.closing(Oracle(data)) as oracle:
-        for name, sql in progress.track(QUERIES.items(), total=len(QUERIES), description="asking queries"):
+        for name, sql in progress.track((QUERIES | ONE_MONTH).items(), description="asking queries"):
+            before = Planned.read(url)
             answer = ask(spark, sql)
+            planned.append(Planned.read(url).since(before))
             if difference := oracle.difference(sql, answer.rows):
                 wrong.append(f"{name}: {difference}")
             answers.append((name, answer))
     if wrong:
         raise DemoFailed("wrong answers\n" + "\n".join(wrong))
-    return answers
+    if not any(one.scans for one in planned):
+        raise DemoFailed("Spark planned by itself: the server saw no scan")
+    return answers, planned
 
 
-def result_table(options: Options, in_table: int, answers: list[tuple[str, Answer]]) -> Table:
+def result_table(options: Options, in_table: int, answers: list[tuple[str, Answer]], planned: list[Planned]) -> Table:
     table = Table(
         title=f"Star Schema Benchmark, scale {options.scale:g}, Spark through Seamark",
         show_footer=True,
@@ -196,12 +241,24 @@ def result_table(options: Options, in_table: int, answers: list[tuple[str, Answe
         "seconds": f"{sum(answer.seconds for _, answer in answers):.2f}",
         "files in table": f"{in_table * len(answers):,}",
         "files read": f"{sum(read):,}",
+        "scans planned": f"{sum(one.scans for one in planned):,}",
+        "files planned": f"{sum(one.kept for one in planned):,} of {sum(one.considered for one in planned):,}",
+        "planned in ms": f"{sum(one.ms for one in planned):.1f}",
         "rows": f"{sum(len(answer.rows) for _, answer in answers):,}",
     }
     for name, total in columns.items():
         table.add_column(name, total, justify="left" if name == "query" else "right")
-    for (name, answer), files in zip(answers, read, strict=True):
-        table.add_row(name, f"{answer.seconds:.2f}", f"{in_table:,}", f"{files:,}", f"{len(answer.rows):,}")
+    for (name, answer), files, one in zip(answers, read, planned, strict=True):
+        table.add_row(
+            name,
+            f"{answer.seconds:.2f}",
+            f"{in_table:,}",
+            f"{files:,}",
+            f"{one.scans:,}",
+            f"{one.kept:,} of {one.considered:,}",
+            f"{one.ms:.1f}",
+            f"{len(answer.rows):,}",
+        )
     return table
 
 
