@@ -201,7 +201,10 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
     metadata = _as_asked(loaded.metadata, task.asked)
     if metadata is None:
         raise NoSuchPlanTask(f"The plan task's snapshot of {_named(request)} has expired; plan again")
-    scan = await _scan(request, metadata, task.asked)
+    try:
+        scan = await _scan(request, metadata, task.asked)
+    except BadRequest as error:  # it was good when the task was made: a snapshot on the way has expired since
+        raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
     return await _send(request, _body(b"{", _answer(request, task.asked, scan), scan.rows[first:end], b"}"))
 

@@ -61,7 +61,7 @@ class Scan:
         """Of the table when it was planned; partition specs are looked up in it."""
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
-        self._residuals: dict[tuple[int, tuple[Value | None, ...]], Expression] = {}
+        self._residuals: dict[tuple[int, object], Expression] = {}
 
     @property
     def files(self) -> int:
@@ -86,7 +86,9 @@ class Scan:
         residuals = self._residuals_of(spec_id)
         if residuals is None:
             return self.bound
-        key = (spec_id, partition)
+        # By text: 0.0 and -0.0 are equal, and their residuals are not. Most partitions have neither.
+        zero = any(value == 0 and isinstance(value, float) for value in partition)
+        key = (spec_id, repr(partition) if zero else partition)
         found = self._residuals.get(key)
         if found is None:
             found = residuals(partition)
