@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -138,16 +139,22 @@ class Authenticator:
             raise Forbidden("Without a login this server answers no web pages from elsewhere; configure auth for them")
 
     def _is_here(self, url: str) -> bool:
-        try:
-            host = urlsplit(url).hostname or ""
-        except ValueError:
-            return False
+        host = _host_of(url)
         return (
             host == "localhost"
             or host.endswith(".localhost")
             or host == self._host.lower()
             or is_loopback_address(host)
         )
+
+
+@lru_cache(maxsize=1024)
+def _host_of(url: str) -> str:
+    """Empty for what is no URL."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import shlex
 import socket
+from functools import lru_cache
 
 import structlog
 
@@ -55,6 +56,7 @@ def is_loopback(host: str) -> bool:
     return bool(found) and all(is_loopback_address(str(address[0])) for *_, address in found)
 
 
+@lru_cache(maxsize=1024)
 def is_loopback_address(text: str) -> bool:
     """Of an IPv4 or IPv6 address as text, with or without a zone; an IPv4 one within IPv6 counts as itself."""
     try:

@@ -10,5 +10,6 @@ from metaserver.api.requests import close_unreadable
 
 def add_routes(app: web.Application) -> None:
     app.on_response_prepare.append(close_unreadable)
-    for routes in (config, namespaces, tables, views, functions, rename, transactions, sign, planning):
+    # aiohttp tries routes with variables one by one: those that engines ask all the time come first.
+    for routes in (planning, tables, config, namespaces, views, functions, rename, transactions, sign):
         routes.add_routes(app)
