@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
 from cache.stack import Stack
-from metaserver.errors import Corrupt, NotFound, ObjectMissing
+from metaserver.errors import Corrupt, ObjectMissing
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest, decode_manifest_list
 from metaserver.index.block import VERSION, Block, encode_block
 from metaserver.objects.port import ObjectStore
@@ -60,7 +60,7 @@ class Blocks:
         return len(self._alive)
 
     async def manifest_list(self, location: str) -> tuple[ManifestFile, ...]:
-        """NotFound when the file is gone, Corrupt when it is no manifest list."""
+        """Corrupt when the file is gone, or is no manifest list."""
         data = await self._read(location, "manifest list")
         return await self._in_thread(decode_manifest_list, data, location)
 
@@ -69,11 +69,11 @@ class Blocks:
         return [manifest for manifest in manifests if _key(manifest) not in self._alive]
 
     async def load(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """In the order given. NotFound or Corrupt names the first manifest that is gone or broken."""
+        """In the order given. Corrupt names a manifest that is gone or broken, or is not what its list says."""
         found = [self._alive.get(_key(manifest)) for manifest in manifests]
         absent = [manifest for manifest, block in zip(manifests, found, strict=True) if block is None]
         if not absent:
-            return [block for block in found if block is not None]
+            return _agreeing(manifests, [block for block in found if block is not None])
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -81,10 +81,11 @@ class Blocks:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # one of possibly many broken files is enough to say
         loaded = dict(task.result() for task in tasks)
-        return [
+        blocks = [
             block if block is not None else loaded[_key(manifest)]
             for manifest, block in zip(manifests, found, strict=True)
         ]
+        return _agreeing(manifests, blocks)
 
     async def _load_one(self, manifest: ManifestFile) -> tuple[str, Block]:
         key = _key(manifest)
@@ -113,10 +114,27 @@ class Blocks:
         try:
             return await self._objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            raise NotFound(f"The {what} {location} is gone from storage") from None
+            # Not NotFound: to Java's client a 404 is a plan, or a table, that there is not.
+            raise Corrupt(f"The {what} {location} is gone from storage") from None
 
     async def _in_thread(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
+    """The blocks. Corrupt where a manifest says that it is of another spec, or of deletes, than its list does: either
+    could be wrong, and so would the plan."""
+    for manifest, block in zip(manifests, blocks, strict=True):
+        if not manifest.manifest_length:
+            continue  # named by version 1 metadata, which say nothing of it
+        if block.spec_id != manifest.partition_spec_id:
+            raise Corrupt(
+                f"Manifest {block.location} is of partition spec {block.spec_id}; "
+                f"its manifest list says {manifest.partition_spec_id}"
+            )
+        if block.content > manifest.content:
+            raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list says data files")
+    return blocks
 
 
 def _decoded(data: bytes, location: str) -> bytes:

@@ -99,7 +99,7 @@ class Planner:
         self._plans = self._plan_hits = 0
 
     async def scan(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
-        """BadRequest for a filter or snapshot that makes no sense; NotFound or Corrupt naming a file of the table."""
+        """BadRequest for a filter or snapshot that makes no sense; Corrupt naming a file of the table."""
         snapshot = resolve_snapshot(metadata, request)
         schema = resolve_schema(metadata, snapshot, request)
         bound = bind_filter(metadata, schema, request)
