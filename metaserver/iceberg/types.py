@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from math import isfinite
 from uuid import UUID
 
@@ -50,6 +51,7 @@ _SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "
 _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 
+@lru_cache(maxsize=1024)
 def base_name(name: str) -> str:
     """The type without its parameters: `decimal(9, 2)` is `decimal`."""
     return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
@@ -60,6 +62,7 @@ def min_format_version(name: str) -> int:
     return 3 if base_name(name) in _SINCE_V3 else 1
 
 
+@lru_cache(maxsize=1024)
 def canonical_primitive(name: str) -> str:
     """The canonical spelling of a primitive (or variant) type's name. Raises BadRequest for an unknown one."""
     lower = name.lower()

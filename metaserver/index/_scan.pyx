@@ -17,6 +17,7 @@ import numpy as np
 cdef extern from *:
     """
     #include <stdint.h>
+    #include <string.h>
     #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
     #define SEAMARK_CLONES __attribute__((target_clones("avx2", "default")))
     #else
@@ -81,6 +82,17 @@ cdef extern from *:
         if (width == 4) { SEAMARK_CASE(u32, uint32_t) }
         SEAMARK_CASE(u64, uint64_t)
     }
+    /* Bytes of 0 and 1, eight at a time. */
+    static int64_t seamark_sum(const uint8_t *mask, int64_t n) {
+        int64_t total = 0, i = 0;
+        uint64_t word;
+        for (; i + 8 <= n; i += 8) {
+            memcpy(&word, mask + i, 8);
+            total += (int64_t)((word * 0x0101010101010101ULL) >> 56);
+        }
+        for (; i < n; i++) total += mask[i];
+        return total;
+    }
     #define SEAMARK_TIES(NAME, T)                                                     \\
         SEAMARK_CLONES static int NAME(const T *codes, int64_t n, T v) {              \\
             uint32_t found = 0;                                                       \\
@@ -112,6 +124,7 @@ cdef extern from *:
     int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) nogil
     int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) nogil
     int seamark_ties(int width, const void *codes, int64_t n, uint64_t v) nogil
+    int64_t seamark_sum(const uint8_t *mask, int64_t n) nogil
 
 cdef enum:
     LE = 0
@@ -355,16 +368,31 @@ cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int
     settle(state, kept, rows)
 
 
+cdef inline bint any_between(const int64_t[::1] literals, int64_t low, int64_t high) noexcept nogil:
+    """Whether one of the sorted literals lies in [low, high]."""
+    cdef int64_t left = 0, right = literals.shape[0], middle
+    while left < right:
+        middle = (left + right) >> 1
+        if literals[middle] < low:
+            left = middle + 1
+        else:
+            right = middle
+    return left < literals.shape[0] and literals[left] <= high
+
+
 def narrow_longs_in(const int64_t[:, ::1] lower, const int64_t[:, ::1] upper, const int64_t[::1] least,
                     const int64_t[::1] most, uint8_t[::1] state, uint8_t[::1] mask, const int64_t[::1] literals):
     """Keeps rows with a literal between lower and upper; `literals` sorted, `least` and `most` the blocks' summaries."""
-    cdef Py_ssize_t b, n = lower.shape[0], count = literals.shape[0]
-    cdef int64_t rows, row, kept, first, left, right, middle, lo, hi
+    cdef Py_ssize_t b, n = lower.shape[0]
+    cdef int64_t rows, row, kept, first, lo, hi
     cdef uint8_t keep
     cdef bint fresh
     with nogil:
         for b in range(n):
             if state[b] == 0 or lower[b, FORM] < 0 or upper[b, FORM] < 0:
+                continue
+            if not any_between(literals, least[b], most[b]):
+                state[b] = 0
                 continue
             rows = lower[b, ROWS]
             first = lower[b, FIRST]
@@ -379,15 +407,7 @@ def narrow_longs_in(const int64_t[:, ::1] lower, const int64_t[:, ::1] upper, co
                     lo = <int64_t>(<uint64_t>lower[b, BASE] + load(<const uint8_t *>lower[b, CODES], lower[b, WIDTH], row))
                 if there(upper[b, PRESENCE], row):
                     hi = <int64_t>(<uint64_t>upper[b, BASE] + load(<const uint8_t *>upper[b, CODES], upper[b, WIDTH], row))
-                left = 0
-                right = count
-                while left < right:
-                    middle = (left + right) >> 1
-                    if literals[middle] < lo:
-                        left = middle + 1
-                    else:
-                        right = middle
-                keep = left < count and literals[left] <= hi
+                keep = any_between(literals, lo, hi)
                 mask[first + row] = keep
                 kept += keep
             settle(&state[b], kept, rows)
@@ -418,14 +438,13 @@ def merge(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mask,
 def count(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
     """How many rows are selected."""
     cdef Py_ssize_t b, n = layout.shape[0]
-    cdef int64_t i, total = 0
+    cdef int64_t total = 0
     with nogil:
         for b in range(n):
             if state[b] == 1:
                 total += layout[b, ROWS]
             elif state[b] == 2:
-                for i in range(layout[b, FIRST], layout[b, FIRST] + layout[b, ROWS]):
-                    total += mask[i]
+                total += seamark_sum(&mask[layout[b, FIRST]], layout[b, ROWS])
     return total
 
 

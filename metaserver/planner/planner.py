@@ -112,12 +112,9 @@ class Planner:
             self._plan_hits += 1
             return kept
 
-        async def plan() -> Scan:
-            expired = self._deadline()
-            selection, stages = await self._run(
-                held.view, lambda: _prune(held, metadata, request, bound, expired, self._clock)
-            )
-            scan = Scan(
+        def plan() -> Scan:
+            selection, stages = _prune(held, metadata, request, bound, self._deadline(), self._clock)
+            return Scan(
                 held.view,
                 held.deletes,
                 selection.rows(),
@@ -128,12 +125,15 @@ class Planner:
                 snapshot_id=None if snapshot is None else snapshot.snapshot_id,
                 considered=held.files,
             )
+
+        try:
+            if _is_small(held.view):  # done before anybody else could ask for it
+                scan = plan()
+            else:
+                scan = await self._planning.run((id(held), *key), lambda: asyncio.to_thread(plan))
             if scan.complete:
                 held.plans.put(key, scan, scan.size_bytes)
             return scan
-
-        try:
-            return await self._planning.run((id(held), *key), plan)
         finally:
             self._shed()
 
@@ -253,7 +253,7 @@ class Planner:
         return [_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests]
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
-        if view.rows + view.delete_rows <= _IN_THREAD_ROWS:
+        if _is_small(view):
             return work()
         return await asyncio.to_thread(work)  # not among the decoders: a cold table is not to hold up a warm one
 
@@ -270,6 +270,10 @@ class Planner:
         """AssertionError when a held view's blocks are not on the account. For tests."""
         alive = {id(block): block for held in self._views.values() for block in held.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
+
+
+def _is_small(view: TableView) -> bool:
+    return view.rows + view.delete_rows <= _IN_THREAD_ROWS
 
 
 def _view_key(metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None) -> tuple[str, ...]:
