@@ -28,7 +28,7 @@ from metaserver.planner import equality
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.view import TableView
 from tests.planner.history import random_lake
-from tests.planner.kinds import FLOATS, pool, to_bytes
+from tests.planner.kinds import FLOATS, LONG_MIN, pool, to_bytes
 from tests.planner.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.manifests import ADDED, DELETED, EXISTING, Entry, PartitionField, Style, manifest_bytes
 from tests.planner.metrics import ColumnMetrics, column_metrics
@@ -341,7 +341,8 @@ def value_of(kind: str, data: bytes | None) -> Any:
     assert data is not None
     if kind in ("string", "binary", "boolean"):
         return data
-    return int.from_bytes(data, "big" if kind.startswith("decimal") else "little", signed=True)
+    number = int.from_bytes(data, "big" if kind.startswith("decimal") else "little", signed=True)
+    return max(number, LONG_MIN + 1)  # the least long stands for an absent bound in blocks, so bounds stop above it
 
 
 def rows_of(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
