@@ -116,6 +116,8 @@ class SeamarkClient:
     """
 
     def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
         self.url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
@@ -294,8 +296,6 @@ class SeamarkClient:
             answer = self._connections().request(method, address, body=body, headers=headers, redirect=False)
         except HTTPError as error:
             raise Unreachable(f"No answer from {self.url}: {error}") from error
-        except ValueError as error:  # an address that is none
-            raise Unreachable(f"{self.url} is no URL to ask: {error}") from error
         if answer.status != 200:
             raise error_of(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data

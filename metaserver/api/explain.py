@@ -43,7 +43,7 @@ _STAGE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["name", *_FILES_AND_BYTES, "microseconds", "complete"],
     "properties": {
-        "name": {"type": "string", "examples": ["manifests", "partitions", "column_stats"]},
+        "name": {"type": "string", "examples": ["manifests", "partition", "column_stats"]},
         **_FILES_AND_BYTES,
         "microseconds": {"type": "integer"},
         "complete": {"type": "boolean", "description": "False where time was up: what was not checked is kept."},

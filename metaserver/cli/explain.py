@@ -59,7 +59,10 @@ def explain(
       seamark explain sales.orders "day >= DATE '2024-01-01' AND customer = 42" --files
     TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
-    client = SeamarkClient(url or _served_at(config, flags), token=token)
+    try:
+        client = SeamarkClient(url or _served_at(config, flags), token=token)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     try:
         found = client.explain(
             table, predicate, at=At(snapshot_id, ref, as_of_ms), files=files, limit=limit if files else None

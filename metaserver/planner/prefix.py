@@ -89,7 +89,7 @@ def parse_prefix(text: str, metadata: TableMetadata) -> Prefix:
     known = {field.name for spec in metadata.partition_specs for field in spec.fields}
     for name in wanted:
         if name not in known:
-            there = f"the table's partition fields are {', '.join(sorted(known))}" if known else "there are none"
+            there = f"the table's partition fields are {', '.join(sorted(known))}" if known else "the table has none"
             raise BadRequest(f"partition names {name[:100]!r}, which is no partition field: {there}")
     return Prefix(_demands(metadata, wanted))
 

@@ -90,7 +90,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_variable_is_a_settings(page: Page) -> None:
-    known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, "SEAMARK_TOKEN"}
+    known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
     assert set(re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)) - known == set()
 
 

@@ -1,0 +1,18 @@
+"""A server for each test, reached over its port alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.connector.served import Served
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    server = Served(tmp_path, warehouse=tmp_path.as_uri())
+    server.start()
+    yield server
+    server.stop()

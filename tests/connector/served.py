@@ -1,0 +1,50 @@
+"""A server in a thread of its own: the client is synchronous, and is tested as its users have it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+from tests.api.client import Api
+from tests.server.rig import Running, running
+
+
+class Served:
+    """`url`, and `run` for what has to happen on the server's event loop."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:
+        self.home = home
+        self._settings = settings
+        self._ready = threading.Event()
+        self._ended: asyncio.Event | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="server")
+        self.server: Running
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def api(self) -> Api:
+        return Api(self.server)
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(60)
+
+    def stop(self) -> None:
+        assert self._ended is not None
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(60)
+
+    async def _serve(self) -> None:
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        async with running(self.home, **self._settings) as self.server:
+            self._ready.set()
+            await self._ended.wait()

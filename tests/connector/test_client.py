@@ -1,0 +1,222 @@
+"""The synchronous client: whole listings out of pages, errors by type, patience within bounds, pickles."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from connector.client import At, SeamarkClient, split_name
+from connector.errors import (
+    BadRequest,
+    ClientError,
+    NotFound,
+    Refused,
+    ServerFailed,
+    Unauthenticated,
+    Unavailable,
+    Unreachable,
+)
+from tests.api.planned import append, file_of
+from tests.connector.served import Served
+from tests.planner.history import random_lake
+
+
+def tens(count: int, first: int = 0) -> list[Any]:
+    """File n holds the ids from 10 n to 10 n + 9."""
+    return [file_of(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[SeamarkClient]:
+    """Of a server with `db.t`: 7 files in 2 manifests."""
+    served.run(served.api.table())
+    served.run(append(served.api, "t", tens(7), snapshot_id=1, manifests=2))
+    made = SeamarkClient(served.url)
+    yield made
+    made.close()
+
+
+def test_files_statistics_and_partitions_come_as_tables(client: SeamarkClient) -> None:
+    files = client.files("db.t")
+    assert files.column("file_path").to_pylist() == [f"file:///t/{n:03d}.parquet" for n in range(7)]
+    assert files.schema.metadata == {b"snapshot-id": b"1"}
+    stats = client.stats("db.t", "id", fields=("lower-bound", "upper-bound", "null-value-count"))
+    assert stats.column_names == ["lower_bound", "upper_bound", "null_value_count"]
+    assert stats.column("upper_bound").to_pylist() == [10 * n + 9 for n in range(7)]
+    partitions = client.partitions(("db", "t"))
+    assert partitions.to_pylist()[0]["record_count"] == 700
+
+
+def test_pages_are_followed_and_stay_with_their_snapshot(served: Served, client: SeamarkClient) -> None:
+    pages = client.iter_files("db.t", page_files=3)
+    first = next(pages)
+    served.run(append(served.api, "t", tens(2, 100), snapshot_id=2, parent=1))
+    rest = [page.column("file_path").to_pylist() for page in pages]
+    assert [first.num_rows, *(len(page) for page in rest)] == [3, 3, 1]
+    whole = [*first.column("file_path").to_pylist(), *(path for page in rest for path in page)]
+    assert whole == [f"file:///t/{n:03d}.parquet" for n in range(7)]
+    assert client.files("db.t").num_rows == 9
+    assert client.files("db.t", at=At(snapshot_id=1)).num_rows == 7
+    assert client.files("db.t", at=At(ref="main")).num_rows == 9
+
+
+def test_pages_whose_few_values_differ_are_one_table(served: Served) -> None:
+    lake = random_lake(3, served.home / "lake")
+    body = {"name": "lake", "metadata-location": lake.metadata_location}
+    assert served.run(served.api("POST", "/v1/namespaces/db/register", body)).status == 200
+    with_client = SeamarkClient(served.url)
+    whole = with_client.files("db.lake")
+    pages = list(with_client.iter_files("db.lake", page_files=1))
+    assert len(pages) == whole.num_rows > 5
+    assert [row for page in pages for row in page.to_pylist()] == whole.to_pylist()
+    with_client.close()
+
+
+def test_an_explanation_says_what_was_left_and_what_was_not_used(client: SeamarkClient) -> None:
+    found = client.explain("db.t", "id BETWEEN 25 AND 31 AND length(data) = 3", files=True, limit=1)
+    assert (found.files, found.records, found.delete_files) == (2, 200, 0)
+    assert found.stages[0].files_in == 7
+    assert found.stages[-1].files_left == 2
+    assert sum(stage.files_removed for stage in found.stages) == 5
+    assert found.not_used == ("LENGTH(data) = 3",)
+    assert [one["name"] for one in found.columns] == ["id"]
+    assert found.kept is not None
+    assert [one["file-path"] for one in found.kept] == ["file:///t/002.parquet"]
+    same = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
+    assert (same.files, same.kept) == (1, None)
+
+
+def test_the_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
+    found = list(client.timeline("db.t"))
+    assert [one.action for one in found] == ["create", "commit"]
+    assert found[1].snapshot_id == 1
+    assert [one.action for one in client.timeline("db.t", limit=1, newest_first=True)] == ["commit"]
+    assert list(client.timeline("db.t", since=found[1].position)) == []
+    assert next(client.timeline(action="create")).name == "t"
+
+
+def test_errors_come_by_type_with_what_the_server_said(client: SeamarkClient) -> None:
+    with pytest.raises(NotFound, match="no_such") as gone:
+        client.files("db.no_such")
+    assert (gone.value.status, gone.value.kind) == (404, "NoSuchTableException")
+    assert gone.value.request_id
+    with pytest.raises(BadRequest, match="line 1, column"):
+        client.explain("db.t", "id =")
+    with pytest.raises(BadRequest, match=r"nope.*the table has none"):
+        client.files("db.t", "nope=3")
+    with pytest.raises(ValueError, match="namespace"):
+        client.files("t")
+    copied = pickle.loads(pickle.dumps(gone.value))
+    assert (type(copied), copied.message, copied.status) == (NotFound, gone.value.message, 404)
+
+
+def test_a_client_is_pickled_without_its_connections(client: SeamarkClient) -> None:
+    client.partitions("db.t")
+    copied = pickle.loads(pickle.dumps(client))
+    assert copied.files("db.t").equals(client.files("db.t"))
+    assert "token" not in repr(SeamarkClient("http://h", token="hunter2"))
+    copied.close()
+
+
+def test_names_of_several_levels_may_hold_dots() -> None:
+    assert split_name("a.b.t") == ("a", "b", "t")
+    assert split_name(r"a\.b.t") == ("a.b", "t")
+    for wrong in ("", ".", "a..t", "a.", "a\\"):
+        with pytest.raises(ValueError, match="no name"):
+            split_name(wrong)
+
+
+# Servers that misbehave
+
+
+@contextmanager
+def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
+    """(a server's URL, what it was asked): gives the answers one after another, the last one again and again."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            status, headers, body = answers[min(len(asked), len(answers) - 1)]
+            asked.append(self.headers.get("Authorization", ""))
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+BUSY = (503, {"Retry-After": "0"}, b'{"error":{"message":"busy","type":"ServiceUnavailableException","code":503}}')
+NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
+
+
+def test_a_busy_server_is_asked_again_with_the_token() -> None:
+    with answering(BUSY, BUSY, NOTHING) as (url, asked):
+        client = SeamarkClient(url, token="hunter2")
+        assert list(client.timeline()) == []
+        client.close()
+    assert asked == ["Bearer hunter2"] * 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (BUSY, Unavailable),
+        ((401, {}, b"{}"), Unauthenticated),
+        ((409, {}, b'{"error":{"message":"m","type":"T","code":409}}'), Refused),
+        ((302, {"Location": "/"}, b""), Refused),
+        ((500, {}, b"<html>a proxy</html>"), ServerFailed),
+        ((200, {}, b"not json"), ServerFailed),
+    ],
+)
+def test_what_is_no_answer_is_an_error_of_its_kind(
+    answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
+) -> None:
+    with answering(answer) as (url, asked):
+        client = SeamarkClient(url, retries=2)
+        with pytest.raises(expected) as raised:
+            list(client.timeline())
+        client.close()
+    assert type(raised.value) is expected
+    assert len(asked) == (3 if expected is Unavailable else 1)
+
+
+def test_a_listing_that_is_no_arrow_is_the_servers_failure() -> None:
+    with answering((200, {}, b"no arrow")) as (url, _):
+        client = SeamarkClient(url)
+        with pytest.raises(ServerFailed, match="Arrow"):
+            client.files("db.t")
+        client.close()
+
+
+def test_nobody_there_is_told_with_the_address() -> None:
+    with answering(NOTHING) as (url, _):
+        pass
+    client = SeamarkClient(url, retries=0, timeout_s=2)
+    with pytest.raises(Unreachable, match=url):
+        client.files("db.t")
+    client.close()
+    for address in ("ftp://nowhere", "nonsense", ""):
+        with pytest.raises(ValueError, match="http://"):
+            SeamarkClient(address)
