@@ -304,7 +304,7 @@ async def _sample(parts: Parts) -> None:
         planner = parts.planner.stats()
         metrics.plan_views.set(planner.views)
         metrics.plan_blocks.set(planner.blocks)
-        metrics.plan_bytes.set(planner.live_bytes)
+        metrics.plan_bytes.set(planner.live_bytes + planner.added_bytes)
         metrics.plan_decoded.set(planner.decoded)
         metrics.plan_hits.set(planner.plan_hits)
         cache = parts.catalog.documents.cache.stats()

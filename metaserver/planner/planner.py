@@ -2,8 +2,8 @@
 
 The rules it keeps. A plan depends only on immutable things (a manifest list, a filter, a schema), so plans are kept
 with the view of their snapshot and die with it. A view holds its blocks; the least recently used view goes when the
-blocks alive exceed the budget, and nothing else holds a block for longer than one request. One view and one plan of a
-kind are in the making at a time, whoever waits for them.
+blocks alive, with what views and plans add to them, exceed the budget, and nothing else holds a block for longer than
+one request. One view and one plan of a kind are in the making at a time, whoever waits for them.
 
 A plan has a time budget. It is looked at between predicates; when it is over, what was not checked is kept.
 """
@@ -19,6 +19,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from cache.claims import Claims
 from cache.disk import DiskTier
@@ -58,6 +60,11 @@ _PART_MAX = 0.5
 """A plan that needs more of a snapshot's manifests than this part loads all of them: the next plan will."""
 _PLANS_BYTES = 16 << 20
 """Plans kept per view."""
+_VIEW_BYTES = 4000
+"""Of a view with no manifest."""
+_DELETE_BYTES = 300
+"""Of the index, for each delete file: its path, its place, and what proves that it does not apply."""
+_LET_GO = -1
 
 
 @dataclass(slots=True)
@@ -69,15 +76,26 @@ class _Held:
     files: int
     """Live files, those of manifests that the view leaves out included."""
     plans: MemoryCache[tuple[object, ...], Scan]
+    charged_bytes: int = 0
+    """Of `added_bytes`, what is on the planner's account; `_LET_GO` when the view no longer is."""
+
+    @property
+    def added_bytes(self) -> int:
+        """Memory beside the blocks, which other views of the table share."""
+        manifests = len(self.view.manifests) + len(self.view.delete_manifests)
+        own = self.view.size_bytes + _MANIFEST_BYTES * manifests + _DELETE_BYTES * self.view.delete_rows
+        return _VIEW_BYTES + own + self.plans.stats().used_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
-    """`live_bytes` is memory of blocks, mapped files included; `decoded` counts manifests since the start."""
+    """`live_bytes` is memory of blocks, mapped files included, `added_bytes` of what views and plans add to it;
+    `decoded` counts manifests since the start."""
 
     views: int
     blocks: int
     live_bytes: int
+    added_bytes: int
     budget_bytes: int
     decoded: int
     plans: int
@@ -93,9 +111,12 @@ class Planner:
         self._budget_bytes = budget_bytes
         self._time_budget_s = time_budget_s
         self._views: OrderedDict[tuple[str, ...], _Held] = OrderedDict()
+        self._added_bytes = 0
+        """Of all views, as of the last new plan on each."""
         self._loading: SingleFlight[tuple[str, ...], _Held] = SingleFlight()
         self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
         self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(_LISTS_BYTES)
+        self._listing: SingleFlight[str, tuple[ManifestFile, ...]] = SingleFlight()
         self._plans = self._plan_hits = 0
 
     async def scan(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
@@ -120,7 +141,7 @@ class Planner:
                 selection.rows(),
                 schema=schema,
                 bound=bound,
-                metadata=metadata,
+                metadata=_without_history(metadata),
                 stages=stages,
                 snapshot_id=None if snapshot is None else snapshot.snapshot_id,
                 considered=held.files,
@@ -135,6 +156,7 @@ class Planner:
                 held.plans.put(key, scan, scan.size_bytes)
             return scan
         finally:
+            self._charge(held)
             self._shed()
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
@@ -187,6 +209,7 @@ class Planner:
             views=len(self._views),
             blocks=self._blocks.live_blocks,
             live_bytes=self._blocks.live_bytes,
+            added_bytes=self._added_bytes,
             budget_bytes=self._budget_bytes,
             decoded=self._blocks.decoded,
             plans=self._plans,
@@ -221,6 +244,7 @@ class Planner:
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             files = view.rows + sum(_live(one) for number, one in enumerate(data) if number not in chosen)
             fresh = self._views[key] = _Held(view, index, files, MemoryCache(_PLANS_BYTES))
+            self._charge(fresh)
             return fresh
 
         return await self._loading.run(key, load)
@@ -245,7 +269,7 @@ class Planner:
             location = snapshot.manifest_list
             kept = self._lists.get(location)
             if kept is None:
-                kept = await self._blocks.manifest_list(location)
+                kept = await self._listing.run(location, lambda: self._blocks.manifest_list(location))
                 self._lists.put(location, kept, len(kept) * _MANIFEST_BYTES)
             return kept
         if snapshot.manifests is None:
@@ -261,13 +285,23 @@ class Planner:
         clock, until_s = self._clock, self._clock.monotonic() + self._time_budget_s
         return lambda: clock.monotonic() >= until_s
 
+    def _charge(self, held: _Held) -> None:
+        """Puts on the account what the view has grown by; one that was let go is off it already."""
+        if held.charged_bytes != _LET_GO:
+            added = held.added_bytes
+            self._added_bytes += added - held.charged_bytes
+            held.charged_bytes = added
+
     def _shed(self) -> None:
-        """Lets views go until the blocks alive fit the budget; one that alone is larger goes as well."""
-        while self._views and self._blocks.live_bytes > self._budget_bytes:
-            self._views.popitem(last=False)
+        """Lets views go until all fits the budget; one that alone is larger goes as well."""
+        while self._views and self._blocks.live_bytes + self._added_bytes > self._budget_bytes:
+            _, gone = self._views.popitem(last=False)
+            self._added_bytes -= gone.charged_bytes
+            gone.charged_bytes = _LET_GO
 
     def check_invariants(self) -> None:
-        """AssertionError when a held view's blocks are not on the account. For tests."""
+        """AssertionError when a held view or its blocks are not on the account. For tests."""
+        assert self._added_bytes == sum(held.charged_bytes for held in self._views.values())
         alive = {id(block): block for held in self._views.values() for block in held.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
 
@@ -283,6 +317,11 @@ def _view_key(metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot 
         lists = [_list_name(one) for one in appended(metadata, request)]
         return ("appends", *lists)
     return (_list_name(snapshot),)
+
+
+def _without_history(metadata: TableMetadata) -> TableMetadata:
+    """For plans that are kept: thousands of snapshots would be kept with each."""
+    return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})
 
 
 def _list_name(snapshot: Snapshot) -> str:

@@ -12,8 +12,9 @@ from metaserver.index.packing import Longs
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.view import TableView
 
-_RESIDUALS_MAX = 4096
+_RESIDUALS_MAX = 1024
 """Residuals remembered per plan; partitions of one spec are few beside files, except where somebody made them many."""
+_RESIDUAL_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class Scan:
 
     @property
     def size_bytes(self) -> int:
-        return int(self.rows.nbytes) + 2000
+        """What it adds to its view, with all that it may come to remember."""
+        return int(self.rows.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
 
     def residual(self, row: int) -> Expression:
         """What is left of the filter for the rows of the file at this row of the view."""
