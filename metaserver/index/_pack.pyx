@@ -6,16 +6,31 @@ an impossible length is marked absent, since a bound that cannot be read is a bo
 
 from libc.math cimport isnan
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 import numpy as np
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    static inline uint64_t seamark_big_endian(uint64_t word) {
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        return word;
+    #else
+        return __builtin_bswap64(word);
+    #endif
+    }
+    """
+    uint64_t seamark_big_endian(uint64_t word) nogil
 
 cdef int64_t MISSING = INT64_MIN
 
 
-def gather_longs(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths, bint lower):
+def gather_longs(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths, bint lower,
+                 bint narrow_counts):
     """int64[rows] of little-endian integers of 1, 4 or 8 bytes, sign-extended (1 byte: a boolean); MISSING if absent.
 
+    Without `narrow_counts` 4 bytes are absent: what a promoted date left in a column of timestamps counts days.
     The least long is MISSING itself. As a lower bound it says nothing; an upper bound is taken as one more, which is true.
     """
     cdef Py_ssize_t i, n = starts.shape[0]
@@ -34,7 +49,7 @@ def gather_longs(const uint8_t[::1] heap, const int64_t[::1] starts, const int32
             if length == 8:
                 memcpy(&wide, &heap[start], 8)
                 values[i] = wide + (wide == MISSING and not lower)
-            elif length == 4:
+            elif length == 4 and narrow_counts:
                 memcpy(&narrow, &heap[start], 4)
                 values[i] = narrow
             elif length == 1:
@@ -118,6 +133,12 @@ def scatter(const int32_t[::1] rows, const int64_t[::1] values, Py_ssize_t count
             if values[i] >= 0:
                 out[rows[i]] = values[i]
     return found
+
+
+def same(const int64_t[::1] one, const int64_t[::1] other):
+    """Whether two arrays are equal."""
+    cdef Py_ssize_t n = one.shape[0]
+    return n == other.shape[0] and (n == 0 or memcmp(&one[0], &other[0], n * sizeof(int64_t)) == 0)
 
 
 def relate(const int64_t[::1] values, const int64_t[::1] nulls, const int64_t[::1] nans):
@@ -251,8 +272,10 @@ def pack_spans(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t
                 continue
             if lengths[i] < shared:
                 shared = lengths[i]
+            if shared == 0 or memcmp(&heap[starts[i]], &heap[starts[first]], shared) == 0:
+                continue
             k = 0
-            while k < shared and heap[starts[i] + k] == heap[starts[first] + k]:
+            while heap[starts[i] + k] == heap[starts[first] + k]:
                 k += 1
             shared = k
         for i in range(n):
@@ -290,9 +313,13 @@ def pack_spans(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t
             if lengths[i] >= 0:
                 rest = lengths[i] - shared
                 start = starts[i] + shared
-                code = 0
-                for k in range(width):
-                    code = (code << 8) | (heap[start + k] if k < rest else 0)
+                if width == 8 and rest >= 8:
+                    memcpy(&code, &heap[start], 8)
+                    code = seamark_big_endian(code)
+                else:
+                    code = 0
+                    for k in range(width):
+                        code = (code << 8) | (heap[start + k] if k < rest else 0)
                 if code < least:
                     least = code
                 if code > most:

@@ -375,11 +375,16 @@ def _holds(values: PartitionValues, kind: str) -> bool:
         return form is Form.FLOATS
     if values.spans is not None:
         return form is Form.STRINGS or kind.startswith("decimal")
-    return form is Form.INTEGERS and not kind.startswith("decimal")
+    if form is not Form.INTEGERS or kind.startswith("decimal"):
+        return False
+    # A date that was promoted to a timestamp counts days in older files.
+    return values.type != "int" or kind in ("int", "long", "date")
 
 
 def _avro_kind(values: PartitionValues) -> str:
     """The Iceberg type by what Avro says alone (Iceberg spec, appendix A); for sources that the schema lost."""
+    if values.type == "int" and values.logical == "date":
+        return "date"
     return {"boolean": "boolean", "int": "int", "long": "long", "float": "float", "double": "double"}.get(
         values.type, "string" if values.type == "string" else "binary"
     )
@@ -428,7 +433,7 @@ def _pack_column(
 ) -> ColumnEntry:
     rows = decoded.rows
     values, nulls, nans, sizes = (_counts_of(decoded, name, column_id) for name in COUNTS)
-    if record_count is not None and np.array_equal(values, decoded.longs["record_count"]):
+    if record_count is not None and _pack.same(values, decoded.longs["record_count"]):
         packed_values: Packed | None = record_count  # so it is but inside lists and maps
     else:
         packed_values = _pack_present(writer, values)

@@ -63,6 +63,10 @@ _FORMS = {
 }
 
 
+_NARROW = frozenset({"int", "long", "date"})
+"""Types of which four bytes hold values; a long's, from before it was widened."""
+
+
 def form_of(kind: str) -> Form | None:
     """How values of an Iceberg type are packed; None for types without an order (variant, geometry, unknown)."""
     form = _FORMS.get(kind)
@@ -85,7 +89,8 @@ def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
         return value
-    return (int(value) + _BIAS).to_bytes(16, "big")
+    # A literal of a truncated decimal may be beyond what 16 bytes hold; no value is.
+    return max(0, min(2 * _BIAS - 1, int(value) + _BIAS)).to_bytes(16, "big")
 
 
 def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
@@ -228,7 +233,8 @@ def pack_bounds(writer: Writer, kind: str, spans: Spans, *, absent_low: bool) ->
     if kind.startswith("decimal"):
         return _pack_decimals(writer, form, *_pack.gather_decimals(heap, starts, lengths), absent_low=absent_low)
     if form is Form.INTEGERS:
-        return pack_longs(writer, _pack.gather_longs(heap, starts, lengths, absent_low), absent_low=absent_low)
+        narrow = kind in _NARROW
+        return pack_longs(writer, _pack.gather_longs(heap, starts, lengths, absent_low, narrow), absent_low=absent_low)
     if form is Form.FLOATS:
         return pack_doubles(writer, _pack.gather_doubles(heap, starts, lengths), absent_low=absent_low)
     return pack_spans(writer, spans, absent_low=absent_low)

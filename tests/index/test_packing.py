@@ -150,6 +150,17 @@ def test_the_least_long_is_no_lower_bound_and_one_more_is_a_true_upper_one() -> 
     assert [upper.key(0), upper.key(1)] == [-(2**63) + 1, 3]
 
 
+def test_days_left_by_a_promoted_date_are_no_bounds_of_a_timestamp() -> None:
+    heap = np.frombuffer(struct.pack("<iq", 19_000, 5), dtype=np.uint8)
+    spans = Spans(heap, np.array([0, 4], dtype=np.int64), np.array([4, 8], dtype=np.int32))
+    for kind, first in (("timestamp", None), ("timestamptz_ns", None), ("long", 19_000)):
+        writer = Writer()
+        packed = pack_bounds(writer, kind, spans, absent_low=True)
+        assert packed is not None
+        column = Column(np.frombuffer(b"".join(writer.buffers), dtype=np.uint8), packed, 2)
+        assert [column.key(0), column.key(1)] == [first, 5]
+
+
 def test_nan_is_no_bound() -> None:
     heap = np.frombuffer(struct.pack("<dd", float("nan"), 2.0), dtype=np.uint8)
     spans = Spans(heap, np.array([0, 8], dtype=np.int64), np.array([8, 8], dtype=np.int32))
