@@ -32,7 +32,7 @@ from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.planner.answer import Answer, Longs, dialect_of
-from metaserver.planner.request import ScanRequest, bind_filter, resolve_schema, resolve_snapshot
+from metaserver.planner.request import ScanRequest, bind_filter, expired_ancestor, resolve_schema, resolve_snapshot
 from metaserver.planner.scan import Scan
 from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
 from metaserver.wire import decode_json, encode_json, show
@@ -243,18 +243,24 @@ def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked | None:
     request = _scan_request(asked)
     snapshot = resolve_snapshot(metadata, request)
     bind_filter(metadata, resolve_schema(metadata, snapshot, request), request)
+    if incremental and wanted.start_snapshot_id is None:
+        asked = msgspec.structs.replace(asked, start_snapshot_id=expired_ancestor(metadata, wanted.end_snapshot_id))
     return None if snapshot is None else asked
 
 
-def _snapshots(asked: Asked) -> Iterator[int]:
-    for snapshot_id in (asked.snapshot_id, asked.start_snapshot_id, asked.end_snapshot_id):
-        if snapshot_id is not None:
-            yield snapshot_id
-
-
 def _as_asked(metadata: TableMetadata, asked: Asked) -> TableMetadata | None:
-    """The metadata with the schema current that was so when the plan was made; None where what it needs is gone."""
-    if any(metadata.snapshot(snapshot_id) is None for snapshot_id in _snapshots(asked)):
+    """The metadata with the schema current that was so when the plan was made; None where what it needs is gone.
+
+    The start of an incremental scan may be gone, it is not read. What lies between must not: rows are named by the
+    place of their manifest among those of all its snapshots.
+    """
+    if any(
+        snapshot_id is not None and metadata.snapshot(snapshot_id) is None
+        for snapshot_id in (asked.snapshot_id, asked.end_snapshot_id)
+    ):
+        return None
+    whole = asked.snapshot_id is not None or asked.start_snapshot_id is not None
+    if not whole and expired_ancestor(metadata, asked.end_snapshot_id) is not None:
         return None
     if metadata.current_schema_id == asked.schema_id:
         return metadata

@@ -51,11 +51,11 @@ def _may_match(bound: Bound, summary: FieldSummary) -> bool:
         return summary.contains_nan is not False
     if form is None or form is Form.FLOATS or bound.kind == "uuid":
         return True  # NaN, the zeros and the order of UUIDs: the values themselves will tell
-    low, high = _key(form, bound.kind, summary.lower), _key(form, bound.kind, summary.upper)
-    if low is None or high is None:
+    if summary.lower is None and summary.upper is None:
         # Writers leave both out where every value is null.
         return bound.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH) or summary.contains_null is not True
-    return _overlaps(bound, form, low, high)
+    low, high = _key(form, bound.kind, summary.lower), _key(form, bound.kind, summary.upper)
+    return low is None or high is None or _overlaps(bound, form, low, high)
 
 
 def _overlaps(bound: Bound, form: Form, low: Key, high: Key) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from metaserver.errors import BadRequest
@@ -57,19 +58,40 @@ def appended(metadata: TableMetadata, request: ScanRequest) -> list[Snapshot]:
     BadRequest unless the start is an ancestor of the end, or the parent of one whose metadata has expired.
     """
     end = _required(metadata, request.end_snapshot_id, "end-snapshot-id")
+    start = request.start_snapshot_id
     found: list[Snapshot] = []
-    current: Snapshot | None = end
-    while current is not None and current.snapshot_id != request.start_snapshot_id:
-        found.append(current)
-        parent = current.parent_snapshot_id
-        if parent is not None and parent == request.start_snapshot_id:
+    for snapshot in _history(metadata, end):
+        if snapshot.snapshot_id == start:
             break
-        current = None if parent is None else metadata.snapshot(parent)
-        if current is None and request.start_snapshot_id is not None:
-            raise BadRequest(
-                f"start-snapshot-id {request.start_snapshot_id} is not an ancestor of end-snapshot-id {end.snapshot_id}"
-            )
+        found.append(snapshot)
+        if start is not None and snapshot.parent_snapshot_id == start:
+            break
+    else:
+        if start is not None:
+            raise BadRequest(f"start-snapshot-id {start} is not an ancestor of end-snapshot-id {end.snapshot_id}")
     return [snapshot for snapshot in reversed(found) if snapshot.summary_map().get("operation") == "append"]
+
+
+def expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:
+    """The nearest ancestor of a snapshot whose metadata has expired: where an incremental scan without a start begins.
+
+    None where all ancestors are there. BadRequest as for `appended`.
+    """
+    *_, oldest = _history(metadata, _required(metadata, end_snapshot_id, "end-snapshot-id"))
+    return oldest.parent_snapshot_id
+
+
+def _history(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
+    """The snapshot and its ancestors, newest first, as far as they are known."""
+    seen: set[int] = set()
+    current: Snapshot | None = end
+    while current is not None:
+        if current.snapshot_id in seen:
+            raise BadRequest(f"Snapshot {current.snapshot_id} is an ancestor of its own: its history has no beginning")
+        seen.add(current.snapshot_id)
+        yield current
+        parent = current.parent_snapshot_id
+        current = None if parent is None else metadata.snapshot(parent)
 
 
 def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, request: ScanRequest) -> Schema:

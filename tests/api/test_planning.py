@@ -226,6 +226,47 @@ async def test_a_plan_task_is_good_for_its_own_table_and_as_long_as_its_snapshot
     assert "expired" in late.error[2]
 
 
+async def expire(api: Api, *snapshot_ids: int) -> None:
+    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
+    assert (await api("POST", T, gone)).status == 200
+
+
+async def test_pages_of_an_incremental_scan_do_without_its_start(paged: Api) -> None:
+    """The start is exclusive: where it expired, scans from it go on, their pages as well."""
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
+    before = await paged("POST", f"{T}/plan", between)
+    await expire(paged, 1)
+    assert await pages(paged, before) == list(range(30, 60))
+    assert await pages(paged, await paged("POST", f"{T}/plan", between)) == list(range(30, 60))
+
+
+async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paged: Api) -> None:
+    """Without a start it begins with the oldest snapshot that is known, whose expiry must not move what pages mean."""
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paged, "t", tens(90)[60:], snapshot_id=3, parent=2)
+    whole = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paged, whole) == list(range(90))
+    await expire(paged, 1)
+    for token in whole.json["plan-tasks"]:
+        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+        assert late.error[:2] == (404, "NoSuchPlanTaskException")
+    later = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paged, later) == list(range(30, 90))
+    await expire(paged, 2)
+    for token in later.json["plan-tasks"]:
+        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+        assert late.error[:2] == (404, "NoSuchPlanTaskException")
+
+
+async def test_a_snapshot_that_is_its_own_ancestor_is_refused_in_an_incremental_scan(api: Api) -> None:
+    await api.table()
+    await append(api, "t", tens(1), snapshot_id=1, parent=1)
+    answer = await api("POST", f"{T}/plan", {"end-snapshot-id": 1})
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert "ancestor" in answer.error[2]
+
+
 async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metaserver.planner.tokens.TOKENS_BYTES_MAX", 2_000)
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:

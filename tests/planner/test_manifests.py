@@ -1,0 +1,163 @@
+"""Skipping whole manifests: summaries of random partition values, as writers make them, against the values themselves.
+
+What must hold: whenever some file's partition satisfies the expression, to whichever client, its manifest is needed.
+And skipping must happen: of plain types, a manifest whose values all lie on the wrong side is not needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaserver.iceberg.expressions import Bound, Expression, Op
+from metaserver.iceberg.manifest import FieldSummary, ManifestFile
+from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.planner.manifests import needed
+from tests.iceberg.predicates import VALUES, expressions, javas_order, matches, pythons_order
+from tests.planner.kinds import to_bytes
+
+KINDS = dict(enumerate(VALUES, start=1000))
+SPEC = PartitionSpec(
+    3, tuple(PartitionField(f"p{field}", "identity", source_id=field - 999, field_id=field) for field in KINDS)
+)
+
+
+def manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -> ManifestFile:
+    return ManifestFile(
+        manifest_path="file:///t/m.avro",
+        manifest_length=1,
+        partition_spec_id=spec_id,
+        content=0,
+        sequence_number=1,
+        min_sequence_number=1,
+        added_snapshot_id=1,
+        added_files_count=1,
+        existing_files_count=0,
+        deleted_files_count=0,
+        added_rows_count=1,
+        existing_rows_count=0,
+        deleted_rows_count=0,
+        partitions=None if summaries is None else tuple(summaries),
+        key_metadata=None,
+        first_row_id=None,
+    )
+
+
+def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> FieldSummary:
+    """Of one field, in Java's order or Python's; NaN and null are in no bounds. `terse`: without what is optional."""
+    nan = any(isinstance(value, float) and math.isnan(value) for value in values)
+    order = javas_order if javas else pythons_order
+    there = sorted(
+        (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
+    )
+    return FieldSummary(
+        contains_null=None in values,
+        contains_nan=None if terse else nan,
+        lower=to_bytes(kind, there[0]) if there else None,
+        upper=to_bytes(kind, there[-1]) if there else None,
+    )
+
+
+def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
+    """For a manifest of which nothing else is known than these fields, the first ones of the spec."""
+    return needed([manifest(fields)], {3: expression}, [SPEC]) == [0]
+
+
+PARTITIONS = st.lists(
+    st.fixed_dictionaries({field: st.one_of(st.none(), VALUES[kind]) for field, kind in KINDS.items()}),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(expression=expressions(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
+def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
+    expression: Expression, partitions: list[Mapping[int, Any]], javas: bool, terse: bool
+) -> None:
+    summaries = [
+        summary(kind, [partition[field] for partition in partitions], javas=javas, terse=terse)
+        for field, kind in KINDS.items()
+    ]
+    for order in (javas_order, pythons_order):
+        if any(matches(expression, partition, order) for partition in partitions):
+            assert is_needed(expression, *summaries)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
+def test_a_manifest_without_a_value_that_the_summary_allows_is_not_needed(data: st.DataObject, kind: str) -> None:
+    """Comparisons and equality of one field: needed exactly when something between its least and greatest satisfies."""
+    field = next(one for one, other in KINDS.items() if other == kind)
+    values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
+    literal = data.draw(VALUES[kind])
+    there = [value for value in values if value is not None]
+    within = {
+        Op.LT: lambda: min(there) < literal,
+        Op.LT_EQ: lambda: min(there) <= literal,
+        Op.GT: lambda: max(there) > literal,
+        Op.GT_EQ: lambda: max(there) >= literal,
+        Op.EQ: lambda: min(there) <= literal <= max(there),
+    }
+    before = [FieldSummary(None, None, None, None)] * (field - 1000)
+    for op, allowed in within.items():
+        bound = Bound(op, field, f"p{field}", kind, "identity", kind, (literal,))
+        found = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
+        assert found == (bool(there) and allowed()), op
+
+
+def of(kind: str, op: Op, *values: Any) -> Bound:
+    return Bound(op, 1000, "p", kind, "identity", kind, values)
+
+
+SPEC_OF_ONE = PartitionSpec(3, (PartitionField("p", "identity", source_id=1, field_id=1000),))
+ALL_NULL = FieldSummary(True, None, None, None)
+
+
+@pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ, Op.IN, Op.NOT_NULL, Op.STARTS_WITH])
+def test_a_manifest_of_nulls_alone_is_needed_only_by_what_null_satisfies(op: Op) -> None:
+    values = {Op.NOT_NULL: (), Op.IN: ("a", "b")}.get(op, ("a",))
+    assert not is_needed(of("string", op, *values), ALL_NULL)
+    assert is_needed(of("string", Op.IS_NULL), ALL_NULL)
+    assert is_needed(of("string", Op.NOT_EQ, "a"), ALL_NULL)
+    assert not is_needed(of("string", Op.IS_NULL), FieldSummary(False, None, b"a", b"b"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "values", "lower", "upper"),
+    [
+        ("int", Op.EQ, (5,), b"\x05\x00", b"\x09\x00"),  # of a length that no int has
+        ("int", Op.LT, (5,), b"\x01\x00\x00\x00", None),
+        ("string", Op.STARTS_WITH, ("a",), b"\xff\xfe", b"\xff\xff"),  # no UTF-8
+        ("date", Op.NOT_NULL, (), b"", b""),
+    ],
+)
+def test_bounds_that_cannot_be_read_rule_nothing_out(
+    kind: str, op: Op, values: tuple[Any, ...], lower: bytes | None, upper: bytes | None
+) -> None:
+    """Also beside nulls: bounds that are there say that some value is."""
+    for contains_null in (True, False, None):
+        assert is_needed(of(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
+
+
+def test_what_the_manifest_list_does_not_say_rules_nothing_out() -> None:
+    never = of("string", Op.EQ, "zzz")
+    told = [FieldSummary(False, None, b"a", b"b")]
+    manifests = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
+    assert needed(manifests, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+
+
+def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
+    turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
+    field = 1000 + list(VALUES).index("string")
+    summaries = [FieldSummary(None, None, None, None)] * (len(KINDS) - 1)
+    place = len(KINDS) - 1 - (field - 1000)
+    summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
+    for literal, kept in (("a", [0]), ("c", [])):
+        asked = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
+        assert needed([manifest(summaries, spec_id=4)], {4: asked}, [SPEC, turned]) == kept
