@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from metaserver.iceberg.expressions import Value
@@ -109,6 +109,7 @@ def test_a_comparison_keeps_what_passes_and_what_is_absent(kind: str, data: st.D
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat)] if flat else [])))
     sides = Sides(kind, blocks, absent_low=op < 2)
     key = key_of(sides.form, kind, literal)
+    assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # nothing is beyond those, so nothing has to be kept
     rows = sum(map(len, blocks))
     before = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), dtype=np.uint8)
     state = np.array(
