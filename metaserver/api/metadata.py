@@ -13,7 +13,7 @@ import asyncio
 import base64
 import binascii
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -51,10 +51,10 @@ from metaserver.wire import encode_json
 
 ARROW_LIMIT = 100_000
 """Items of an Arrow answer at most, and where no limit is given."""
-IN_THREAD_ITEMS = 5_000
-"""Larger pages are read in a thread; the event loop is not to wait for them."""
-IN_THREAD_FILES = 100_000
-"""Of a table: partitions are gathered from all of its files."""
+IN_THREAD_ARROW, IN_THREAD_JSON = 20_000, 500
+"""Larger pages are encoded in a thread, each about 2 ms of work; the event loop is not to wait for them."""
+IN_THREAD_FILES = 5_000
+"""Partitions of larger tables are put together in a thread: that takes all files, whatever the page."""
 _TOKEN_VERSION = 1
 _PREFIX = Parameter(
     "partition",
@@ -156,12 +156,9 @@ async def list_files(request: web.Request) -> web.StreamResponse:
     if content != "deletes" and view.delete_rows:
         scan = await planner.scan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
-    def read() -> Files:
-        data = lookup(view if content != "deletes" else TableView((), ()), prefix)
-        deletes = lookup(_delete_view(view) if content != "data" else TableView((), ()), prefix)
-        return Files(metadata, data, deletes, scan)
-
-    return await _answer(request, page, "files", tuple(FILE_COLUMNS), read, view.rows + view.delete_rows)
+    data = lookup(view if content != "deletes" else TableView((), ()), prefix)
+    deletes = lookup(_delete_view(view) if content != "data" else TableView((), ()), prefix)
+    return await _answer(page, "files", tuple(FILE_COLUMNS), Files(metadata, data, deletes, scan))
 
 
 @describe(
@@ -192,7 +189,7 @@ async def list_column_stats(request: web.Request) -> web.StreamResponse:
     page = _page(request, metadata, ("stats", str(column.id)))
     view = await _view(request, metadata, page)
     prefix = parse_prefix(request.query.get("partition", ""), metadata)
-    return await _answer(request, page, "stats", fields, lambda: ColumnStats(lookup(view, prefix), column), view.rows)
+    return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
 
 
 @describe(
@@ -211,7 +208,9 @@ async def list_partitions(request: web.Request) -> web.StreamResponse:
     def read() -> Partitions:
         return Partitions(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
 
-    return await _answer(request, page, "partitions", tuple(PARTITION_COLUMNS), read, view.rows + view.delete_rows)
+    small = view.rows + view.delete_rows <= IN_THREAD_FILES
+    listing = read() if small else await asyncio.to_thread(read)
+    return await _answer(page, "partitions", tuple(PARTITION_COLUMNS), listing)
 
 
 def stats_column(metadata: TableMetadata, name: str) -> StatsColumn:
@@ -295,20 +294,16 @@ def _delete_view(view: TableView) -> TableView:
     return TableView(view.delete_manifests, view.delete_blocks)
 
 
-async def _answer(
-    request: web.Request, page: _Page, what: str, names: tuple[str, ...], read: Callable[[], Listing], files: int
-) -> web.StreamResponse:
-    """`read` makes the listing, of at most `files` files of the view."""
-    encode = _arrow_body if page.arrow else _json_body
-    work = partial(encode, page, what, names, read)
-    small = min(files, page.limit) <= IN_THREAD_ITEMS and files <= IN_THREAD_FILES
+async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> web.Response:
+    work = partial(_arrow_body if page.arrow else _json_body, page, what, names, listing)
+    items_of_page = min(page.limit, max(0, listing.total - page.start))
+    small = items_of_page <= (IN_THREAD_ARROW if page.arrow else IN_THREAD_JSON)
     body = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if page.arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _arrow_body(page: _Page, what: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
-    listing = read()
+def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes:
     end = min(listing.total, page.start + page.limit)
     columns = listing.arrays(names, min(page.start, end), end)
     token = page.token(listing.total)
@@ -317,8 +312,7 @@ def _arrow_body(page: _Page, what: str, names: tuple[str, ...], read: Callable[[
     return arrow.stream({name.replace("-", "_"): array for name, array in columns.items()}, about)
 
 
-def _json_body(page: _Page, what: str, names: tuple[str, ...], read: Callable[[], Listing]) -> bytes:
-    listing = read()
+def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes:
     end = min(listing.total, page.start + page.limit)
     rows = items(listing, names, min(page.start, end), end)
     return encode_json({"snapshot-id": page.snapshot_id, what: rows, "next-page-token": page.token(listing.total)})

@@ -11,13 +11,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from metaserver.clock import SystemClock
 from metaserver.errors import BadRequest
+from metaserver.iceberg.manifest import decode_manifest, decode_manifest_list
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.table_json import decode_table
+from metaserver.index.block import Block, encode_block
 from metaserver.index.packing import MISSING, Form, value_of
 from metaserver.objects.router import open_objects
 from metaserver.planner import _lookup
@@ -31,8 +36,19 @@ from metaserver.settings import Settings
 from tests.planner import partitioning
 from tests.planner.history import random_lake
 from tests.planner.kinds import FLOATS
-from tests.planner.lake import ContentFile, Lake, Snapshot
+from tests.planner.lake import DATA, ContentFile, DataFile, Lake, Snapshot
 from tests.planner.literal_forms import render
+from tests.planner.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    PartitionField,
+    Style,
+    list_bytes,
+    manifest_bytes,
+)
 
 
 @asynccontextmanager
@@ -213,6 +229,84 @@ async def test_partitions_add_up_to_what_their_files_hold(tmp_path: Path) -> Non
                     records[file.partition_key] = records.get(file.partition_key, 0) + file.record_count
                 assert within.sums(found.longs("record_count")) == list(records.values()), f"seed {seed}"
                 assert [partition.spec_id for partition in within.partitions] == [key[0] for key in records]
+
+
+# Partitions as they were before their columns changed
+
+
+def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
+    """A manifest for each (type, values): files partitioned by identity of column 1, with those values."""
+    style = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+    manifests, blocks = [], []
+    for number, (kind, values) in enumerate(parts):
+        fields = (PartitionField(1000, "p", 1, "identity"),)
+        files = [DataFile(f"{number}-{at}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for at, value in enumerate(values)]
+        schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]}
+        data = manifest_bytes(
+            [Entry(ADDED, 1, 1, 1, file) for file in files],
+            version=2,
+            content=0,
+            style=style,
+            spec_id=0,
+            fields=fields,
+            kinds={1: kind},
+            schema=schema,
+        )
+        path = folder / f"{number}.avro"
+        path.write_bytes(data)
+        blocks.append(Block(b"".join(encode_block(decode_manifest(data, path.as_uri())))))
+        counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
+        listed = Manifest(path.as_uri(), len(data), 0, 0, 1, 1, 1, [], None, counts=counts)
+        manifests.append(listed)
+    listing = list_bytes([(one, None) for one in manifests], version=2, style=style, header={"format-version": "2"})
+    return TableView(decode_manifest_list(listing, "file:///list"), blocks)
+
+
+def of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
+    """Partitioned by identity of the one column, which is of this type now."""
+    schema = msgspec.convert(
+        {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]},
+        type=Schema,
+    )
+    fields = [{"name": "p", "transform": "identity", "source-id": 1, "field-id": 1000}]
+    spec = msgspec.convert({"spec-id": 0, "fields": fields}, type=PartitionSpec)
+    return msgspec.structs.replace(metadata, schemas=(schema,), partition_specs=(spec,))
+
+
+@pytest.mark.parametrize("days", [[0, 0], [0, 19_723], [19_723, None], [19_723, 19_723], [None, None]])
+@pytest.mark.parametrize("wanted", [0, 19_723, None])
+def test_a_date_that_became_a_time_is_found_by_its_midnight(
+    metadata: TableMetadata, tmp_path: Path, days: list[int | None], wanted: int | None
+) -> None:
+    day_us = 86_400_000_000
+    times = [None if day is None else day * day_us for day in [*days, 19_723]]
+    view = a_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
+    text = json.dumps({"p": None if wanted is None else wanted * day_us})
+    found = lookup(view, parse_prefix(text, of_one_column(metadata, "timestamp")))
+    expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted]
+    expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted]
+    assert paths(found) == expected
+    stored = [grouped(found).partitions[number].fields[0].value for number in grouped(found).numbers.tolist()]
+    assert set(stored) <= {wanted, None if wanted is None else wanted * day_us}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "values"),
+    [
+        (("int", "long"), (7, 7)),
+        (("decimal(9, 2)", "decimal(20, 2)"), (725, 725)),
+        (("decimal(20, 2)", "decimal(38, 2)"), (-725, -725)),
+        (("float", "double"), (0.5, 0.5)),
+    ],
+)
+def test_a_widened_partition_value_is_the_same_value(
+    metadata: TableMetadata, tmp_path: Path, kinds: tuple[str, str], values: tuple[Any, Any]
+) -> None:
+    other = values[0] + 3
+    view = a_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
+    text = json.dumps({"p": render(kinds[1], values[1], "spec")})
+    found = lookup(view, parse_prefix(text, of_one_column(metadata, kinds[1])))
+    assert paths(found) == ["0-0", "1-1"]
 
 
 # What is no prefix
