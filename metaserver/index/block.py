@@ -45,8 +45,8 @@ from metaserver.index.packing import (
 )
 
 _MAGIC = b"SMB1"
-VERSION = 1
-"""Of the layout; part of every key, so that a block of another version is never read."""
+VERSION = 2
+"""Of the layout and of what is put into it; part of every key, so that a block of another version is never read."""
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
 _NONE, _ALL, _SOME = 0, 1, 2

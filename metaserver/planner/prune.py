@@ -12,7 +12,7 @@ but for the zeros). Conjunctions narrow one after another; disjunctions are unio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -150,17 +150,24 @@ def _narrow(
                 return
             _narrow(selection, child, leaf, expired)
     elif isinstance(expression, Or):
-        _narrow_to_any(
-            selection, [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
-        )
+        ways = [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
+        _narrow_to_any(selection, ways, expired)
     else:
         assert isinstance(expression, Bound)
         leaf(selection, expression)
 
 
-def _narrow_to_any(selection: Selection, ways: list[Callable[[Selection], None]]) -> None:
+def _never() -> bool:
+    return False
+
+
+def _narrow_to_any(
+    selection: Selection, ways: Sequence[Callable[[Selection], None]], expired: Expired = _never
+) -> None:
     union: Selection | None = None
     for way in ways:
+        if expired():
+            return  # the ways that are left might keep everything; each would copy the mask only to do so
         part = selection.copy()
         way(part)
         if union is None:
@@ -183,6 +190,8 @@ def _cost(expression: Expression) -> int:
 
 
 def _stats_leaf(selection: Selection, bound: Bound) -> None:
+    if bound.kind in ("list", "map"):
+        return  # values are counted there, not rows
     if bound.transform != "identity":
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != "identity"):
@@ -207,10 +216,6 @@ def _stats_leaf(selection: Selection, bound: Bound) -> None:
         return
     _drop(selection, column, column.nans_only, _nans_only)
     _narrow_by_bounds(selection, column, bound)
-
-
-def _never() -> bool:
-    return False
 
 
 Truths = npt.NDArray[np.bool_]

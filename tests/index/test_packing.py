@@ -185,3 +185,14 @@ def test_a_decimal_too_long_for_its_type_is_left_out() -> None:
     assert packed.form == Form.INTEGERS
     column = Column(np.frombuffer(b"".join(writer.buffers), dtype=np.uint8), packed, 2)
     assert [column.key(0), column.key(1)] == [None, 5]
+
+
+@pytest.mark.parametrize("literal", [10**44, -(10**44), 2**127, -(2**127) - 1])
+def test_a_literal_beyond_every_decimal_lies_beyond_every_decimal(literal: int) -> None:
+    """Truncation can take decimals past their precision, so such literals are bound."""
+    kind = "decimal(38, 0)"
+    edges = [key_of(Form.STRINGS, kind, edge) for edge in (-(10**38) + 1, 10**38 - 1)]
+    key = key_of(Form.STRINGS, kind, literal)
+    assert isinstance(key, bytes)
+    assert len(key) == 16
+    assert all((key > edge) == (literal > 0) and key != edge for edge in edges)  # type: ignore[operator]

@@ -1,0 +1,40 @@
+"""The layout of blocks, which outlives programs: on local disks, under keys that hold its version."""
+
+from __future__ import annotations
+
+import hashlib
+
+from metaserver.iceberg.manifest import decode_manifest
+from metaserver.index.block import VERSION, encode_block
+from tests.api.planned import KINDS, STYLE, file_of
+from tests.planner.manifests import ADDED, Entry, manifest_bytes
+
+LAYOUT = {2: "fa66ed39a778c8a35c35e1a7a7048398f3b33d63fc180bcce3233b9858b7383e"}
+"""By version, SHA-256 of the block of the manifest below."""
+SCHEMA = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [
+        {"id": 1, "name": "id", "type": "long", "required": False},
+        {"id": 2, "name": "data", "type": "string", "required": False},
+    ],
+}
+
+
+def test_a_layout_that_changes_has_another_version() -> None:
+    """A block that an older program left behind would be read as if it were ours: where this fails, raise VERSION."""
+    files = [
+        file_of(f"file:///t/data/{n:06d}.parquet", 1000 * n, 1000 * n + 9, text=("a" * n, "b" * n)) for n in range(20)
+    ]
+    data = manifest_bytes(
+        [Entry(ADDED, 1, None, None, file) for file in files],
+        version=2,
+        content=0,
+        style=STYLE,
+        spec_id=0,
+        fields=(),
+        kinds=KINDS,
+        schema=SCHEMA,
+    )
+    block = b"".join(encode_block(decode_manifest(data, "file:///t/m.avro")))
+    assert {VERSION: hashlib.sha256(block).hexdigest()} == LAYOUT

@@ -1,0 +1,90 @@
+"""Pruning, where plans over whole tables do not reach: columns inside lists, and time that runs out among branches."""
+
+from __future__ import annotations
+
+import pytest
+
+from metaserver.iceberg.expressions import Bound, Expression, Op, Or
+from metaserver.iceberg.manifest import ManifestFile, decode_manifest
+from metaserver.index.block import Block, encode_block
+from metaserver.planner.prune import Selection, narrow_by_stats
+from metaserver.planner.view import TableView
+from tests.api.planned import STYLE, file_of
+from tests.planner.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.metrics import ColumnMetrics
+from tests.planner.test_manifests import manifest
+
+ELEMENT = 4
+SCHEMA = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [
+        {"id": 1, "name": "id", "type": "long", "required": False},
+        {"id": 2, "name": "data", "type": "string", "required": False},
+        {
+            "id": 3,
+            "name": "tags",
+            "type": {"type": "list", "element-id": ELEMENT, "element": "string", "element-required": False},
+            "required": False,
+        },
+    ],
+}
+
+
+def view(*elements: ColumnMetrics) -> TableView:
+    """One file for each of the statistics of a list's elements; file n holds the ids from 10 n to 10 n + 9."""
+    files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
+    for file, metrics in zip(files, elements, strict=True):
+        file.metrics[ELEMENT] = metrics
+    data = manifest_bytes(
+        [Entry(ADDED, 1, None, None, file) for file in files],
+        version=2,
+        content=0,
+        style=STYLE,
+        spec_id=0,
+        fields=(),
+        kinds={1: "long", 2: "string", ELEMENT: "string"},
+        schema=SCHEMA,
+    )
+    listed: ManifestFile = manifest(None, spec_id=0)
+    return TableView([listed], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
+
+
+def left(of: TableView, expression: Expression) -> list[int]:
+    selection = Selection.everything(of)
+    narrow_by_stats(selection, expression, lambda: False)
+    selection.check_invariants()
+    return selection.rows().tolist()
+
+
+@pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
+def test_statistics_of_what_lists_hold_rule_nothing_out(op: Op) -> None:
+    """They count elements: where none is null, a list may be; where all are null, a row may have no list."""
+    some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
+    values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
+    assert left(view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)) == [0, 1]
+
+
+def test_branches_that_are_reached_too_late_cost_nothing_and_rule_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disjunction of thousands over a million files would copy its selection for each, long after its time."""
+    table = view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
+    branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
+    assert left(table, branches) == []
+    copies = looks = 0
+    copy = Selection.copy
+
+    def counted(self: Selection) -> Selection:
+        nonlocal copies
+        copies += 1
+        return copy(self)
+
+    def expired() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 10
+
+    monkeypatch.setattr(Selection, "copy", counted)
+    selection = Selection.everything(table)
+    narrow_by_stats(selection, branches, expired)
+    assert selection.rows().tolist() == list(range(20))
+    assert copies < 10
