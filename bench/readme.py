@@ -32,30 +32,66 @@ CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
 """Which rows of which bench the README shows: (case, measure)."""
 
 
+PLANNING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "planning_warm": tuple(
+        (f"{files} files, {case}", "plan")
+        for files in ("100,000", "1,000,000")
+        for case in ("narrow range", "ordered column", "string equality", "three columns")
+    ),
+    "planning_cold": (),
+    "planning_memory": (),
+    "planning_http": (),
+    "planning_lookup": (),
+}
+
+
 def section(folder: Path = RESULTS) -> str:
     """The text between the markers. A bench that was not run yet is left out."""
     shown = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
-    if not shown:
+    plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
+    if not shown and not plans:
         return "No measurements yet: run `make bench`.\n"
+    lines = []
+    if shown:
+        lines += _table(shown, CLAIMS)
+        lines += [
+            "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured in turns in one run,"
+            f" each server on one core, the load on another ({_machine(shown)}).",
+            *_busy(shown),
+            "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
+            "",
+        ]
+    if plans:
+        lines += _table(plans, PLANNING_CLAIMS)
+        lines += [
+            "Ratio: how many times better Seamark is than the peer named first in each bench, in one run"
+            f" ({_machine(plans)}). Java and PyIceberg decode the manifests for every plan; Seamark keeps them.",
+            *_busy(plans),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _table(shown: dict[str, Report], claims: dict[str, tuple[tuple[str, str], ...]]) -> list[str]:
     servers = list(dict.fromkeys(name for report in shown.values() for name in report.servers()))
     head = ["case", "measure", "ratio", *servers, "goal"]
     lines = ["| " + " | ".join(head) + " |", "|---|---|" + "--:|" * (len(head) - 2)]
     for name, report in shown.items():
         rows = {(row.case, row.measure): row for row in report.rows}
-        for claim in CLAIMS[name]:
+        for claim in claims[name]:
             case, *rest = cells(rows[claim], servers)
             lines.append("| " + " | ".join([f"[{name}](bench/results/{name}.md): {case}", *rest]) + " |")
+    return [*lines, ""]
+
+
+def _machine(shown: dict[str, Report]) -> str:
     facts = next(iter(shown.values())).machine
+    return f"{facts['cpu']}, {facts['cores']} cores, {facts['when']}"
+
+
+def _busy(shown: dict[str, Report]) -> list[str]:
     busy = max(report.machine.get("load_before", 0) for report in shown.values())
-    lines += [
-        "",
-        "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured in turns in one run, each"
-        f" server on one core, the load on another ({facts['cpu']}, {facts['cores']} cores, {facts['when']}).",
-        *([f"Other work ran on the machine (load average up to {busy}): times are high."] if busy > BUSY else []),
-        "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
-        "",
-    ]
-    return "\n".join(lines)
+    return [f"Other work ran on the machine (load average up to {busy}): times are high."] if busy > BUSY else []
 
 
 def filled(text: str, content: str) -> str:

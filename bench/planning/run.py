@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from bench import readme
 from bench.planning import cold, http, lookup, memory, warm
 from bench.report import Report, machine
 from bench.run import show
@@ -54,6 +55,8 @@ def main() -> None:
         show(report, console)
         if not chosen.quick:
             report.save()
+    if not chosen.quick:
+        readme.update()
 
 
 if __name__ == "__main__":
