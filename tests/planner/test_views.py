@@ -1,0 +1,333 @@
+"""Views in memory: what is decoded how often, what is kept within the budget, and who waits for whom.
+
+The oracle of every answer is the table itself, made by hand: the file of number n holds the ids from 10 n to 10 n + 9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.index.block import Block
+from metaserver.objects.port import ObjectStore
+from metaserver.planner.planner import Planner
+from metaserver.planner.request import ScanRequest
+from metaserver.planner.scan import Scan
+from tests.api.client import Api
+from tests.api.planned import append, file_of
+from tests.planner.manifests import Manifest
+from tests.planner.tables import Table, Watched, between, numbers, numbers_of, on_day, planning
+from tests.server.rig import running
+
+DAYS, PER_DAY = 8, 10
+
+
+def filled(folder: Path, *, days: int = DAYS, per_day: int = PER_DAY) -> tuple[Table, list[Manifest]]:
+    """A table with a manifest for each day, of `per_day` files."""
+    table = Table(folder)
+    manifests = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
+    table.commit(1, manifests)
+    return table, manifests
+
+
+async def plan(planner: Planner, table: Table, filter: Any = True, **request: Any) -> Scan:
+    return await planner.scan(table.metadata, ScanRequest(filter=parse_expression(filter), **request))
+
+
+async def test_many_who_plan_a_cold_table_at_once_decode_each_manifest_once(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t")
+    watched: list[Watched] = []
+
+    def wrap(inner: ObjectStore) -> ObjectStore:
+        watched.append(Watched(inner))
+        return watched[0]
+
+    async with planning(tmp_path, wrap) as planner:
+        wanted = [(n % 40, n % 40 + n % 23) for n in range(60)]
+        found = await asyncio.gather(
+            *(numbers(planner, table.metadata, between(low, high)) for low, high in wanted),
+            *(numbers(planner, table.metadata) for _ in range(20)),
+            *(numbers(planner, table.metadata, on_day(n % DAYS)) for n in range(20)),
+        )
+        assert planner.stats().decoded == DAYS
+        assert sorted(watched[0].reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
+    for (low, high), plans in zip(wanted, found[:60], strict=True):
+        assert plans == list(range(low, high + 1))
+    assert all(plans == list(range(80)) for plans in found[60:80])
+    assert found[80:] == [list(range(n % DAYS * 10, n % DAYS * 10 + 10)) for n in range(20)]
+
+
+async def test_a_commit_costs_the_decoding_of_its_own_manifests(tmp_path: Path) -> None:
+    table, manifests = filled(tmp_path / "t")
+    async with planning(tmp_path) as planner:
+        assert await numbers(planner, table.metadata) == list(range(80))
+        assert planner.stats().decoded == DAYS
+        for snapshot_id in range(2, 6):
+            manifests.append(table.manifest(f"n{snapshot_id}", [80 + snapshot_id], snapshot_id=snapshot_id))
+            table.commit(snapshot_id, manifests)
+            assert (await numbers(planner, table.metadata))[80:] == [80 + each for each in range(2, snapshot_id + 1)]
+            assert planner.stats().decoded == DAYS + snapshot_id - 1
+        stats = planner.stats()
+        assert stats.blocks == DAYS + 4
+        assert stats.views == 5
+        # Time travel, and a branch of other manifests than main's: what is there is not decoded again.
+        assert await numbers(planner, table.metadata, snapshot_id=2) == [*range(80), 82]
+        table.commit(9, [manifests[-1], manifests[3]])
+        assert await numbers(planner, table.metadata) == [85, *range(30, 40)]
+        appended = await numbers(planner, table.metadata, start_snapshot_id=2, end_snapshot_id=4)
+        assert appended == [83, 84]
+        assert planner.stats().decoded == DAYS + 4
+
+
+async def test_a_selective_filter_on_a_cold_snapshot_reads_what_it_needs_and_names_the_rows_alike(
+    tmp_path: Path,
+) -> None:
+    table, _ = filled(tmp_path / "t")
+    async with planning(tmp_path) as part, planning(tmp_path) as full:
+        everything = await plan(full, table)
+        for done, day in enumerate((6, 2, 5), start=1):
+            of_part, of_full = await plan(part, table, on_day(day)), await plan(full, table, on_day(day))
+            assert part.stats().decoded == done
+            assert numbers_of(of_part) == list(range(day * 10, day * 10 + 10))
+            assert of_part.rows.tolist() == of_full.rows.tolist() == everything.rows.tolist()[day * 10 : day * 10 + 10]
+            assert of_part.considered == of_full.considered == 80
+        assert full.stats().decoded == DAYS
+        assert await numbers(part, table.metadata) == list(range(80))
+        assert part.stats().decoded == DAYS, "blocks of the parts are used again"
+
+
+async def test_a_plan_made_before_is_given_again(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t")
+    async with planning(tmp_path) as planner:
+        first = await plan(planner, table, between(3, 44))
+        again = await plan(planner, table, between(3, 44))
+        assert again.rows.tolist() == first.rows.tolist()
+        assert numbers_of(again) == list(range(3, 45))
+        assert planner.stats().plan_hits == 1
+        assert numbers_of(await plan(planner, table, between(3, 45))) == list(range(3, 46))
+        assert planner.stats().plan_hits == 1
+
+
+@pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
+async def test_one_who_gives_up_waiting_takes_nothing_from_the_others(tmp_path: Path, reading: str) -> None:
+    table, _ = filled(tmp_path / "t")
+    watched: list[Watched] = []
+
+    def wrap(inner: ObjectStore) -> ObjectStore:
+        watched.append(Watched(inner))
+        return watched[0]
+
+    async with planning(tmp_path, wrap) as planner:
+        storage = watched[0]
+        storage.hold = reading
+        waiting = [asyncio.create_task(numbers(planner, table.metadata, between(n, n + 1))) for n in range(6)]
+        while not storage.held:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        waiting[0].cancel()
+        waiting[3].cancel()
+        await asyncio.sleep(0.01)
+        storage.let_go()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(one, asyncio.CancelledError) for one in found] == [n in (0, 3) for n in range(6)]
+        assert [one for n, one in enumerate(found) if n not in (0, 3)] == [[n, n + 1] for n in (1, 2, 4, 5)]
+        assert planner.stats().decoded == DAYS
+        assert sorted(storage.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
+
+
+async def test_when_all_have_given_up_the_next_begins_anew(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t")
+    watched: list[Watched] = []
+
+    def wrap(inner: ObjectStore) -> ObjectStore:
+        watched.append(Watched(inner))
+        return watched[0]
+
+    async with planning(tmp_path, wrap) as planner:
+        watched[0].hold = "m3.avro"
+        waiting = [asyncio.create_task(numbers(planner, table.metadata)) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        for one in waiting:
+            one.cancel()
+        watched[0].let_go()
+        assert await numbers(planner, table.metadata) == list(range(80))
+        assert all(
+            isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True)
+        )
+        assert planner.stats().decoded <= 2 * DAYS
+        planner.check_invariants()
+
+
+# The budget
+
+
+def blocks_alive() -> list[Block]:
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, Block)]
+
+
+async def sizes(folder: Path, tables: list[Table]) -> list[int]:
+    """Bytes of each table's blocks."""
+    found = []
+    async with planning(folder) as planner:
+        for table in tables:
+            scan = await plan(planner, table)
+            found.append(sum(block.size_bytes for block in scan.view.blocks))
+        del scan
+    gc.collect()
+    return found
+
+
+async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: Path) -> None:
+    tables = [filled(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
+    wanted = await sizes(tmp_path, tables)
+    budget = max(wanted) + sum(wanted) // 3
+    rng, decoded = random.Random(4), 0
+    async with planning(tmp_path, plan_memory_bytes=budget) as planner:
+        for turn in range(60):
+            number = rng.randrange(len(tables))
+            low = rng.randrange(80)
+            assert await numbers(planner, tables[number].metadata, between(low, low + 5)) == [
+                n for n in range(low, low + 6) if n < (2 + number) * 40
+            ], f"turn {turn}"
+            await asyncio.sleep(0)
+            stats = planner.stats()
+            planner.check_invariants()
+            assert stats.live_bytes + stats.added_bytes <= budget, f"turn {turn}"
+            decoded = stats.decoded
+    assert decoded > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
+
+
+async def test_the_account_is_of_the_blocks_that_are_alive(tmp_path: Path) -> None:
+    assert not blocks_alive(), "a test before this one left blocks behind"
+    tables = [filled(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
+    async with planning(tmp_path) as planner:
+        held = [await plan(planner, table, between(1, 25)) for table in tables]
+        alive = blocks_alive()
+        assert len(alive) == planner.stats().blocks == 9
+        assert sum(block.size_bytes for block in alive) == planner.stats().live_bytes
+        watch = [weakref.ref(block) for block in alive]
+        del alive, held
+        planner._budget_bytes = 0
+        await plan(planner, tables[0], between(1, 2))
+        await asyncio.sleep(0)  # the event loop holds what woke this task until it sleeps again
+        gc.collect()
+        assert [one() for one in watch] == [None] * 9
+        assert (planner.stats().live_bytes, planner.stats().blocks, planner.stats().views) == (0, 0, 0)
+        assert planner.stats().added_bytes == 0
+
+
+async def test_a_view_larger_than_the_whole_budget_is_planned_and_let_go(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t")
+    async with planning(tmp_path, plan_memory_bytes=1) as planner:
+        for _ in range(3):
+            assert await numbers(planner, table.metadata, between(5, 70)) == list(range(5, 71))
+            await asyncio.sleep(0)
+            assert planner.stats().live_bytes == 0, "without the garbage collector's help"
+        assert planner.stats().decoded == 3 * DAYS
+
+
+async def test_snapshots_that_share_all_their_blocks_are_let_go_too(tmp_path: Path) -> None:
+    """A view adds to its blocks; a thousand snapshots of one table must not add up without end."""
+    table, manifests = filled(tmp_path / "t", days=40, per_day=2)
+    blocks = (await sizes(tmp_path, [table]))[0]
+    for snapshot_id in range(2, 102):
+        table.commit(snapshot_id, manifests)
+    metadata = table.metadata
+    budget = blocks + (1 << 20)
+    async with planning(tmp_path, plan_memory_bytes=budget) as planner:
+        for snapshot_id in range(1, 102):
+            request = {"snapshot_id": snapshot_id}
+            assert await numbers(planner, metadata, between(7, 9), **request) == [7, 8, 9]
+            assert planner.stats().live_bytes + planner.stats().added_bytes <= budget
+        assert 1 < planner.stats().views < 50
+        assert planner.stats().decoded == 40
+
+
+async def test_plans_hold_nothing_of_the_tables_history(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t")
+    async with planning(tmp_path) as planner:
+        scan = await plan(planner, table, between(1, 2))
+        assert table.metadata.snapshots
+        assert (scan.metadata.snapshots, scan.metadata.snapshot_log, scan.metadata.refs) == ((), (), {})
+
+
+async def test_planners_that_come_and_go_leave_no_thread_file_or_mapping_behind(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t", days=1, per_day=8000)
+    process = psutil.Process()
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    def resources() -> tuple[int, set[str], int]:
+        gc.collect()
+        # The event loop's own threads stay with it.
+        names = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+        return process.num_fds(), names, mappings()
+
+    async def cycle() -> int:
+        async with planning(tmp_path, plan_disk_bytes=64 << 20) as planner:
+            scan = await plan(planner, table, between(10, 20))
+            assert numbers_of(scan) == list(range(10, 21))
+            assert planner.stats().decoded in (0, 1)
+            return mappings()
+
+    await cycle()
+    before = resources()
+    mapped = [await cycle() for _ in range(50)]
+    assert min(mapped) >= 1, "blocks from the folder are mapped"
+    assert resources() == before
+
+
+# The time budget
+
+
+async def test_a_plan_without_time_keeps_what_it_did_not_check_says_so_and_is_not_kept(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t")
+    async with planning(tmp_path, plan_time_budget_s=0) as planner:
+        for _ in range(2):
+            scan = await plan(planner, table, between(33, 35))
+            assert set(numbers_of(scan)) >= {33, 34, 35}
+            assert not scan.complete
+            assert all(scan.residual(row) != parse_expression(False) for row in scan.rows.tolist())
+        assert planner.stats().plan_hits == 0
+        assert (await plan(planner, table)).complete, "without a filter there is nothing to check"
+
+
+async def test_pages_of_hurried_and_of_whole_plans_make_up_the_answer_together(tmp_path: Path) -> None:
+    """Tokens of a plan without time, answered by a server with time, and the other way round."""
+    settings = {"plan_inline_limit": 2, "plan_page_size": 7}
+    hurried = running(tmp_path, **settings, plan_time_budget_s=0)
+    wanted = [3, 17, 18, 44, 59]
+    where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in wanted]}}
+    path = "/v1/namespaces/db/tables/t"
+    async with hurried as one, running(tmp_path, **settings) as two:
+        slow, fast = Api(one), Api(two)
+        await slow.table()
+        files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
+        await append(slow, "t", files, snapshot_id=1, manifests=4)
+        for asked, others in ((slow, fast), (fast, slow)):
+            plan = await asked("POST", f"{path}/plan", where)
+            tokens = plan.json["plan-tasks"]
+            assert len(tokens) > 1
+            for turn in range(2):
+                found: list[int] = []
+                for at, token in enumerate(tokens):
+                    server = (asked, others)[(at + turn) % 2]
+                    page = await server("POST", f"{path}/tasks", {"plan-task": token})
+                    tasks = page.json["file-scan-tasks"]
+                    found += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
+                assert len(found) == len(set(found)), "a file twice"
+                assert set(found) >= set(wanted)
+        again = await slow("POST", f"{path}/plan", where)
+        assert json.loads(again.raw)["status"] == "completed"
