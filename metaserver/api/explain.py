@@ -234,7 +234,8 @@ def _residuals(scan: Scan) -> tuple[list[dict[str, object]], bool]:
     counts: dict[bytes, int] = {}
     for files, partition in parts[:RESIDUAL_PARTITIONS_MAX]:
         values = tuple(field.value for field in partition.fields)
-        residual = encode_json(expression_json(scan.residual_in(partition.spec_id, values)))
+        fields = tuple((field.field_id, field.kind) for field in partition.fields)
+        residual = encode_json(expression_json(scan.residual_in(partition.spec_id, fields, values)))
         counts[residual] = counts.get(residual, 0) + files
     most_first = sorted(counts.items(), key=lambda item: -item[1])
     found: list[dict[str, object]] = [{"residual": msgspec.Raw(text), "files": files} for text, files in most_first]

@@ -21,16 +21,12 @@ class Residuals:
     """The residuals of a bound expression for the partitions of one spec; prepared once, then pure and shareable."""
 
     def __init__(self, expression: Expression, spec: PartitionSpec) -> None:
-        self._fields = tuple(field.field_id for field in spec.fields)
         self._expression = expression
         self._of = _prepared(expression, spec)
 
-    def __call__(self, partition: tuple[Value | None, ...]) -> Expression:
-        """The residual for a file with these partition values, in the order of the spec's fields."""
-        if self._of is None:
-            return self._expression
-        values = {field: value for field, value in zip(self._fields, partition, strict=True) if field is not None}
-        return self._of(values)
+    def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
+        """The residual for a file with these partition values by field id; one that is not there decides nothing."""
+        return self._expression if self._of is None else self._of(partition)
 
 
 def _prepared(expression: Expression, spec: PartitionSpec) -> Callable[[_Partition], Expression] | None:

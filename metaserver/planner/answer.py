@@ -130,8 +130,8 @@ class Answer:
         places = ",".join([str(index.setdefault(one, len(index))) for one in found])
         return f',"delete-file-references":[{places}]'.encode()
 
-    def _residual(self, spec_id: int, partition: tuple[Value | None, ...]) -> bytes:
-        residual = self._scan.residual_in(spec_id, partition)
+    def _residual(self, block: Block, partition: tuple[Value | None, ...]) -> bytes:
+        residual = self._scan.residual_in(block.spec_id, block.partition_fields, partition)
         # By identity: partitions share residuals, and a long list of values takes long to compare or to hash.
         known = self._residuals.get(id(residual))
         if known is None:
@@ -161,7 +161,7 @@ class _Files:
         block: Block,
         partitions: _Partitions,
         stats: tuple[int, ...] = (),
-        residual: Callable[[int, tuple[Value | None, ...]], bytes] | None = None,
+        residual: Callable[[Block, tuple[Value | None, ...]], bytes] | None = None,
     ) -> None:
         self._block = block
         self._is_data = block.content == 0
@@ -367,15 +367,14 @@ class _Partitions:
         self._known: dict[tuple[object, ...], dict[tuple[object, ...], tuple[bytes, bytes]]] = {}
 
     def shared(
-        self, block: Block, residual: Callable[[int, tuple[Value | None, ...]], bytes] | None
+        self, block: Block, residual: Callable[[Block, tuple[Value | None, ...]], bytes] | None
     ) -> Callable[[Longs], list[tuple[bytes, bytes]]]:
         """What the files of a partition share, of rows of the block: `,"partition":[…]`, and the residual.
 
         The first is empty where this client could not read it, the second where none is wanted.
         """
         fields = self._fields(block)
-        spec_id = block.spec_id
-        known = self._known.setdefault((spec_id, fields, residual is None), {})
+        known = self._known.setdefault((block.spec_id, block.partition_fields, residual is None), {})
         keys_of = [_keys(block, column) for column in block.partition_columns]
 
         def pairs(rows: Longs) -> list[tuple[bytes, bytes]]:
@@ -387,7 +386,7 @@ class _Partitions:
                     if len(known) >= _FRAGMENTS_MAX:
                         known.clear()
                     values = block.partition(row)
-                    text = b"" if residual is None else residual(spec_id, values)
+                    text = b"" if residual is None else residual(block, values)
                     pair = known[key] = (self._fragment(fields, values).encode(), text)
                 found.append(pair)
             return found

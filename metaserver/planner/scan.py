@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from metaserver.iceberg.expressions import Expression, Value
+from metaserver.iceberg.expressions import And, Bound, Expression, Or, Value
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.residuals import Residuals
 from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.transforms import canonical, result_type
 from metaserver.index.packing import Longs
 from metaserver.planner.deletes import DeleteIndex
-from metaserver.planner.view import TableView
+from metaserver.planner.view import TableView, comparable
 
 _RESIDUALS_MAX = 1024
 """Residuals remembered per plan; partitions of one spec are few beside files, except where somebody made them many."""
@@ -62,7 +65,9 @@ class Scan:
         """Of the table when it was planned; partition specs are looked up in it."""
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
-        self._residuals: dict[tuple[int, object], Expression] = {}
+        self._kinds: dict[int, dict[int, str]] = {}
+        """By spec and partition field, the type that its values must be of to be compared with the filter's."""
+        self._residuals: dict[tuple[int, object, object], Expression] = {}
 
     @property
     def files(self) -> int:
@@ -81,19 +86,28 @@ class Scan:
     def residual(self, row: int) -> Expression:
         """What is left of the filter for the rows of the file at this row of the view."""
         block, local = self.view.locate(row)
-        return self.residual_in(block.spec_id, block.partition(local))
+        return self.residual_in(block.spec_id, block.partition_fields, block.partition(local))
 
-    def residual_in(self, spec_id: int, partition: tuple[Value | None, ...]) -> Expression:
-        """As `residual`, by partition."""
+    def residual_in(
+        self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
+    ) -> Expression:
+        """As `residual`, by partition: (field id, type) and value of each field that the manifest has, in its order."""
         residuals = self._residuals_of(spec_id)
         if residuals is None:
             return self.bound
         # By text: 0.0 and -0.0 are equal, and their residuals are not. Most partitions have neither.
         zero = any(value == 0 and isinstance(value, float) for value in partition)
-        key = (spec_id, repr(partition) if zero else partition)
+        key = (spec_id, fields, repr(partition) if zero else partition)
         found = self._residuals.get(key)
         if found is None:
-            found = residuals(partition)
+            kinds = self._kinds[spec_id]
+            found = residuals(
+                {
+                    field_id: value
+                    for (field_id, stored), value in zip(fields, partition, strict=True)
+                    if value is None or comparable(stored, kinds.get(field_id, ""))
+                }
+            )
             if len(self._residuals) >= _RESIDUALS_MAX:
                 self._residuals.clear()
             self._residuals[key] = found
@@ -104,6 +118,7 @@ class Scan:
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
             self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec)
+            self._kinds[spec_id] = {} if spec is None else dict(_kinds(self.bound, spec))
         return self._by_spec[spec_id]
 
     def deletes(self, row: int) -> tuple[int, ...]:
@@ -113,3 +128,14 @@ class Scan:
     def deletes_of(self, rows: Longs) -> list[tuple[int, ...]]:
         """As `deletes`, of many rows at once."""
         return self._deletes.applying_to(rows)
+
+
+def _kinds(expression: Expression, spec: PartitionSpec) -> Iterator[tuple[int, str]]:
+    """(partition field id, type of its values) of the fields that the expression's predicates are projected to."""
+    if isinstance(expression, And | Or):
+        for child in expression.children:
+            yield from _kinds(child, spec)
+    elif isinstance(expression, Bound):
+        for field in spec.fields:
+            if field.sources == (expression.column_id,) and field.field_id is not None:
+                yield field.field_id, result_type(canonical(field.transform), expression.kind)

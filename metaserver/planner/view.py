@@ -89,7 +89,7 @@ class PartitionColumn:
 
     def __init__(self, view: TableView, field_id: int, kind: str) -> None:
         found = [block.partition_column(field_id) for block in view.blocks]
-        usable = [entry if entry is not None and _comparable(entry[0], kind) else None for entry in found]
+        usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in found]
         self.known = np.array([entry is not None for entry in usable], dtype=np.bool_)
         self.packed = [None if entry is None else entry[1] for entry in usable]
         self.nulls: Flags = np.array(
@@ -238,7 +238,7 @@ def _flags(entries: Sequence[ColumnEntry | None], read: Callable[[ColumnEntry], 
 
 def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
     """The entry without bounds where its type's values do not compare with those of `kind`."""
-    if entry is None or _comparable(entry.kind, kind):
+    if entry is None or comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
         entry.column_id,
@@ -253,7 +253,7 @@ def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
     )
 
 
-def _comparable(stored: str, asked: str) -> bool:
+def comparable(stored: str, asked: str) -> bool:
     """Same type, or one that Iceberg promotes to the other without changing what a value means.
 
     Dates promoted to timestamps (version 3) change their unit, so their bounds are not used.

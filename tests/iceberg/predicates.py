@@ -159,6 +159,11 @@ def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old:
     return tuple(values)
 
 
+def by_field(spec: PartitionSpec, partition: tuple[Value | None, ...]) -> dict[int, Value | None]:
+    """The values of `partition_of` by field id."""
+    return {field.field_id or 0: value for field, value in zip(spec.fields, partition, strict=True)}
+
+
 def javas_order(kind: str, value: Any) -> Any:
     if kind in ("float", "double"):
         return (1, 0.0, 0.0) if math.isnan(value) else (0, value, math.copysign(1, value))

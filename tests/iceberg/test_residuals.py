@@ -16,6 +16,7 @@ from metaserver.iceberg.residuals import Residuals
 from tests.iceberg.predicates import (
     COLUMNS,
     DAY,
+    by_field,
     expressions,
     holds,
     javas_order,
@@ -34,7 +35,7 @@ def predicate(op: Op, kind: str, *values: Value) -> Bound:
 
 def residual(asked: Expression, transform: str, value: Value | None) -> Expression:
     spec = PartitionSpec(0, (PartitionField("p", transform, source_id=1, field_id=1000),))
-    return Residuals(asked, spec)((value,))
+    return Residuals(asked, spec)({1000: value})
 
 
 @given(st.data())
@@ -44,7 +45,7 @@ def test_the_residual_gives_each_row_of_the_partition_the_answer_of_the_filter(d
     spec, expression = data.draw(specs(columns)), data.draw(expressions(columns))
     row = {column: data.draw(st.none() | values_of(kind)) for column, kind in columns.items()}
     partition = partition_of(spec, columns, row, old=data.draw(st.booleans()))
-    found = Residuals(expression, spec)(partition)
+    found = Residuals(expression, spec)(by_field(spec, partition))
     for order in (javas_order, pythons_order):
         assert matches(found, row, order) == matches(expression, row, order), found
 
@@ -91,8 +92,16 @@ def test_only_the_undecided_predicates_of_a_tree_remain() -> None:
 
 def test_without_partitions_the_filter_remains_as_it_is() -> None:
     expression = And((predicate(Op.EQ, "int", 1), predicate(Op.IS_NULL, "int")))
-    assert Residuals(expression, UNPARTITIONED)(()) is expression
-    assert Residuals(expression, PartitionSpec(0, (PartitionField("p", "void", 1, (), 1000),)))((None,)) is expression
+    assert Residuals(expression, UNPARTITIONED)({}) is expression
+    void = PartitionSpec(0, (PartitionField("p", "void", 1, (), 1000),))
+    assert Residuals(expression, void)({1000: None}) is expression
+
+
+def test_a_field_that_the_partition_lacks_decides_nothing() -> None:
+    expression = predicate(Op.GT, "int", 1)
+    spec = PartitionSpec(0, (PartitionField("p", "identity", source_id=1, field_id=1000),))
+    assert Residuals(expression, spec)({}) == expression
+    assert Residuals(expression, spec)({1000: None}) == FALSE
 
 
 @pytest.mark.parametrize(

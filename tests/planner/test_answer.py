@@ -17,7 +17,7 @@ from pyiceberg.catalog.rest.scan_planning import ScanTasks
 
 from metaserver.errors import Corrupt, NotAcceptable
 from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expression_json import expression_json, parse_expression
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.table_json import decode_table
@@ -418,3 +418,27 @@ def test_only_pyiceberg_is_answered_its_way() -> None:
     assert dialect_of("PyIceberg/0.12.0") is PYICEBERG
     for other in ("", "Apache-HttpClient/5.4 (Java/17)", "a PyIceberg/0.12.0"):
         assert dialect_of(other) is STANDARD
+
+
+def test_the_residual_of_a_partition_goes_by_the_fields_that_its_manifest_has() -> None:
+    """In the manifest's own order, not the spec's; what a promoted date left behind counts days and decides nothing."""
+
+    def plan(table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any) -> Scan:
+        file = DataFile("f", 0, "PARQUET", 0, partition, 1, 1, {})
+        return scan(table, [block([file], 0, fields, kinds=kinds)], where=where)
+
+    first, second = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")
+    kinds = {1: "int", 2: "int"}
+    table = metadata((first, second), kinds=kinds)
+    where = {"type": "gt", "term": "c1", "value": 5}
+    turned = plan(table, (9, 1), second, first, kinds=kinds, where=where)
+    row = int(turned.rows[0])
+    assert turned.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
+    assert expression_json(turned.residual(row)) is False
+    lacking = plan(table, (9,), second, kinds=kinds, where=where)
+    assert expression_json(lacking.residual(int(lacking.rows[0]))) == where
+
+    promoted = metadata((first,), kinds={1: "timestamp"})
+    where = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
+    days = plan(promoted, (20_000,), first, kinds={1: "date"}, where=where)
+    assert days.residual(int(days.rows[0])) == days.bound
