@@ -50,6 +50,8 @@ class SingleFlight(Generic[K, V]):
                 # Later callers must not join a flight that is being cancelled.
                 self._forget(key, flight)
                 flight.task.cancel()
+            # An error's traceback holds this frame, and the task the error: no cycle, so that what else it holds goes.
+            del flight
 
     def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
         async def fly() -> V:

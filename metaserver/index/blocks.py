@@ -78,9 +78,12 @@ class Blocks:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._load_one(manifest)) for manifest in absent]
+            loaded = dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # one of possibly many broken files is enough to say
-        loaded = dict(task.result() for task in tasks)
+        finally:
+            # The error's traceback holds this frame, and a task the error: a cycle that would keep the others' blocks.
+            tasks.clear()
         blocks = [
             block if block is not None else loaded[_key(manifest)]
             for manifest, block in zip(manifests, found, strict=True)

@@ -1,0 +1,397 @@
+"""Broken tables, storage and cache folders under the planner: the right answer or an error that names the file.
+
+What is promised of manifests: they are taken as stored. Avro has no checksum, so a flipped bit that still decodes is
+what the manifest says; the oracle for that is fastavro, reading the same damaged bytes. Files of the cache folder have
+checksums: whatever befalls them, the plan is the right one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from metaserver.errors import BadRequest, Corrupt, Forbidden, RetryLater, StorageError
+from metaserver.planner.planner import Planner
+from metaserver.planner.request import ScanRequest
+from tests.api.client import Answer, Api
+from tests.api.planned import append, file_of
+from tests.faults.disk import small_disk
+from tests.objects.faults import Fault, FaultyObjects
+from tests.planner.manifests import Manifest
+from tests.planner.tables import (
+    STORED,
+    Table,
+    between,
+    numbers,
+    numbers_of,
+    on_day,
+    path_of,
+    planning,
+)
+from tests.server.rig import running
+
+T = "/v1/namespaces/db/tables/t"
+Damage = Callable[[bytearray, random.Random], None]
+
+
+def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
+    """A table with a manifest for each day, of `per_day` files, and one delete file a day."""
+    table = Table(folder)
+    data = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
+    deletes = [table.deletes(f"d{day}", [day * per_day], day=day) for day in range(days)]
+    manifests = [*data, *deletes]
+    table.commit(1, manifests)
+    return table, manifests
+
+
+# Manifests and manifest lists
+
+
+async def test_a_manifest_cut_off_anywhere_is_corrupt_by_name(tmp_path: Path) -> None:
+    table, manifests = filled(tmp_path / "t", per_day=40)
+    for victim in (manifests[1], manifests[5]):
+        path = path_of(victim)
+        whole = path.read_bytes()
+        marker = whole[-16:]
+        ends = [end for end in range(len(whole)) if whole[:end].endswith(marker)]
+        assert len(ends) > 2 or victim.content == 1, "several blocks, so that a cut between two reads as a whole file"
+        rng = random.Random(len(whole))
+        async with planning(tmp_path) as planner:
+            for end in {0, 1, 3, 4, 16, len(whole) - 1, *ends, *(rng.randrange(len(whole)) for _ in range(40))}:
+                path.write_bytes(whole[:end])
+                with pytest.raises(Corrupt, match=path.name):
+                    await numbers(planner, table.metadata)
+            path.write_bytes(whole)
+            assert await numbers(planner, table.metadata) == list(range(160)), "nothing broken was kept"
+
+
+@pytest.mark.parametrize("which", ["m2.avro", "d1.avro", "snap-1.avro"])
+async def test_a_file_that_is_gone_is_an_error_that_names_it_until_it_is_back(tmp_path: Path, which: str) -> None:
+    table, _ = filled(tmp_path / "t")
+    path = tmp_path / "t" / "metadata" / which
+    whole = path.read_bytes()
+    path.unlink()
+    async with planning(tmp_path) as planner:
+        for _ in range(2):
+            with pytest.raises(Corrupt, match=f"{which} is gone from storage"):
+                await numbers(planner, table.metadata)
+        if which == "m2.avro":
+            assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20)), "it needs not that file"
+        path.write_bytes(whole)
+        assert await numbers(planner, table.metadata) == list(range(40))
+
+
+async def _let_go(planner: Planner) -> None:
+    """Waits until no block is alive: a thread that has just read one may hold it for a moment."""
+    async with asyncio.timeout(5):
+        while planner.stats().live_bytes:
+            await asyncio.sleep(0.001)
+
+
+def planned_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
+    """Paths of live data files, in order; None where fastavro cannot tell."""
+    found = []
+    try:
+        for manifest in manifests:
+            for entry in fastavro.reader(BytesIO(path_of(manifest).read_bytes())):
+                assert isinstance(entry, dict)
+                if entry["status"] != 2:
+                    found.append(entry["data_file"]["file_path"])
+    except Exception:  # noqa: BLE001  whatever it is that fastavro says of damage, it cannot tell
+        return None
+    return found
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
+async def test_a_manifest_with_flipped_bytes_is_corrupt_or_planned_as_it_is_stored(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    table = Table(tmp_path / "t", style=STORED) if seed % 2 else Table(tmp_path / "t")
+    manifests = [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
+    table.commit(1, manifests)
+    metadata, seen = table.metadata, Counter[str]()
+    path = path_of(manifests[1])
+    whole = path.read_bytes()
+    async with planning(tmp_path, plan_memory_bytes=0) as planner:
+        for turn in range(150):
+            damaged = bytearray(whole)
+            start = 0 if turn % 3 == 0 else whole.index(whole[-16:])
+            for _ in range(rng.choice([1, 1, 2, 4])):
+                damaged[rng.randrange(start, len(whole))] ^= 1 << rng.randrange(8)
+            path.write_bytes(damaged)
+            where = f"seed {seed}, turn {turn}"
+            try:
+                scan = await planner.scan(metadata, ScanRequest())
+            except Corrupt as error:
+                seen["corrupt" if "m1.avro" in error.message else f"{where}: {error.message}"] += 1
+                continue
+            expected = planned_by_fastavro(manifests)
+            located = (scan.view.locate(row) for row in scan.rows.tolist())
+            found = [block.text("file_path", row) for block, row in located]
+            if expected is not None:
+                assert found == expected, where
+            seen["as stored"] += 1
+            del scan
+            await _let_go(planner)
+        path.write_bytes(whole)
+        assert await numbers(planner, metadata) == list(range(30)), f"seed {seed}"
+    assert seen["corrupt"] > 0
+    assert set(seen) <= {"corrupt", "as stored"}, seen
+
+
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
+async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tmp_path: Path, seed: int) -> None:
+    """Of its manifests none is lost: those that fastavro reads from the damaged bytes are those that are planned."""
+    rng = random.Random(seed)
+    table, _ = filled(tmp_path / "t")
+    metadata = table.metadata
+    path = tmp_path / "t" / "metadata" / "snap-1.avro"
+    whole = path.read_bytes()
+    seen = Counter[str]()
+    for turn in range(60):
+        damaged = bytearray(whole)
+        if turn % 4 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        else:
+            damaged[rng.randrange(len(whole) // 4, len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        where = f"seed {seed}, turn {turn}"
+        async with planning(tmp_path) as planner:
+            try:
+                scan = await planner.scan(metadata, ScanRequest())
+            except (Corrupt, BadRequest, Forbidden, StorageError) as error:
+                seen[
+                    "error" if "metadata" in error.message or ".avro" in error.message else f"{where}: {error.message}"
+                ] += 1
+                continue
+            listed = [one for one in fastavro.reader(BytesIO(bytes(damaged))) if isinstance(one, dict)]
+            assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(listed), where
+            assert numbers_of(scan) == list(range(40)) if len(listed) == 8 else len(listed) == 0, where
+            seen["as stored"] += 1
+    assert seen["error"] > 20
+    assert set(seen) <= {"error", "as stored"}, seen
+
+
+async def test_a_manifest_of_another_spec_or_content_than_its_list_says_is_corrupt(tmp_path: Path) -> None:
+    table, manifests = filled(tmp_path / "t")
+    lies: list[tuple[str, int, int, str]] = [
+        ("m0.avro", 0, 7, "m0.avro is of partition spec 0; its manifest list says 7"),
+        ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list says data files"),
+        ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
+    ]
+    for number, (name, content, spec_id, told) in enumerate(lies, start=2):
+        kept = {"content": [one.content for one in manifests], "spec": [one.spec_id for one in manifests]}
+        for manifest in manifests:
+            if path_of(manifest).name == name:
+                manifest.content, manifest.spec_id = content, spec_id
+        table.commit(number, manifests)
+        for manifest, old_content, old_spec in zip(manifests, kept["content"], kept["spec"], strict=True):
+            manifest.content, manifest.spec_id = old_content, old_spec
+        async with planning(tmp_path) as planner:
+            for _ in range(2):
+                with pytest.raises(Corrupt, match=told):
+                    await numbers(planner, table.metadata)
+            assert await numbers(planner, table.metadata, snapshot_id=1) == list(range(40)), (
+                "the blocks are not at fault"
+            )
+            with pytest.raises(Corrupt, match=told):
+                await numbers(planner, table.metadata)
+
+
+async def test_over_http_a_broken_table_is_an_error_of_the_servers_that_names_the_file(tmp_path: Path) -> None:
+    async with running(
+        tmp_path, plan_inline_limit=2, plan_page_size=4, plan_memory_bytes=0, plan_disk_bytes=0
+    ) as server:
+        api = Api(server)
+        location = (await api.table())["metadata"]["location"]
+        files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(12)]
+        await append(api, "t", files, snapshot_id=1, manifests=2)
+        folder = Path(location.removeprefix("file://")) / "metadata"
+        whole = await api("POST", f"{T}/plan", {})
+        token = whole.json["plan-tasks"][0]
+        path = folder / "1-1.avro"
+        kept = path.read_bytes()
+        for broken in (None, b"", kept[:50], b"PAR1" + kept):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            for answer in (
+                await api("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 1}}),
+                await api("POST", f"{T}/tasks", {"plan-task": token}),
+                await api("GET", "/api/v1/tables/db/t/files"),
+            ):
+                _is_clean(answer, path.name)
+        path.write_bytes(kept)
+        path = folder / "snap-1.avro"
+        kept = path.read_bytes()
+        for broken in (None, b"", kept[:50]):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            async with running(tmp_path, plan_disk_bytes=0) as other:  # the first still has the list in memory
+                _is_clean(await Api(other)("POST", f"{T}/plan", {}), path.name)
+        path.write_bytes(kept)
+        page = await api("POST", f"{T}/tasks", {"plan-task": token})
+        assert len(page.json["file-scan-tasks"]) == 4
+
+
+def _is_clean(answer: Answer, name: str) -> None:
+    code, kind, message = answer.error
+    assert (code, kind) == (500, "CorruptMetadataException"), answer.raw
+    assert name in message
+    assert "Traceback" not in message
+
+
+# Storage that fails for a while
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+async def test_what_fails_while_storage_is_away_is_right_once_it_is_back(tmp_path: Path, seed: int) -> None:
+    table, _ = filled(tmp_path / "t", days=8)
+    rng = random.Random(seed)
+    rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
+    faulty: list[FaultyObjects] = []
+
+    def wrap(inner: Any) -> FaultyObjects:
+        faulty.append(FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
+        return faulty[0]
+
+    async with planning(tmp_path, wrap, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0) as planner:
+        seen = Counter[str]()
+        for _ in range(12):
+            wanted = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
+            plans = [numbers(planner, table.metadata, between(low, high)) for low, high in wanted]
+            for (low, high), found in zip(wanted, await asyncio.gather(*plans, return_exceptions=True), strict=True):
+                if isinstance(found, BaseException):
+                    assert isinstance(found, RetryLater | StorageError), found
+                    assert "injected" in str(found)
+                    seen["failed"] += 1
+                else:
+                    assert found == list(range(low, high + 1)), f"seed {seed}"
+                    seen["planned"] += 1
+        assert seen["failed"], f"seed {seed} had only fair weather"
+        faulty[0].rates = {}
+        assert await numbers(planner, table.metadata) == list(range(80)), f"seed {seed}"
+        planner.check_invariants()
+
+
+# The cache folder
+
+
+def flip(data: bytearray, rng: random.Random) -> None:
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def zero(data: bytearray, rng: random.Random) -> None:
+    start = rng.randrange(len(data))
+    data[start : start + 4096] = bytes(len(data[start : start + 4096]))
+
+
+def cut(data: bytearray, rng: random.Random) -> None:
+    del data[rng.randrange(len(data)) :]
+
+
+def grow(data: bytearray, rng: random.Random) -> None:
+    data += rng.randbytes(rng.randint(1, 5000))
+
+
+DAMAGES: list[Damage] = [flip, zero, cut, grow]
+FOLDER_BYTES = 64 << 20
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    """Files of blocks, not SQLite's."""
+    folder = tmp_path / "home" / "cache" / "blocks"
+    return sorted(folder.rglob("*.block"))
+
+
+def damage(path: Path, how: Damage, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    (how if data else grow)(data, rng)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_cache_files_damaged_between_two_runs_are_made_anew(tmp_path: Path, how: Damage) -> None:
+    table, manifests = filled(tmp_path / "t", days=2, per_day=6000)
+    everything = list(range(12_000))
+    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+        assert await numbers(planner, table.metadata) == everything
+        assert planner.stats().decoded == len(manifests)
+    files = cached(tmp_path)
+    assert len(files) == len(manifests)
+    assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
+    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+        assert await numbers(planner, table.metadata) == everything
+        assert planner.stats().decoded == 0
+    rng = random.Random(how.__name__)
+    for path in files:
+        damage(path, how, rng)
+    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+        assert await numbers(planner, table.metadata, between(100, 7000)) == everything[100:7001]
+        assert planner.stats().decoded == len(manifests), "no damaged file was believed"
+    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+        assert await numbers(planner, table.metadata) == everything
+        assert planner.stats().decoded == 0, "and they are whole again"
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
+async def test_cache_files_damaged_while_the_planner_runs_change_no_answer(tmp_path: Path, seed: int) -> None:
+    """No view outlives its plan here, so that each plan reads the folder again, and no file is in use while damaged."""
+    rng = random.Random(seed)
+    table, manifests = filled(tmp_path / "t", per_day=60)
+    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
+        planner._budget_bytes = 0
+        for turn in range(40):
+            low = rng.randrange(200)
+            where = f"seed {seed}, turn {turn}"
+            assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10)), where
+            await _let_go(planner)
+            files = cached(tmp_path)
+            for path in rng.sample(files, min(len(files), rng.randrange(4))):
+                if rng.random() < 0.3:
+                    path.unlink()
+                else:
+                    damage(path, rng.choice(DAMAGES), rng)
+        if rng.random() < 0.5:
+            shutil.rmtree(tmp_path / "home" / "cache")
+        assert await numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"
+        assert planner.stats().decoded > len(manifests)
+
+
+async def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+    table, _ = filled(tmp_path / "t")
+    (tmp_path / "file").write_text("not a folder")
+    for folder in (tmp_path / "file" / "blocks", Path("/proc/none/blocks")):
+        async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
+            assert await numbers(planner, table.metadata) == list(range(40))
+            assert await numbers(planner, table.metadata, on_day(2)) == list(range(20, 30))
+
+
+async def test_a_folder_on_a_full_or_read_only_disk_is_done_without_until_it_is_well(tmp_path: Path) -> None:
+    table, manifests = filled(tmp_path / "t")
+    given = {"plan_disk_bytes": 8 << 20, "plan_memory_bytes": 1 << 20, "plan_disk_folder": str(tmp_path / "disk" / "b")}
+    with small_disk(tmp_path / "disk") as disk:
+        disk.fill()
+        async with planning(tmp_path, **given) as planner:
+            planner._budget_bytes = 0
+            for _ in range(2):
+                assert await numbers(planner, table.metadata) == list(range(40))
+            disk.free()
+            assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
+            decoded = planner.stats().decoded
+            assert decoded > len(manifests), "nothing could be kept while the disk was full"
+        async with planning(tmp_path, **given) as planner:
+            assert await numbers(planner, table.metadata) == list(range(40))
+        async with planning(tmp_path, **given) as planner:
+            assert await numbers(planner, table.metadata) == list(range(40))
+            assert planner.stats().decoded == 0
+        subprocess.run(["mount", "-o", "remount,ro", str(disk.root)], check=True)
+        for _ in range(2):
+            async with planning(tmp_path, **given) as planner:
+                assert await numbers(planner, table.metadata) == list(range(40))
