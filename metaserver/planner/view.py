@@ -149,8 +149,9 @@ class TableView:
     @property
     def size_bytes(self) -> int:
         """What the view adds to its blocks."""
-        stats = sum(column.size_bytes for column in self._stats.values())
-        partition = sum(column.size_bytes for column in self._partition.values())
+        # Lists, because plans in threads may put another column together meanwhile.
+        stats = sum(column.size_bytes for column in list(self._stats.values()))
+        partition = sum(column.size_bytes for column in list(self._partition.values()))
         return self.extents.nbytes + 400 * len(self.blocks) + stats + partition
 
     def locate(self, row: int) -> tuple[Block, int]:

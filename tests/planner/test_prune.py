@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from metaserver.iceberg.expressions import Bound, Expression, Op, Or
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest
 from metaserver.index.block import Block, encode_block
 from metaserver.planner.prune import Selection, narrow_by_stats
-from metaserver.planner.view import TableView
+from metaserver.planner.view import PartitionColumn, StatsColumn, TableView
 from tests.api.planned import STYLE, file_of
 from tests.planner.manifests import ADDED, Entry, manifest_bytes
 from tests.planner.metrics import ColumnMetrics
@@ -88,3 +90,22 @@ def test_branches_that_are_reached_too_late_cost_nothing_and_rule_nothing_out(mo
     narrow_by_stats(selection, branches, expired)
     assert selection.rows().tolist() == list(range(20))
     assert copies < 10
+
+
+def test_the_size_of_a_view_is_told_while_threads_look_at_new_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop adds up what plans in threads put together."""
+    table = view(ColumnMetrics())
+    fresh = iter(range(100, 200))
+    for column in (StatsColumn, PartitionColumn):
+        size = column.size_bytes.fget
+
+        def grown(self: object, size: Callable[[object], int] = size) -> int:
+            table.stats(next(fresh), "long")
+            table.partition(next(fresh), "long")
+            return size(self)
+
+        monkeypatch.setattr(column, "size_bytes", property(grown))
+    table.stats(1, "long")
+    table.stats(2, "string")
+    table.partition(1000, "long")
+    assert table.size_bytes > 0
