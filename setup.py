@@ -38,4 +38,7 @@ KERNELS = [
     for path in sorted(Path("metaserver").rglob("*.pyx"))
 ]
 
-setup(ext_modules=cythonize(KERNELS, build_dir="build/kernels", compiler_directives=DIRECTIVES, force=CHECKED))
+setup(
+    ext_modules=cythonize(KERNELS, build_dir="build/kernels", compiler_directives=DIRECTIVES, force=CHECKED),
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)
