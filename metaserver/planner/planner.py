@@ -126,7 +126,9 @@ class Planner:
         bound = bind_filter(metadata, schema, request)
         held = await self._held(metadata, request, snapshot, bound)
         # The expression's text, not the expression: 0.0 and -0.0 are equal, and their plans are not.
-        key = (repr(bound), schema.id, request.start_snapshot_id, request.end_snapshot_id)
+        # The current schema beside that of the scan: it tells what answers say of partitions and columns.
+        schemas = (schema.id, metadata.current_schema_id)
+        key = (repr(bound), *schemas, request.start_snapshot_id, request.end_snapshot_id)
         self._plans += 1
         kept = held.plans.get(key)
         if kept is not None:

@@ -290,6 +290,22 @@ async def test_statistics_come_for_the_fields_that_are_asked_for(planned: Api) -
     assert task["data-file"]["value-counts"]["keys"] == [2]
 
 
+async def test_statistics_of_a_column_are_to_be_had_as_soon_as_there_is_one(planned: Api) -> None:
+    """Also by a scan with the snapshot's schema, which is the same as before."""
+    scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
+    assert len(numbers(await planned("POST", f"{T}/plan", scan))) == 30
+    fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
+    change = {
+        "requirements": [],
+        "updates": [
+            {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields}},
+            {"action": "set-current-schema", "schema-id": -1},
+        ],
+    }
+    assert (await planned("POST", T, change)).status == 200
+    assert len(numbers(await planned("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
+
+
 async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:
     """Each file has 100 rows. Where rows are filtered, none is sure."""
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
