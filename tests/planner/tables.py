@@ -115,9 +115,23 @@ class Table:
 
     @property
     def metadata(self) -> TableMetadata:
+        return decode_table(json.dumps(self._json()).encode(), f"{self.folder.as_uri()}/metadata/v1.metadata.json")
+
+    @property
+    def snapshots(self) -> list[dict[str, Any]]:
+        """As they stand in the metadata, oldest first."""
+        return self._snapshots
+
+    def write_metadata(self) -> str:
+        """The location of a metadata file, to be registered with a catalog."""
+        path = self.folder / "metadata" / f"v{len(self._snapshots)}.metadata.json"
+        path.write_text(json.dumps(self._json()))
+        return path.as_uri()
+
+    def _json(self) -> dict[str, Any]:
         location = self.folder.as_uri()
         last = self._snapshots[-1]
-        made = {
+        return {
             "format-version": 2,
             "table-uuid": str(self._uuid),
             "location": location,
@@ -135,7 +149,6 @@ class Table:
             "snapshots": self._snapshots,
             "refs": {"main": {"snapshot-id": last["snapshot-id"], "type": "branch"}},
         }
-        return decode_table(json.dumps(made).encode(), f"{location}/metadata/v1.metadata.json")
 
     def _manifest(
         self, name: str, files: Sequence[DataFile | DeleteFile], content: int, day: int, snapshot_id: int

@@ -1,0 +1,225 @@
+"""Planning by several worker processes: one decodes for all, any answers for any, and one that is killed costs nothing.
+
+The oracle of plans is the table, made by hand, or PyIceberg planning the same snapshot by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.table import StaticTable
+
+from tests.faults.http import Client, Lost
+from tests.planner.tables import Table, between
+from tests.server.test_processes import eventually, workers_of
+from tests.services.seamark import Seamark
+
+T = "/v1/namespaces/db/tables/t"
+Start = Callable[..., Seamark]
+
+
+def serving(server: Seamark, count: int = 2) -> None:
+    """Waits until `count` workers have begun to serve since the start."""
+    eventually(lambda: server.log.read_text().count('"event":"serving"') == count)
+
+
+def registered(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
+    """A table of the server's, `db.<name>`, with the files from number 0 on."""
+    table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
+    listed = [
+        table.manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at) for at in range(manifests)
+    ]
+    table.commit(1, listed)
+    client = Client(server.base_url)
+    client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
+    body = {"name": name, "metadata-location": table.write_metadata()}
+    status, answer = client.call("POST", "/v1/namespaces/db/register", body)
+    assert status == 200, answer
+    return table
+
+
+def numbers(answer: Any) -> list[int]:
+    return [int(task["data-file"]["file-path"][-14:-8]) for task in answer["file-scan-tasks"]]
+
+
+def planned(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any) -> tuple[int, Any]:
+    """Over a connection of its own, which any of the workers may be given."""
+    client = Client(server.base_url)
+    try:
+        return client.call("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": filter, **more})
+    finally:
+        client.close()
+
+
+def decoded(server: Seamark) -> int:
+    """Of all workers alive, as of the last second."""
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=5) as answer:
+        found = re.search(r"^seamark_plan_manifests_decoded (\S+)$", answer.read().decode(), re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
+def workers_that_did(server: Seamark, operation: str) -> set[int]:
+    lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
+    events = [event for event in map(json.loads, lines) if event["event"] == "request"]
+    return {event["worker"] for event in events if event["operation"] == operation}
+
+
+def test_what_one_worker_decodes_the_other_maps(start_seamark: Start) -> None:
+    server = start_seamark(flags=("--workers", "2"))
+    serving(server)
+    registered(server, "t", manifests=60, per_manifest=20)
+    source = random.Random(1)
+    wanted = [(low, low + source.randrange(400)) for low in (source.randrange(700) for _ in range(60))]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda want: planned(server, between(*want)), wanted))
+    for (low, high), (status, answer) in zip(wanted, answers, strict=True):
+        assert status == 200, answer
+        assert numbers(answer) == list(range(low, high + 1))
+    assert workers_that_did(server, "planTableScan") == {0, 1}
+    eventually(lambda: decoded(server) >= 60)
+    time.sleep(1.5)  # the other worker's count may be a second older
+    assert decoded(server) == 60
+
+
+def test_a_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) -> None:
+    server = start_seamark(flags=("--workers", "2", "--plan-inline-limit", "2", "--plan-page-size", "7"))
+    serving(server)
+    registered(server, "t", manifests=5, per_manifest=20)
+    found = []
+    for _ in range(8):
+        status, answer = planned(server, between(5, 80))
+        assert status == 200, answer
+        tokens = answer["plan-tasks"]
+        assert len(tokens) == 11
+        found.append([])
+        for token in tokens:
+            client = Client(server.base_url)
+            status, page = client.call("POST", f"{T}/tasks", {"plan-task": token})
+            client.close()
+            assert status == 200, page
+            found[-1] += numbers(page)
+    assert found == [list(range(5, 81))] * 8
+    assert workers_that_did(server, "fetchScanTasks") == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.8])
+def test_a_worker_killed_in_the_middle_of_a_cold_plan_costs_the_others_nothing(
+    start_seamark: Start, share: float
+) -> None:
+    server = start_seamark(flags=("--workers", "2"))
+    serving(server)
+    count, per_manifest = 250, 40
+    registered(server, "t", count, per_manifest)
+    blocks = server.home / "cache" / "blocks"
+    everything = list(range(count * per_manifest))
+    last = everything[-1]
+
+    def ask(at: int) -> list[int] | None:
+        try:
+            status, answer = planned(server, between(last - 900 + at, last))
+        except Lost:
+            return None
+        assert status == 200, answer
+        return numbers(answer)
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, at) for at in range(8)]
+        deadline = time.monotonic() + 20
+        while len(list(blocks.rglob("*.block"))) < share * count and time.monotonic() < deadline:
+            time.sleep(0.002)
+        workers_of(server)[0].kill()
+        found = [one.result() for one in asked]
+    for at, one in enumerate(found):
+        assert one is None or one == everything[last - 900 + at :], "an answer from beside the dead is right"
+    serving(server, 3)
+    before = decoded(server)
+    with ThreadPoolExecutor(8) as pool:
+        again = list(pool.map(ask, range(10, 40)))
+    assert again == [everything[last - 900 + at :] for at in range(10, 40)]
+    time.sleep(1.5)
+    assert decoded(server) - before <= count, "what the dead had put on the disk is used"
+
+
+@pytest.mark.slow
+def test_every_plan_beside_commits_is_that_of_its_own_snapshot(start_seamark: Start) -> None:
+    server = start_seamark(flags=("--workers", "2"))
+    serving(server)
+    table = registered(server, "t", manifests=8, per_manifest=5)
+    stop = threading.Event()
+    expected: dict[int, list[int]] = {1: list(range(40))}
+    head = [1]
+
+    def write() -> None:
+        """Adds a manifest with each commit, and drops one now and then."""
+        source, client = random.Random(7), Client(server.base_url)
+        manifests = [table.manifest(f"w{at}", range(at * 5, at * 5 + 5), day=at) for at in range(8)]
+        held = {at: list(range(at * 5, at * 5 + 5)) for at in range(8)}
+        order = list(range(8))
+        made = dict(enumerate(manifests))
+        snapshot_id = 1
+        while not stop.is_set() and snapshot_id < 400:
+            snapshot_id += 1
+            at = 8 + snapshot_id
+            held[at] = list(range(at * 5, at * 5 + 5))
+            made[at] = table.manifest(f"w{at}", held[at], day=at, snapshot_id=snapshot_id)
+            order.append(at)
+            if source.random() < 0.3:
+                order.remove(source.choice(order))
+            table.commit(snapshot_id, [made[one] for one in order])
+            expected[snapshot_id] = [number for one in order for number in held[one]]
+            ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
+            updates = [{"action": "add-snapshot", "snapshot": table.snapshots[-1]}, ref]
+            status, answer = client.call("POST", T, {"requirements": [], "updates": updates})
+            assert status == 200, answer
+            head[0] = snapshot_id
+
+    def read(seed: int) -> list[tuple[int, int, int, int, list[int]]]:
+        """(oldest and newest snapshot that it may be of, the filter's numbers, files planned) of each plan."""
+        source, seen = random.Random(seed), []
+        while not stop.is_set():
+            low = source.randrange(500)
+            high = low + source.randrange(600)
+            before = head[0]
+            if source.random() < 0.5:
+                named = source.randint(max(1, before - 20), before)
+                status, answer = planned(server, between(low, high), **{"snapshot-id": named})
+                oldest = newest = named
+            else:
+                status, answer = planned(server, between(low, high))
+                oldest, newest = before, head[0] + 1  # one may be committed already, and not yet noted
+            assert status == 200, answer
+            seen.append((oldest, newest, low, high, numbers(answer)))
+        return seen
+
+    with ThreadPoolExecutor(5) as pool:
+        writer, readers = pool.submit(write), [pool.submit(read, seed) for seed in range(4)]
+        with contextlib.suppress(TimeoutError):
+            writer.result(timeout=12)
+        stop.set()
+        writer.result(timeout=30)
+        plans = [plan for reader in readers for plan in reader.result(timeout=30)]
+    assert len(plans) > 100
+    assert head[0] > 30
+    for oldest, newest, low, high, found in plans:
+        of = [[n for n in expected.get(one, []) if low <= n <= high] for one in range(oldest, newest + 1)]
+        assert found in of, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
+    _, loaded = Client(server.base_url).call("GET", T)
+    mirror = StaticTable.from_metadata(loaded["metadata-location"])
+    for oldest, newest, low, high, found in random.Random(3).sample(plans, 60):
+        if oldest == newest:
+            where = And(GreaterThanOrEqual("id", 10 * low), LessThanOrEqual("id", 10 * high + 9))
+            tasks = mirror.scan(row_filter=where, snapshot_id=oldest).plan_files()
+            assert sorted(found) == sorted(int(task.file.file_path[-14:-8]) for task in tasks)
