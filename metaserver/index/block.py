@@ -360,8 +360,9 @@ def _pack_partition(
         kind = None
         if field is not None and len(field.sources) == 1:
             source = schema.column(field.sources[0])
-            if source is not None and isinstance(source.type, str):
-                kind = result_type(field.transform, canonical_primitive(source.type))
+            primitive = None if source is None else _primitive(source.type)
+            if primitive is not None:
+                kind = result_type(field.transform, primitive)
         if kind is None or not _holds(values, kind):
             kind = _avro_kind(values)
         packed.append(_PartitionEntry(values.field_id, kind, _pack_values(writer, decoded.heap, values, kind)))
@@ -420,10 +421,14 @@ def _kind_of(schema: Schema, column_id: int) -> str | None:
     column = schema.column(column_id)
     if column is None:
         return _DELETE_COLUMNS.get(column_id)
-    if not isinstance(column.type, str):
+    return _primitive(column.type)
+
+
+def _primitive(of: object) -> str | None:
+    if not isinstance(of, str):
         return None
     try:
-        return canonical_primitive(column.type)
+        return canonical_primitive(of)
     except BadRequest:
         return None  # a type of a later format version: nothing is known of its order
 
