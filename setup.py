@@ -32,7 +32,11 @@ KERNELS = [
     Extension(
         ".".join(path.with_suffix("").parts),
         [str(path)],
-        extra_compile_args=["-fno-strict-aliasing", *(["-O1", "-g", *SANITIZERS] if CHECKED else ["-O3", "-g0"])],
+        extra_compile_args=[
+            "-fno-strict-aliasing",
+            "-Wno-discarded-qualifiers",
+            *(["-O1", "-g", *SANITIZERS] if CHECKED else ["-O3", "-g0"]),
+        ],
         extra_link_args=SANITIZERS if CHECKED else [],
     )
     for path in sorted(Path("metaserver").rglob("*.pyx"))

@@ -32,7 +32,7 @@ from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.planner.answer import Answer, Longs, dialect_of
-from metaserver.planner.request import ScanRequest, bind_filter, expired_ancestor, resolve_schema, resolve_snapshot
+from metaserver.planner.request import Question, ScanRequest, expired_ancestor
 from metaserver.planner.scan import Scan
 from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
 from metaserver.wire import decode_json, encode_json, show
@@ -41,10 +41,14 @@ STREAM_FROM_BYTES = 4 << 20
 """Answers are gathered up to this, so that one that fails is an error, and sent as they come beyond it."""
 ANSWER_BYTES_MAX = 1 << 20
 """Larger answers are made anew each time; what they are made of is kept."""
+LONG_FILTER_BYTES = 64 << 10
+"""Longer ones are parsed beside the event loop."""
 POLL_S = 0.5
 """How long a question after a plan that is being made is held open for it."""
 PENDING_LIMIT = 64
 """Plans being made for clients that come back, per worker; more are waited for at once."""
+FINISHED_LIMIT = 4
+"""Finished plans kept for clients that come back, each with its view of the snapshot."""
 PLAN_ID_CHARACTERS_MAX = 4000
 """A plan id stands in a URL, whose length servers and proxies bound. A longer one is not given out."""
 _GZIP = 31
@@ -85,7 +89,7 @@ class Pending:
 
     @property
     def full(self) -> bool:
-        return len(self._tasks) >= PENDING_LIMIT
+        return sum(not task.done() for task in self._tasks.values()) >= PENDING_LIMIT
 
     def start(self, plan_id: str, make: Callable[[], Awaitable[Scan]]) -> asyncio.Task[Scan]:
         """The plan's task, which goes on by itself. A plan that another worker began is begun here, too."""
@@ -111,11 +115,16 @@ class Pending:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _finish(self, plan_id: str, task: asyncio.Task[Scan]) -> None:
-        # The planner's cache has it now; a failure is met again by who asks.
-        if self._tasks.get(plan_id) is task:
+        """Keeps the latest plans for those who come back: the planner may have let a large one go already."""
+        if self._tasks.get(plan_id) is not task:
+            return
+        if task.cancelled() or task.exception() is not None:  # met again by who asks
             del self._tasks[plan_id]
-        if not task.cancelled():
-            task.exception()
+            return
+        self._tasks[plan_id] = self._tasks.pop(plan_id)
+        finished = [key for key, kept in self._tasks.items() if kept.done()]
+        for key in finished[:-FINISHED_LIMIT]:
+            del self._tasks[key]
 
 
 ANSWERS: web.AppKey[MemoryCache[tuple[object, ...], _Kept]] = web.AppKey("plan-answers")
@@ -157,13 +166,15 @@ async def _plan(request: web.Request, loaded: LoadedTable) -> tuple[web.StreamRe
     """The answer, and the plan it tells where there is one."""
     wanted = await read_json(request, _PlanTableScan)
     asked = _pinned(wanted, loaded.metadata)
-    if asked is None:  # a table without a snapshot
+    # What a request is refused for is found before anything is read, and of an empty table, too.
+    question = await _question(loaded.metadata, asked)
+    if question.snapshot is None:
         return json_answer({"status": "completed", "file-scan-tasks": []}), None
-    plan_id = await _postponed(request, loaded, asked)
+    plan_id = await _postponed(request, loaded, asked, question)
     if plan_id is not None:
         return json_answer({"status": "submitted", "plan-id": plan_id}), None
     began_s = request.app[CLOCK].monotonic()
-    scan = await _scan(request, loaded.metadata, asked)
+    scan = await request.app[PLANNER].plan(question)
     request.app[METRICS].planned(scan.considered, scan.files, request.app[CLOCK].monotonic() - began_s)
     return await _completed(request, loaded, asked, scan, wanted.min_rows_requested or 0), scan
 
@@ -179,9 +190,14 @@ async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
         return json_answer({"status": "submitted"})
-    if task.cancelled():
-        return json_answer({"status": "cancelled"})
-    return await _completed(request, loaded, asked, task.result(), 0)
+    if task.cancelled():  # by another client with the same plan; the next question makes it anew
+        return json_answer({"status": "submitted"})
+    try:
+        scan = task.result()
+    except BadRequest as error:  # it was good when the plan was begun: a snapshot on the way has expired since
+        raise NoSuchPlanId(f"The plan can no longer be made: {error.message}; plan again") from None
+    request.app[METRICS].planned(scan.considered, scan.files, 0.0)
+    return await _completed(request, loaded, asked, scan, 0)
 
 
 async def cancel_planning(request: web.Request) -> web.Response:
@@ -202,7 +218,7 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
     if metadata is None:
         raise NoSuchPlanTask(f"The plan task's snapshot of {_named(request)} has expired; plan again")
     try:
-        scan = await _scan(request, metadata, task.asked)
+        scan = await request.app[PLANNER].plan(await _question(metadata, task.asked))
     except BadRequest as error:  # it was good when the task was made: a snapshot on the way has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
@@ -224,8 +240,8 @@ def _named(request: web.Request) -> str:
     return show(path_namespace(request), path_name(request, "table"))
 
 
-def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked | None:
-    """The request with its snapshot named; None where there is none to scan. BadRequest for one that makes no sense."""
+def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked:
+    """The request with its snapshot named."""
     incremental = wanted.start_snapshot_id is not None or wanted.end_snapshot_id is not None
     asked = Asked(
         snapshot_id=wanted.snapshot_id,
@@ -239,13 +255,9 @@ def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked | None:
     )
     if wanted.snapshot_id is None and not incremental:
         asked = msgspec.structs.replace(asked, snapshot_id=metadata.current_snapshot_id)
-    # What a request is refused for is found before anything is read, and of an empty table, too.
-    request = _scan_request(asked)
-    snapshot = resolve_snapshot(metadata, request)
-    bind_filter(metadata, resolve_schema(metadata, snapshot, request), request)
     if incremental and wanted.start_snapshot_id is None:
         asked = msgspec.structs.replace(asked, start_snapshot_id=expired_ancestor(metadata, wanted.end_snapshot_id))
-    return None if snapshot is None else asked
+    return asked
 
 
 def _as_asked(metadata: TableMetadata, asked: Asked) -> TableMetadata | None:
@@ -273,14 +285,21 @@ def _filter(asked: Asked) -> Expression:
     return parse_expression(decode_json(asked.filter, "The filter")) if asked.filter else TRUE
 
 
-async def _scan(request: web.Request, metadata: TableMetadata, asked: Asked) -> Scan:
-    return await request.app[PLANNER].scan(metadata, _scan_request(asked))
+async def _question(metadata: TableMetadata, asked: Asked) -> Question:
+    """The filter parsed and bound; a long one in a thread. BadRequest for one that makes no sense."""
+    if len(asked.filter) <= LONG_FILTER_BYTES:
+        return Question.ask(metadata, _scan_request(asked))
+    return await asyncio.to_thread(lambda: Question.ask(metadata, _scan_request(asked)))
 
 
 def _making(request: web.Request, metadata: TableMetadata, asked: Asked) -> Callable[[], Awaitable[Scan]]:
     """For a task that outlives the request."""
     planner = request.app[PLANNER]
-    return lambda: planner.scan(metadata, _scan_request(asked))
+
+    async def make() -> Scan:
+        return await planner.plan(await _question(metadata, asked))
+
+    return make
 
 
 def _scan_request(asked: Asked) -> ScanRequest:
@@ -301,12 +320,12 @@ def _opened_id(request: web.Request, plan_id: str, loaded: LoadedTable) -> Asked
     return asked
 
 
-async def _postponed(request: web.Request, loaded: LoadedTable, asked: Asked) -> str | None:
+async def _postponed(request: web.Request, loaded: LoadedTable, asked: Asked, question: Question) -> str | None:
     """The id of a plan that is now being made, where it takes long; None where it is to be answered at once."""
     pending = request.app[PENDING]
     if not dialect_of(request.headers.get("User-Agent", "")).comes_back or pending.full:
         return None
-    unread = await request.app[PLANNER].unread(loaded.metadata, _scan_request(asked))
+    unread = await request.app[PLANNER].unread(question)
     if unread <= request.app[SETTINGS].plan_async_files:
         return None
     plan_id = request.app[TOKENS].plan_id(pack(asked), _uuid(loaded))

@@ -29,10 +29,9 @@ from cache.single_flight import SingleFlight
 from cache.stack import Stack
 from metaserver.clock import Clock
 from metaserver.errors import NotFound
-from metaserver.iceberg.expressions import TRUE, Always, Expression
+from metaserver.iceberg.expressions import TRUE, Always
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.projection import inclusive
 from metaserver.iceberg.snapshot import Snapshot
 from metaserver.index.block import Block
 from metaserver.index.blocks import Blocks
@@ -41,7 +40,7 @@ from metaserver.planner.appends import keep_appended
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.manifests import needed
 from metaserver.planner.prune import Selection, narrow_by_partition, narrow_by_stats
-from metaserver.planner.request import ScanRequest, appended, bind_filter, resolve_schema, resolve_snapshot
+from metaserver.planner.request import Question, ScanRequest, appended
 from metaserver.planner.scan import Scan, Stage
 from metaserver.planner.view import TableView
 from metaserver.settings import Settings
@@ -58,8 +57,12 @@ _MANIFEST_BYTES = 1000
 """Memory of one entry of a manifest list, rounded up."""
 _PART_MAX = 0.5
 """A plan that needs more of a snapshot's manifests than this part loads all of them: the next plan will."""
+_PENDING_BYTES_MIN = 256 << 20
+"""Blocks that may wait to be written to the local disk, whatever the budget of memory."""
 _PLANS_BYTES = 16 << 20
 """Plans kept per view."""
+_TREE_BYTES = 8
+"""Memory of a bound filter, for each character of its text, the text included; rounded up."""
 _VIEW_BYTES = 4000
 """Of a view with no manifest."""
 _DELETE_BYTES = 300
@@ -121,89 +124,83 @@ class Planner:
 
     async def scan(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
         """BadRequest for a filter or snapshot that makes no sense; Corrupt naming a file of the table."""
-        snapshot = resolve_snapshot(metadata, request)
-        schema = resolve_schema(metadata, snapshot, request)
-        bound = bind_filter(metadata, schema, request)
-        held = await self._held(metadata, request, snapshot, bound)
-        # The expression's text, not the expression: 0.0 and -0.0 are equal, and their plans are not.
+        return await self.plan(Question.ask(metadata, request))
+
+    async def plan(self, question: Question) -> Scan:
+        """As `scan`, of a request whose filter is bound. Corrupt naming a file of the table."""
+        metadata, request = question.metadata, question.request
+        held = await self._held(question)
         # The current schema beside that of the scan: it tells what answers say of partitions and columns.
-        schemas = (schema.id, metadata.current_schema_id)
-        key = (repr(bound), *schemas, request.start_snapshot_id, request.end_snapshot_id)
+        schemas = (question.schema.id, metadata.current_schema_id)
+        key = (question.text, *schemas, request.start_snapshot_id, request.end_snapshot_id)
         self._plans += 1
         kept = held.plans.get(key)
-        if kept is not None:
+        if kept is not None and _tells_of(kept, metadata):
             self._plan_hits += 1
             return kept
 
         def plan() -> Scan:
-            selection, stages = _prune(held, metadata, request, bound, self._deadline(), self._clock)
+            selection, stages = _prune(held, question, self._deadline(), self._clock)
             return Scan(
                 held.view,
                 held.deletes,
                 selection.rows(),
-                schema=schema,
-                bound=bound,
+                schema=question.schema,
+                bound=question.bound,
                 metadata=_without_history(metadata),
                 stages=stages,
-                snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+                snapshot_id=None if question.snapshot is None else question.snapshot.snapshot_id,
                 considered=held.files,
             )
 
         try:
-            if _is_small(held.view):  # done before anybody else could ask for it
+            if _is_small(held.view) and not question.is_long:  # done before anybody else could ask for it
                 scan = plan()
             else:
                 scan = await self._planning.run((id(held), *key), lambda: asyncio.to_thread(plan))
             if scan.complete:
-                held.plans.put(key, scan, scan.size_bytes)
+                held.plans.put(key, scan, scan.size_bytes + _TREE_BYTES * len(question.text))
             return scan
         finally:
             self._charge(held)
-            self._shed()
+            self._shed(held)
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
         """The files of a snapshot, none pruned."""
-        held = await self._held(metadata, request, resolve_snapshot(metadata, request))
-        self._shed()
+        held = await self._held(Question.ask(metadata, request), whole=True)
+        self._shed(held)
         return held.view
 
     async def explain(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
         """As `scan`, planned anew whatever is kept, with bytes in its stages."""
-        snapshot = resolve_snapshot(metadata, request)
-        schema = resolve_schema(metadata, snapshot, request)
-        bound = bind_filter(metadata, schema, request)
+        question = Question.ask(metadata, request)
         before_s = self._clock.monotonic()
-        held = await self._held(metadata, request, snapshot)  # all of it: what is left out unread cannot be told
+        held = await self._held(question, whole=True)  # what is left out unread cannot be told
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         expired = self._deadline()
-        selection, stages = await self._run(
-            held.view, lambda: _prune(held, metadata, request, bound, expired, self._clock, sized=True)
-        )
+        selection, stages = await self._run(held.view, lambda: _prune(held, question, expired, self._clock, sized=True))
         everything = Selection.everything(held.view)
         files, size = everything.count(), everything.file_bytes()
-        self._shed()
+        self._shed(held)
         return Scan(
             held.view,
             held.deletes,
             selection.rows(),
-            schema=schema,
-            bound=bound,
+            schema=question.schema,
+            bound=question.bound,
             metadata=metadata,
             stages=(Stage("manifests", files, files, size, size, loaded_us), *stages),
-            snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+            snapshot_id=None if question.snapshot is None else question.snapshot.snapshot_id,
             considered=held.files,
         )
 
-    async def unread(self, metadata: TableMetadata, request: ScanRequest) -> int:
+    async def unread(self, question: Question) -> int:
         """About how many entries have to be decoded before the plan can begin; 0 when all is in memory."""
-        snapshot = resolve_snapshot(metadata, request)
-        if _view_key(metadata, request, snapshot) in self._views:
+        metadata = question.metadata
+        if _view_key(question) in self._views:
             return 0
-        bound = bind_filter(metadata, resolve_schema(metadata, snapshot, request), request)
-        manifests = await self._manifests(metadata, request, snapshot)
-        chosen = [
-            manifests[number] for number in needed(manifests, _projections(metadata, bound), metadata.partition_specs)
-        ]
+        manifests = await self._manifests(question)
+        chosen = [manifests[number] for number in needed(manifests, question.projections, metadata.partition_specs)]
         return sum(_entries(manifest) for manifest in self._blocks.missing(chosen))
 
     def stats(self) -> PlannerStats:
@@ -218,21 +215,24 @@ class Planner:
             plan_hits=self._plan_hits,
         )
 
-    async def _held(
-        self, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None, bound: Expression = TRUE
-    ) -> _Held:
-        """The view of the snapshot, or, where that is not in memory, of those of its manifests that `bound` needs."""
-        key = _view_key(metadata, request, snapshot)
+    async def _held(self, question: Question, *, whole: bool = False) -> _Held:
+        """The view of the snapshot; where that is not in memory, and not all is asked for, of those of its manifests
+        that the filter needs."""
+        metadata = question.metadata
+        key = _view_key(question)
         held = self._views.get(key)
         if held is None:
-            manifests = await self._manifests(metadata, request, snapshot)
+            manifests = await self._manifests(question)
             data = [manifest for manifest in manifests if manifest.content == 0]
-            ordinals = needed(data, _projections(metadata, bound), metadata.partition_specs)
-            if len(ordinals) <= len(data) * _PART_MAX:
-                key = (*key, "part", *map(str, ordinals))
-                held = self._views.get(key)
-            else:
-                ordinals = list(range(len(data)))
+            ordinals = list(range(len(data)))
+            if not whole:
+                if question.is_long:
+                    await asyncio.to_thread(lambda: question.projections)
+                chosen_ones = needed(data, question.projections, metadata.partition_specs)
+                if len(chosen_ones) <= len(data) * _PART_MAX:
+                    ordinals = chosen_ones
+                    key = (*key, "part", *map(str, ordinals))
+                    held = self._views.get(key)
         if held is not None:
             self._views.move_to_end(key)
             return held
@@ -251,13 +251,11 @@ class Planner:
 
         return await self._loading.run(key, load)
 
-    async def _manifests(
-        self, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None
-    ) -> Sequence[ManifestFile]:
+    async def _manifests(self, question: Question) -> Sequence[ManifestFile]:
         """Those of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
-        if not request.incremental:
-            return () if snapshot is None else await self._listed(snapshot)
-        snapshots = appended(metadata, request)
+        if not question.request.incremental:
+            return () if question.snapshot is None else await self._listed(question.snapshot)
+        snapshots = appended(question.metadata, question.request)
         ids = {one.snapshot_id for one in snapshots}
         found: dict[str, ManifestFile] = {}
         for one in snapshots:
@@ -294,12 +292,25 @@ class Planner:
             self._added_bytes += added - held.charged_bytes
             held.charged_bytes = added
 
-    def _shed(self) -> None:
-        """Lets views go until all fits the budget; one that alone is larger goes as well."""
+    def _shed(self, used: _Held) -> None:
+        """Lets views go, the least recently used first, until all fits the budget.
+
+        `used` is still held by the caller, so that letting it go frees nothing yet: when it alone is larger than the
+        budget it goes, and the others are not made to pay for it.
+        """
+        own = used.added_bytes + sum(block.size_bytes for block in (*used.view.blocks, *used.view.delete_blocks))
         while self._views and self._blocks.live_bytes + self._added_bytes > self._budget_bytes:
-            _, gone = self._views.popitem(last=False)
-            self._added_bytes -= gone.charged_bytes
-            gone.charged_bytes = _LET_GO
+            if own > self._budget_bytes:
+                found = [key for key, held in self._views.items() if held is used]
+                for key in found:
+                    self._let_go(key)
+                return
+            self._let_go(next(iter(self._views)))
+
+    def _let_go(self, key: tuple[str, ...]) -> None:
+        gone = self._views.pop(key)
+        self._added_bytes -= gone.charged_bytes
+        gone.charged_bytes = _LET_GO
 
     def check_invariants(self) -> None:
         """AssertionError when a held view or its blocks are not on the account. For tests."""
@@ -312,13 +323,19 @@ def _is_small(view: TableView) -> bool:
     return view.rows + view.delete_rows <= _IN_THREAD_ROWS
 
 
-def _view_key(metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None) -> tuple[str, ...]:
-    if snapshot is None:
+def _view_key(question: Question) -> tuple[str, ...]:
+    if question.snapshot is None:
         return ("",)
-    if request.incremental:
-        lists = [_list_name(one) for one in appended(metadata, request)]
+    if question.request.incremental:
+        lists = [_list_name(one) for one in appended(question.metadata, question.request)]
         return ("appends", *lists)
-    return (_list_name(snapshot),)
+    return (_list_name(question.snapshot),)
+
+
+def _tells_of(kept: Scan, metadata: TableMetadata) -> bool:
+    """Whether a kept plan was made with the same schemas and specs: tables registered from one metadata file share
+    snapshots, and may go different ways afterwards."""
+    return kept.metadata.schemas == metadata.schemas and kept.metadata.partition_specs == metadata.partition_specs
 
 
 def _without_history(metadata: TableMetadata) -> TableMetadata:
@@ -328,11 +345,6 @@ def _without_history(metadata: TableMetadata) -> TableMetadata:
 
 def _list_name(snapshot: Snapshot) -> str:
     return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
-
-
-def _projections(metadata: TableMetadata, bound: Expression) -> dict[int, Expression]:
-    """By spec id, what the filter demands of partition values."""
-    return {spec.spec_id: inclusive(bound, spec) for spec in metadata.partition_specs}
 
 
 def _unlisted(path: str, snapshot_id: int) -> ManifestFile:
@@ -367,14 +379,7 @@ def _entries(manifest: ManifestFile) -> int:
 
 
 def _prune(
-    held: _Held,
-    metadata: TableMetadata,
-    request: ScanRequest,
-    bound: Expression,
-    expired: Callable[[], bool],
-    clock: Clock,
-    *,
-    sized: bool = False,
+    held: _Held, question: Question, expired: Callable[[], bool], clock: Clock, *, sized: bool = False
 ) -> tuple[Selection, tuple[Stage, ...]]:
     """The files left after each stage, cheapest first."""
     selection = Selection.everything(held.view)
@@ -388,15 +393,14 @@ def _prune(
         files_left, bytes_left = selection.count(), selection.file_bytes() if sized else -1
         stages.append(Stage(name, files_in, files_left, bytes_in, bytes_left, spent_us, not expired()))
 
-    if request.incremental:
-        ids = {snapshot.snapshot_id for snapshot in appended(metadata, request)}
+    bound = question.bound
+    if question.request.incremental:
+        ids = {snapshot.snapshot_id for snapshot in appended(question.metadata, question.request)}
         stage("appended", lambda: keep_appended(selection, ids))
     if isinstance(bound, Always) and bound.value:
         return selection, tuple(stages)
     present = set(held.view.spec_ids.tolist())
-    by_spec = {
-        spec_id: expression for spec_id, expression in _projections(metadata, bound).items() if spec_id in present
-    }
+    by_spec = {spec_id: expression for spec_id, expression in question.projections.items() if spec_id in present}
     if any(expression != TRUE for expression in by_spec.values()):
         stage("partition", lambda: narrow_by_partition(selection, by_spec, expired))
     stage("column_stats", lambda: narrow_by_stats(selection, bound, expired))
@@ -418,7 +422,7 @@ async def open_planner(settings: Settings, objects: ObjectStore, clock: Clock) -
         MemoryCache(0),  # views hold blocks, see Blocks
         disk,
         weigh=lambda block: block.size_bytes,
-        pending_bytes_max=settings.plan_memory_bytes,
+        pending_bytes_max=max(settings.plan_memory_bytes, _PENDING_BYTES_MIN),
         claims=claims,
         executor=executor,
     )

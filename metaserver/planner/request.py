@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.binding import bind
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.projection import inclusive
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.snapshot import Snapshot
+
+_LONG_CHARACTERS = 30_000
+"""Of a bound filter's text; some hundreds of values, a millisecond of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,41 @@ class ScanRequest:
     @property
     def incremental(self) -> bool:
         return self.start_snapshot_id is not None or self.end_snapshot_id is not None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request as it concerns one table: everything that binding and projecting its filter gives, computed once.
+
+    A filter may list a hundred thousand values: `is_long` says that work on it does not belong on the event loop.
+    """
+
+    metadata: TableMetadata
+    request: ScanRequest
+    snapshot: Snapshot | None
+    schema: Schema
+    bound: Expression
+
+    @classmethod
+    def ask(cls, metadata: TableMetadata, request: ScanRequest) -> Question:
+        """BadRequest for a filter or snapshot that makes no sense."""
+        snapshot = resolve_snapshot(metadata, request)
+        schema = resolve_schema(metadata, snapshot, request)
+        return cls(metadata, request, snapshot, schema, bind_filter(metadata, schema, request))
+
+    @cached_property
+    def text(self) -> str:
+        """The bound filter, for keys. Not the expression itself: 0.0 and -0.0 are equal, and their plans are not."""
+        return repr(self.bound)
+
+    @property
+    def is_long(self) -> bool:
+        return len(self.text) > _LONG_CHARACTERS
+
+    @cached_property
+    def projections(self) -> dict[int, Expression]:
+        """By spec id, what the filter demands of partition values."""
+        return {spec.spec_id: inclusive(self.bound, spec) for spec in self.metadata.partition_specs}
 
 
 def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot | None:
