@@ -298,13 +298,15 @@ class Planner:
         `used` is still held by the caller, so that letting it go frees nothing yet: when it alone is larger than the
         budget it goes, and the others are not made to pay for it.
         """
-        own = used.added_bytes + sum(block.size_bytes for block in (*used.view.blocks, *used.view.delete_blocks))
-        while self._views and self._blocks.live_bytes + self._added_bytes > self._budget_bytes:
-            if own > self._budget_bytes:
-                found = [key for key, held in self._views.items() if held is used]
-                for key in found:
-                    self._let_go(key)
-                return
+        if self._blocks.live_bytes + self._added_bytes <= self._budget_bytes:
+            return
+        blocks_bytes = sum(block.size_bytes for block in (*used.view.blocks, *used.view.delete_blocks))
+        leaving_bytes = 0
+        if blocks_bytes + used.added_bytes > self._budget_bytes:
+            for key in [key for key, held in self._views.items() if held is used]:
+                self._let_go(key)
+            leaving_bytes = blocks_bytes
+        while self._views and self._blocks.live_bytes - leaving_bytes + self._added_bytes > self._budget_bytes:
             self._let_go(next(iter(self._views)))
 
     def _let_go(self, key: tuple[str, ...]) -> None:
