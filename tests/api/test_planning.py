@@ -410,6 +410,7 @@ async def test_a_plan_that_must_read_very_much_is_answered_later(planned: Api, m
     assert done.json["status"] == "completed"
     assert numbers(done) == [0]
     assert (await planned("GET", plan)).json == done.json, "it may be asked for again"
+    assert slow.made == 1, "and is not made again for that"
 
 
 async def test_a_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
