@@ -114,6 +114,15 @@ def any_of(*children: Expression) -> Expression:
     return _joined(children, Or, identity=FALSE, absorbing=TRUE)
 
 
+def predicates_of(expression: Expression) -> list[Bound]:
+    """The predicates of a bound expression, from left to right."""
+    if isinstance(expression, Bound):
+        return [expression]
+    if isinstance(expression, And | Or):
+        return [predicate for child in expression.children for predicate in predicates_of(child)]
+    return []
+
+
 def _joined(
     children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing: Always
 ) -> Expression:

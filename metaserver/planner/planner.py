@@ -29,7 +29,7 @@ from cache.single_flight import SingleFlight
 from cache.stack import Stack
 from metaserver.clock import Clock
 from metaserver.errors import NotFound
-from metaserver.iceberg.expressions import TRUE, Always
+from metaserver.iceberg.expressions import TRUE, Always, predicates_of
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.snapshot import Snapshot
@@ -51,6 +51,8 @@ _IN_THREAD_ROWS = 100_000
 """Larger views are pruned in a thread: the kernels need no GIL, and the event loop is not to wait for them."""
 _UNDER_WAY = 16
 """Manifests read or decoded at once, for each decoding thread."""
+_QUICK_COMPARISONS = 2_500_000
+"""Rows times predicates; about a nanosecond each."""
 _LISTS_BYTES = 16 << 20
 """Manifest lists kept, for plans that need only some of their manifests."""
 _MANIFEST_BYTES = 1000
@@ -154,7 +156,7 @@ class Planner:
             )
 
         try:
-            if _is_small(held.view) and not question.is_long:  # done before anybody else could ask for it
+            if _is_quick(held.view, question):  # done before anybody else could ask for it
                 scan = plan()
             else:
                 scan = await self._planning.run((id(held), *key), lambda: asyncio.to_thread(plan))
@@ -325,6 +327,16 @@ def _is_small(view: TableView) -> bool:
     return view.rows + view.delete_rows <= _IN_THREAD_ROWS
 
 
+def _is_quick(view: TableView, question: Question) -> bool:
+    """Whether a plan takes a few milliseconds at most: less than a thread would, and nobody waits for long."""
+    if question.is_long:
+        return False
+    predicates = predicates_of(question.bound)
+    if view.rows * len(predicates) > _QUICK_COMPARISONS:
+        return False
+    return _is_small(view) or all(view.knows(one.column_id, one.kind) for one in predicates)
+
+
 def _view_key(question: Question) -> tuple[str, ...]:
     if question.snapshot is None:
         return ("",)
@@ -386,9 +398,10 @@ def _prune(
     """The files left after each stage, cheapest first."""
     selection = Selection.everything(held.view)
     stages: list[Stage] = []
+    everything = (held.view.rows, selection.file_bytes() if sized else -1)
 
     def stage(name: str, work: Callable[[], None]) -> None:
-        files_in, bytes_in = selection.count(), selection.file_bytes() if sized else -1
+        files_in, bytes_in = (stages[-1].files_left, stages[-1].bytes_left) if stages else everything
         before_s = clock.monotonic()
         work()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
@@ -414,6 +427,8 @@ async def open_planner(settings: Settings, objects: ObjectStore, clock: Clock) -
     """The planner with its decoding threads and its folder on the local disk."""
     decoders = settings.plan_threads or max(1, len(os.sched_getaffinity(0)))
     executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner")
+    # Apart from the decoders, which would stand still while the disk takes what they made.
+    disk_executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner-disk")
     disk = claims = None
     if settings.plan_disk_bytes:
         folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
@@ -426,7 +441,7 @@ async def open_planner(settings: Settings, objects: ObjectStore, clock: Clock) -
         weigh=lambda block: block.size_bytes,
         pending_bytes_max=max(settings.plan_memory_bytes, _PENDING_BYTES_MIN),
         claims=claims,
-        executor=executor,
+        executor=disk_executor,
     )
     try:
         blocks = Blocks(
@@ -440,3 +455,4 @@ async def open_planner(settings: Settings, objects: ObjectStore, clock: Clock) -
     finally:
         await stack.close()
         executor.shutdown(wait=True, cancel_futures=True)
+        disk_executor.shutdown(wait=True, cancel_futures=True)

@@ -186,6 +186,10 @@ class TableView:
             column = self._stats[key] = StatsColumn(self, column_id, kind)
         return column
 
+    def knows(self, column_id: int, kind: str) -> bool:
+        """Whether `stats` has been asked for the column before, so that it costs nothing now."""
+        return (column_id, kind) in self._stats
+
     def partition(self, field_id: int, kind: str) -> PartitionColumn:
         key = (field_id, kind)
         column = self._partition.get(key)
