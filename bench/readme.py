@@ -38,10 +38,14 @@ PLANNING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         for files in ("100,000", "1,000,000")
         for case in ("narrow range", "ordered column", "string equality", "three columns")
     ),
-    "planning_cold": (),
-    "planning_memory": (),
-    "planning_http": (),
-    "planning_lookup": (),
+    "planning_cold": (
+        ("100,000 files, first plan ever", "plan"),
+        ("100,000 files, first after a restart", "plan"),
+        ("1,000,000 files, first plan ever", "plan"),
+        ("1,000,000 files, first after a restart", "plan"),
+    ),
+    "planning_memory": (("1,000,000 files", "blocks and views"),),
+    "planning_lookup": (("statistics", "before encoding"), ("statistics", "Arrow over HTTP, p50")),
 }
 
 
