@@ -156,6 +156,7 @@ async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tm
     metadata = table.metadata
     path = tmp_path / "t" / "metadata" / "snap-1.avro"
     whole = path.read_bytes()
+    paths = {one["manifest_path"] for one in fastavro.reader(BytesIO(whole)) if isinstance(one, dict)}
     seen = Counter[str]()
     for turn in range(60):
         damaged = bytearray(whole)
@@ -175,7 +176,10 @@ async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tm
                 continue
             listed = [one for one in fastavro.reader(BytesIO(bytes(damaged))) if isinstance(one, dict)]
             assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(listed), where
-            assert numbers_of(scan) == list(range(40)) if len(listed) == 8 else len(listed) == 0, where
+            assert len(listed) in (0, 8), where
+            # A flip may as well make one path another's, which is then planned twice, as it is stored.
+            if {one["manifest_path"] for one in listed} == paths:
+                assert numbers_of(scan) == list(range(40)), where
             seen["as stored"] += 1
     assert seen["error"] > 20
     assert set(seen) <= {"error", "as stored"}, seen
