@@ -27,7 +27,7 @@ from typing import TypeVar
 from metaserver.clock import Clock
 from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError, TooLarge
 from metaserver.objects.locations import Location, parse_location
-from metaserver.objects.port import ObjectInfo
+from metaserver.objects.port import ObjectInfo, check_range
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
 """Names of unfinished files; never listed. One stays behind only when the process dies inside `create`."""
@@ -56,6 +56,10 @@ class LocalObjects:
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         return await self._run(location, lambda path, _: _read(path, location, limit_bytes))
+
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        return await self._run(location, lambda path, _: _read_range(path, location, start, length))
 
     async def create(self, location: str, data: bytes) -> None:
         temporary = TEMPORARY_PREFIX + self._clock.random_bytes(12).hex()
@@ -209,16 +213,29 @@ def _explain(error: OSError, location: str) -> Exception:
 
 
 def _read(path: str, location: str, limit_bytes: int | None) -> bytes:
+    with _plain_file(path, location) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if limit_bytes is not None and size > limit_bytes:
+            raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+
+
+def _read_range(path: str, location: str, start: int, length: int) -> bytes:
+    with _plain_file(path, location) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        file.seek(start)
+        return file.read(length)
+
+
+@contextlib.contextmanager
+def _plain_file(path: str, location: str) -> Iterator[int]:
+    """A descriptor to read from. ObjectMissing for what is none."""
     # O_NONBLOCK: a named pipe would otherwise hold the thread until somebody writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ObjectMissing(f"What is stored at {location!r} is not a plain file")
-        if limit_bytes is not None and status.st_size > limit_bytes:
-            raise TooLarge(f"{location!r} has {status.st_size} bytes; at most {limit_bytes} are read")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
+        yield descriptor
     finally:
         os.close(descriptor)
 

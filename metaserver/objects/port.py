@@ -34,6 +34,10 @@ class ObjectStore(Protocol):
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         """The whole object. ObjectMissing when there is none; TooLarge, before reading, past `limit_bytes`."""
 
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        """Bytes `start` to `start + length` of the object, fewer where it ends before. ObjectMissing when there is
+        none. ValueError for a negative start or length."""
+
     async def create(self, location: str, data: bytes) -> None:
         """Put if absent. Once it returns, the object is whole and survives a power cut.
 
@@ -52,3 +56,9 @@ class ObjectStore(Protocol):
 
     async def ping(self) -> None:
         """Returns when the storage answers; for readiness checks."""
+
+
+def check_range(start: int, length: int) -> None:
+    """ValueError for what is no range."""
+    if start < 0 or length < 0:
+        raise ValueError(f"a range cannot start at {start} or have {length} bytes")

@@ -38,6 +38,11 @@ class RoutedObjects:
         async with self._slots:
             return await store.read(checked, limit_bytes=limit_bytes)
 
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        store, checked = self._route(location)
+        async with self._slots:
+            return await store.read_range(checked, start, length)
+
     async def create(self, location: str, data: bytes) -> None:
         store, checked = self._route(location)
         async with self._slots:

@@ -23,7 +23,7 @@ from obstore.store import S3Store
 from metaserver.clock import Clock
 from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, SeamarkError, StorageError, TooLarge
 from metaserver.objects.locations import Location, parse_location
-from metaserver.objects.port import ObjectInfo
+from metaserver.objects.port import ObjectInfo, check_range
 from metaserver.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _MISSING = (FileNotFoundError, exceptions.NotFoundError)
 _FAILED = (exceptions.BaseError, OSError, NotImplementedError, ValueError)
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
+_RANGE_NOT_SATISFIABLE = 416
 _RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 
 
@@ -61,6 +62,19 @@ class S3Objects:
                 raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
             return bytes(await found.bytes_async())
         except _FAILED as error:
+            raise _explain(error, location) from error
+
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        store, at = self._open(location)
+        if length == 0:
+            await self.read_range(location, 0, 1)  # S3 has no empty ranges; what is missing is missing
+            return b""
+        try:
+            return bytes(await obstore.get_range_async(store, at.path, start=start, length=length))
+        except _FAILED as error:
+            if _status(error) == _RANGE_NOT_SATISFIABLE:
+                return b""
             raise _explain(error, location) from error
 
     async def exists(self, location: str) -> bool:

@@ -71,6 +71,21 @@ class ObjectStoreContract:
         with pytest.raises(TooLarge, match="1001 bytes; at most 1000"):
             await store.read(f"{base}/big", limit_bytes=1000)
 
+    async def test_a_range_is_read_and_ends_where_the_object_does(self, store: ObjectStore, base: str) -> None:
+        location = f"{base}/ranged"
+        await store.create(location, bytes(range(200)))
+        assert await store.read_range(location, 0, 10) == bytes(range(10))
+        assert await store.read_range(location, 190, 10) == bytes(range(190, 200))
+        assert await store.read_range(location, 190, 1000) == bytes(range(190, 200))
+        assert await store.read_range(location, 200, 5) == b""
+        assert await store.read_range(location, 5000, 5) == b""
+        assert await store.read_range(location, 20, 0) == b""
+        for start, length in ((-1, 5), (0, -5)):
+            with pytest.raises(ValueError, match="range"):
+                await store.read_range(location, start, length)
+        with pytest.raises(ObjectMissing):
+            await store.read_range(f"{base}/nothing", 0, 10)
+
     async def test_delete_removes_and_may_be_repeated(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/x", b"x")
         await store.delete(f"{base}/x")
