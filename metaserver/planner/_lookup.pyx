@@ -14,6 +14,15 @@ from libc.string cimport memcpy
 
 import numpy as np
 
+cdef extern from *:
+    """
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    #error "packed columns are little-endian"
+    #endif
+    #define seamark_big_endian(code) __builtin_bswap64(code)
+    """
+    uint64_t seamark_big_endian(uint64_t code) nogil
+
 cdef enum:
     FORM = 0
     WIDTH = 1
@@ -144,6 +153,27 @@ def longs(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const in
     return found
 
 
+def rows(const int64_t[:, ::1] extents, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """int64[rows], how the view names them: `extents` is a layout whose bases name the first rows of blocks."""
+    cdef int64_t total = _check(extents, segments, picks)
+    found = np.empty(total, dtype=np.int64)
+    cdef int64_t[::1] out = found
+    cdef int64_t s, i, first, count, at, done = 0
+    with nogil:
+        for s in range(segments.shape[0]):
+            first, count, at = segments[s, 1], segments[s, 2], segments[s, 3]
+            if at < 0:
+                first += extents[segments[s, 0], BASE]
+                for i in range(count):
+                    out[done + i] = first + i
+            else:
+                first = extents[segments[s, 0], BASE]
+                for i in range(count):
+                    out[done + i] = first + picks[at + i]
+            done += count
+    return found
+
+
 def doubles(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
     """float64[rows], NaN where absent."""
     cdef int64_t total = _check(layout, segments, picks)
@@ -187,16 +217,21 @@ cdef inline int64_t _length(const int64_t *column, int64_t row) noexcept nogil:
 
 
 cdef inline void _copy(const int64_t *column, int64_t row, int64_t size, uint8_t *to) noexcept nogil:
-    cdef int64_t width = column[WIDTH], rest = size - column[COMMON_SIZE], k
+    """Writes up to seven bytes past the string, which the next one overwrites."""
+    cdef int64_t width = column[WIDTH], rest = size - column[COMMON_SIZE]
     cdef uint64_t code = 0
     cdef uint32_t end
     memcpy(to, <const uint8_t *><size_t>column[COMMON], column[COMMON_SIZE])
     if rest == 0:
         return
     to += column[COMMON_SIZE]
-    memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * width, width)
-    for k in range(min(rest, width)):
-        to[k] = <uint8_t>(code >> (8 * (width - 1 - k)))
+    if width == 8:
+        memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * 8, 8)
+    else:
+        memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * width, width)
+        code <<= 8 * (8 - width)
+    code = seamark_big_endian(code)
+    memcpy(to, &code, 8)
     if rest > width:
         end = (<const uint32_t *><size_t>column[ENDS])[row]
         memcpy(to + width, <const uint8_t *><size_t>column[TAILS] + end - (rest - width), rest - width)
@@ -223,9 +258,9 @@ def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const 
                 there[done] = size >= 0
                 ends[done + 1] = ends[done] + (size if size > 0 else 0)
                 done += 1
-    text = np.empty(ends[total], dtype=np.uint8)
+    text = np.empty(ends[total] + 8, dtype=np.uint8)
     if ends[total] == 0:
-        return offsets, text, valid
+        return offsets, text[:0], valid
     data = text
     done = 0
     with nogil:
@@ -239,4 +274,4 @@ def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const 
                 if size:
                     _copy(column, row, size, &data[ends[done]])
                 done += 1
-    return offsets, text, valid
+    return offsets, text[: offsets[total]], valid

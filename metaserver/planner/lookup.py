@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -30,8 +30,10 @@ from metaserver.planner.view import Side, TableView
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
 """Columns whose places are kept per view: 150 bytes a block each."""
-_places: WeakKeyDictionary[TableView, dict[tuple[str, int], tuple[Side, ...]]] = WeakKeyDictionary()
-"""Where columns lie in each block, which depends on nothing but the view, and dies with it."""
+_ROW_BITS = 32
+"""Of a row's name: its place in its manifest (see `view.py`)."""
+_ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
+_ABSENT_DOUBLE = np.full(1, np.nan).tobytes()
 
 
 class Strings(NamedTuple):
@@ -72,72 +74,86 @@ class StatsColumn:
 
 
 class Found:
-    """Files of a view, in its order."""
+    """Files of a view, in its order. `segments`, `picks`: as `_lookup.pyx` takes them, none of them empty."""
 
-    def __init__(self, view: TableView, segments: tuple[Segment, ...], rows: Callable[[], Longs]) -> None:
+    def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
         self.view = view
-        self.segments = segments
-        self.files = sum([segment.files for segment in segments])
-        self.rows = rows
-        """int64[files], rows of the view: made when they are asked for."""
-        self._table, self._picks = _table(segments)
+        self.files = int(segments[:, 2].sum())
+        self._table, self._picks = segments, picks
+        self._places = _places_of(view)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        blocks, picks = self.view.blocks, self._picks
+        return tuple(
+            Segment(number, blocks[number], first, files, None if at < 0 else picks[at : at + files])
+            for number, first, files, at in self._table.tolist()
+        )
+
+    def rows(self) -> Longs:
+        """int64[files], rows of the view."""
+        return _lookup.rows(self.view.extents, self._table, self._picks)
 
     def longs(self, name: str) -> Longs:
-        """int64[files] of a number that manifest entries have (see `Block.longs`), MISSING where null."""
-        return self._read_longs(_long_places(self.view, name))
+        """int64[files] of a number that manifest entries have (see `Block.longs`), MISSING where null.
+
+        Not to be written to, as no array of a lookup: one that is the same everywhere has one value in memory.
+        """
+        return self._read_longs(self._places.longs(self.view, name))
 
     def texts(self, name: str) -> Strings:
         """file_path, file_format, key_metadata or referenced_data_file."""
-        return self._read_strings(_text_places(self.view, name))
+        return self._read_strings(self._places.texts(self.view, name))
 
     def by_segment(self, values: Sequence[int]) -> Longs:
         """int64[files]: one value a segment, given to all of its files."""
-        return np.repeat(np.array(values, dtype=np.int64), [segment.files for segment in self.segments])
+        return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
 
     def sequence_numbers(self) -> Longs:
         """int64[files], data sequence numbers; entries without one have their manifest's (spec, "Inheritance")."""
-        return self._inherited("sequence_number", [self._manifest(one).sequence_number for one in self.segments])
+        return self._inherited("sequence_number", lambda manifest: manifest.sequence_number)
 
     def snapshot_ids(self) -> Longs:
         """int64[files]: the snapshot that added the file, or carried it over first."""
-        return self._inherited("snapshot_id", [self._manifest(one).added_snapshot_id for one in self.segments])
+        return self._inherited("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
     def stats(self, column: StatsColumn) -> Stats:
         return Stats(self, column)
 
     def part(self, start: int, end: int) -> Found:
         """The files from number `start` up to, not including, `end`."""
-        segments = []
-        at = 0
-        for segment in self.segments:
-            low, high = max(start - at, 0), min(end - at, segment.files)
-            if low < high:
-                rows = None if segment.rows is None else segment.rows[low:high]
-                segments.append(segment._replace(first=segment.first + low, files=high - low, rows=rows))
-            at += segment.files
-        return Found(self.view, tuple(segments), lambda: self.rows()[max(start, 0) : end])
+        if start <= 0 and end >= self.files:
+            return self
+        counts = self._table[:, 2]
+        ends = np.cumsum(counts)
+        low = np.clip(start - (ends - counts), 0, counts)
+        high = np.clip(end - (ends - counts), low, counts)
+        segments = self._table.copy()
+        # Where rows follow one another the first of them moves, else the place of the first of those that are picked.
+        picked = segments[:, 3] >= 0
+        segments[:, 1] += np.where(picked, 0, low)
+        segments[:, 3] += np.where(picked, low, 0)
+        segments[:, 2] = high - low
+        return Found(self.view, segments[high > low], self._picks)
 
-    def _inherited(self, name: str, of_manifest: Sequence[int | None]) -> Longs:
+    def _inherited(self, name: str, of_manifest: Callable[[ManifestFile], int | None]) -> Longs:
         own = self.longs(name)
         missing = own == MISSING
         if missing.any():
-            given = self.by_segment([MISSING if one is None else one for one in of_manifest])
-            own = np.where(missing, given, own)
+            given = [of_manifest(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
+            own = np.where(missing, self.by_segment([MISSING if one is None else one for one in given]), own)
         return own
-
-    def _manifest(self, segment: Segment) -> ManifestFile:
-        return self.view.manifests[segment.number]
 
     def _read_longs(self, sides: tuple[Side, ...]) -> Longs:
         side = _of_form(sides, Form.INTEGERS)
         if side is None:
-            return np.full(self.files, MISSING, dtype=np.int64)
+            return np.ndarray(self.files, np.int64, _ABSENT_LONG, strides=(0,))
         return _lookup.longs(side.layout, self._table, self._picks)
 
     def _read_doubles(self, sides: tuple[Side, ...]) -> npt.NDArray[np.float64]:
         side = _of_form(sides, Form.FLOATS)
         if side is None:
-            return np.full(self.files, np.nan)
+            return np.ndarray(self.files, np.float64, _ABSENT_DOUBLE, strides=(0,))
         return _lookup.doubles(side.layout, self._table, self._picks)
 
     def _read_strings(self, sides: tuple[Side, ...]) -> Strings:
@@ -159,7 +175,7 @@ class Stats:
 
     def counts(self, name: str) -> Longs:
         """int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING where absent."""
-        return self._found._read_longs(_count_places(self._found.view, name, self.column.id))
+        return self._found._read_longs(self._found._places.counts(self._found.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
         """Lower or upper bounds: int64 (MISSING where absent), float64 (NaN where absent) or bytes, by `form`.
@@ -168,7 +184,7 @@ class Stats:
         than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
         """
         found, kind = self._found, self.column.kind
-        places = _bound_places(found.view, side, self.column.id)
+        places = found._places.bounds(found.view, side, self.column.id)
         if self.form is Form.FLOATS:
             return found._read_doubles(places)
         if self.form is Form.STRINGS:
@@ -193,44 +209,31 @@ class Stats:
 
 def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> Found:
     """The data files in the partitions of a prefix, in the order of the view."""
-    selection = prefix.select(view)
-    state = selection.state
-    numbers = np.flatnonzero(state).tolist()
-    blocks = view.blocks
-    if (state == 2).any():
-        return files_at(view, selection.rows())
-    whole = [Segment(number, blocks[number], 0, blocks[number].rows, None) for number in numbers]
-    return Found(view, tuple([segment for segment in whole if segment.files]), selection.rows)
+    numbers = prefix.whole_blocks(view)
+    if numbers is None:
+        return files_at(view, prefix.select(view).rows())
+    return Found(view, _places_of(view).whole[numbers])
 
 
 def files_at(view: TableView, rows: Longs) -> Found:
     """The data files at int64[files] rows of the view, ascending."""
-    numbers, local = view.split(rows)
-    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)] if len(rows) else []
-    segments = []
-    for start, end in pairwise(edges):
-        number, first, last = int(numbers[start]), int(local[start]), int(local[end - 1])
-        picked = None if last - first + 1 == end - start else local[start:end]
-        segments.append(Segment(number, view.blocks[number], first if picked is None else 0, end - start, picked))
-    return Found(view, tuple(segments), lambda: rows)
-
-
-def _table(segments: Sequence[Segment]) -> tuple[Longs, Longs]:
-    """(segments, picks) as `_lookup.pyx` takes them."""
-    rows, picks, at = [], [], 0
-    for segment in segments:
-        if segment.rows is None:
-            rows.append((segment.number, segment.first, segment.files, -1))
-        else:
-            rows.append((segment.number, 0, segment.files, at))
-            picks.append(segment.rows)
-            at += segment.files
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), 4)
-    return table, np.concatenate(picks) if picks else _NO_PICKS
+    if not len(rows):
+        return Found(view, np.empty((0, 4), dtype=np.int64))
+    ordinals, local = rows >> _ROW_BITS, rows & ((1 << _ROW_BITS) - 1)
+    edges = np.flatnonzero(np.diff(ordinals)) + 1
+    starts, ends = np.append(0, edges), np.append(edges, len(rows))
+    counts, firsts = ends - starts, local[starts]
+    follow = local[ends - 1] - firsts + 1 == counts
+    numbers = np.searchsorted(view.ordinals, ordinals[starts])
+    segments = np.stack([numbers, np.where(follow, firsts, 0), counts, np.where(follow, -1, starts)], axis=1)
+    return Found(view, segments.astype(np.int64, copy=False), local)
 
 
 def _of_form(sides: tuple[Side, ...], form: Form) -> Side | None:
-    return next((side for side in sides if side.form is form), None)
+    for side in sides:
+        if side.form is form:
+            return side
+    return None
 
 
 def _widened(strings: Strings, longs: Longs) -> Strings:
@@ -251,46 +254,69 @@ def _widened(strings: Strings, longs: Longs) -> Strings:
 # Where columns lie
 
 
-def _long_places(view: TableView, name: str) -> tuple[Side, ...]:
-    return _kept(view, ("long " + name, 0), lambda block: _packed(block.long_column(name)))
+class _Places:
+    """Where columns lie in each block of a view, which depends on nothing but the view, and dies with it.
 
+    Each column is told as one side a form: a decimal that was widened past 18 digits has two.
+    """
 
-def _text_places(view: TableView, name: str) -> tuple[Side, ...]:
-    return _kept(view, ("text " + name, 0), lambda block: _packed(block.text_column(name)))
+    def __init__(self, view: TableView) -> None:
+        self.whole: Longs = np.zeros((len(view.blocks), 4), dtype=np.int64)
+        """int64[blocks, 4]: the segments that are all of each block."""
+        self.whole[:, 0] = np.arange(len(view.blocks))
+        self.whole[:, 2] = view.extents[:, 4]
+        self.whole[:, 3] = -1
+        self._sides: dict[tuple[str, int], tuple[Side, ...]] = {}
 
+    def longs(self, view: TableView, name: str) -> tuple[Side, ...]:
+        known = self._sides.get(key := (name, _NUMBER))
+        return self._read(view, key, lambda block: _packed(block.long_column(name))) if known is None else known
 
-def _count_places(view: TableView, name: str, column_id: int) -> tuple[Side, ...]:
-    position = COUNTS.index(name)
+    def texts(self, view: TableView, name: str) -> tuple[Side, ...]:
+        known = self._sides.get(key := (name, _TEXT))
+        return self._read(view, key, lambda block: _packed(block.text_column(name))) if known is None else known
 
-    def packed(block: Block) -> Packed | None:
-        entry = block.entry(column_id)
-        return None if entry is None else entry.counts[position]
+    def counts(self, view: TableView, name: str, column_id: int) -> tuple[Side, ...]:
+        known = self._sides.get(key := (name, column_id))
+        return self._read(view, key, lambda block: _count(block, name, column_id)) if known is None else known
 
-    return _kept(view, (name, column_id), packed)
+    def bounds(self, view: TableView, side: str, column_id: int) -> tuple[Side, ...]:
+        known = self._sides.get(key := (side, column_id))
+        if known is None:
+            known = self._read(view, key, lambda block: _packed(block.bound_column(side, column_id)))
+        return known
 
-
-def _bound_places(view: TableView, side: str, column_id: int) -> tuple[Side, ...]:
-    return _kept(view, (side, column_id), lambda block: _packed(block.bound_column(side, column_id)))
-
-
-def _packed(column: Column | None) -> Packed | None:
-    return None if column is None else column.packed
-
-
-def _kept(view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]) -> tuple[Side, ...]:
-    """One side a form: a decimal that was widened past 18 digits has two."""
-    places = _places.get(view)
-    if places is None:
-        places = _places[view] = {}
-    known = places.get(key)
-    if known is None:
+    def _read(
+        self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
+    ) -> tuple[Side, ...]:
         packed = [packed_of(block) for block in view.blocks]
         forms = sorted({column.form for column in packed if column is not None})
         known = tuple(
             Side(Form(form), [one if one is not None and one.form == form else None for one in packed], view)
             for form in forms
         )
-        if len(places) >= _SIDES_MAX:
-            places.clear()
-        places[key] = known
-    return known
+        if len(self._sides) >= _SIDES_MAX:
+            self._sides.clear()
+        self._sides[key] = known
+        return known
+
+
+_NUMBER, _TEXT = -1, -2
+"""In place of a column's id, for what entries have once."""
+_kept: WeakKeyDictionary[TableView, _Places] = WeakKeyDictionary()
+
+
+def _places_of(view: TableView) -> _Places:
+    places = _kept.get(view)
+    if places is None:
+        places = _kept[view] = _Places(view)
+    return places
+
+
+def _packed(column: Column | None) -> Packed | None:
+    return None if column is None else column.packed
+
+
+def _count(block: Block, name: str, column_id: int) -> Packed | None:
+    entry = block.entry(column_id)
+    return None if entry is None else entry.counts[COUNTS.index(name)]

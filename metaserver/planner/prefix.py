@@ -10,6 +10,9 @@ that a prefix reaches over the evolution of specs. Files of a spec without one o
 
 The rule it keeps: a prefix selects the files of its partitions and no others. Pruning keeps what it cannot compare;
 here such blocks are looked at row by row.
+
+What is kept is of tables and views (how fields are read, which blocks hold which value), nothing of prefixes: one that
+was never asked before is as fast as one that was.
 """
 
 from __future__ import annotations
@@ -18,25 +21,27 @@ import base64
 import binascii
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expressions import FALSE, Bound, Expression, Op, Value, all_of
 from metaserver.iceberg.literals import Above, Below, Between, parse_literal
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import UNITS_PER_DAY, canonical, name_of, result_type
 from metaserver.iceberg.types import base_name, canonical_primitive
-from metaserver.iceberg.values import parse_iso_date
+from metaserver.iceberg.values import decimal_scale, parse_iso_date
 from metaserver.index.block import Block
-from metaserver.index.packing import Form, key_of
+from metaserver.index.packing import NONE, Form, Longs, key_of
 from metaserver.planner.prune import Selection, narrow_by_partition
 from metaserver.planner.view import TableView
 from metaserver.wire import decode_json
@@ -64,12 +69,32 @@ class Prefix:
 
     by_spec: Mapping[int, Expression] | None = None
 
+    def whole_blocks(self, view: TableView) -> Longs | None:
+        """int64[n], ascending: the blocks whose files are all in these partitions, where no other block has any.
+
+        That is so where each block has one value: manifests written by partition, the common case. It is looked up, and
+        no kernel is asked. None where it is not so, or not known.
+        """
+        if self.by_spec is None:
+            return np.flatnonzero(view.extents[:, 4])
+        found: list[Longs] = []
+        for spec_id, expression in self.by_spec.items():
+            if expression == FALSE:
+                continue
+            agreeing: Longs | None = None
+            for demand in _leaves(expression):
+                numbers = _values_of(view, spec_id, demand).blocks_with(demand)
+                if numbers is None:
+                    return None
+                agreeing = numbers if agreeing is None else np.intersect1d(agreeing, numbers, assume_unique=True)
+            if agreeing is not None and len(agreeing):
+                found.append(agreeing)
+        return found[0] if len(found) == 1 else np.sort(np.concatenate(found)) if found else _NO_BLOCKS
+
     def select(self, view: TableView) -> Selection:
-        """The data files of the view that lie in these partitions."""
+        """The data files of the view that lie in these partitions, whatever its blocks hold."""
         selection = Selection.everything(view)
         if self.by_spec is None:
-            return selection
-        if self._select_whole_blocks(selection):
             return selection
         narrow_by_partition(selection, self.by_spec, lambda: False)
         for spec_id, expression in self.by_spec.items():
@@ -82,33 +107,71 @@ class Prefix:
                     selection.keep(number, np.array(agreeing, dtype=np.bool_))
         return selection
 
-    def _select_whole_blocks(self, selection: Selection) -> bool:
-        """Decides by the blocks' summaries alone, where each block has one value: manifests written by partition.
 
-        That is the common case, and several times as fast as asking the kernels. False where it is another case; then
-        the selection is as it was.
-        """
-        assert self.by_spec is not None
-        view = selection.view
-        state: npt.NDArray[np.bool_] = np.zeros(len(view.blocks), dtype=np.bool_)
-        for spec_id, expression in self.by_spec.items():
-            if expression == FALSE:
-                continue
-            chosen: npt.NDArray[np.bool_] = view.spec_ids == spec_id
-            for demand in _leaves(expression):
-                column = view.partition(demand.column_id, demand.kind)
-                if demand.op is not Op.EQ or len(column.sides) != 1 or column.sides[0].form is not Form.INTEGERS:
-                    return False
-                if not column.known[chosen].all():
-                    return False
-                side, key = column.sides[0], key_of(Form.INTEGERS, demand.kind, demand.values[0])
-                chosen &= (side.low <= key) & (side.high >= key)
-                # A summary that a null leaves open is no value.
-                if not ((side.low == side.high) & (column.nulls == 0))[chosen].all():
-                    return False
-            state |= chosen
-        selection.state[:] = state
-        return True
+class _BlockValues:
+    """A partition field in the blocks of one spec: which of them hold one value only, and what that is.
+
+    `complete` is False where that cannot be told of every block: floats, and types that have to be converted.
+    """
+
+    def __init__(self, view: TableView, spec_id: int, field_id: int, kind: str) -> None:
+        column = view.partition(field_id, kind)
+        mine = [number for number in np.flatnonzero(view.spec_ids == spec_id).tolist() if view.blocks[number].rows]
+        self.complete = bool(column.known[mine].all()) and all(side.form is not Form.FLOATS for side in column.sides)
+        self.some_null = any(column.nulls[number] == 2 for number in mine)
+        by_key: dict[_Key, list[int]] = {}
+        mixed: list[int] = []
+        for number in mine:
+            packed = column.packed[number]
+            if packed is None:
+                by_key.setdefault(None, []).append(number)
+            elif packed.width == 0 and packed.presence == NONE:
+                by_key.setdefault(packed.common if packed.form == Form.STRINGS else packed.base, []).append(number)
+            else:
+                mixed.append(number)
+        self._by_key = {key: np.array(numbers, dtype=np.int64) for key, numbers in by_key.items()}
+        self._mixed = []
+        for side in column.sides:
+            of_side = [number for number in mixed if side.packed[number] is not None]
+            if of_side:
+                self._mixed.append((side.form, side.low[of_side], side.high[of_side]))
+        self._forms = [side.form for side in column.sides]
+
+    def blocks_with(self, demand: Bound) -> Longs | None:
+        """int64[n], ascending; None where some block may hold other values beside the one that is asked for."""
+        if not self.complete:
+            return None
+        if demand.op is Op.IS_NULL:
+            return None if self.some_null else self._by_key.get(None, _NO_BLOCKS)
+        if demand.op is not Op.EQ:
+            return None
+        for form, low, high in self._mixed:
+            key = key_of(form, demand.kind, demand.values[0])
+            place = np.uint64(int.from_bytes(key[:8].ljust(8, b"\0"), "big")) if isinstance(key, bytes) else key
+            if ((low <= place) & (high >= place)).any():
+                return None
+        found = _NO_BLOCKS
+        for form in self._forms:
+            numbers = self._by_key.get(key_of(form, demand.kind, demand.values[0]), _NO_BLOCKS)
+            found = numbers if not len(found) else np.sort(np.concatenate([found, numbers]))
+        return found
+
+
+_NO_BLOCKS: Longs = np.empty(0, dtype=np.int64)
+_Key = int | float | bytes | None
+_known_values: WeakKeyDictionary[TableView, dict[tuple[int, int, str], _BlockValues]] = WeakKeyDictionary()
+"""By spec, partition field and type: no more of them than the table's specs have fields."""
+
+
+def _values_of(view: TableView, spec_id: int, demand: Bound) -> _BlockValues:
+    of_view = _known_values.get(view)
+    if of_view is None:
+        of_view = _known_values[view] = {}
+    key = (spec_id, demand.column_id, demand.kind)
+    found = of_view.get(key)
+    if found is None:
+        found = of_view[key] = _BlockValues(view, *key)
+    return found
 
 
 EVERYTHING = Prefix()
@@ -119,12 +182,51 @@ def parse_prefix(text: str, metadata: TableMetadata) -> Prefix:
     wanted = _parsed(text)
     if not wanted:
         return EVERYTHING
-    known = {field.name for spec in metadata.partition_specs for field in spec.fields}
+    fields = _fields_of(metadata)
     for name in wanted:
-        if name not in known:
-            there = f"the table's partition fields are {', '.join(sorted(known))}" if known else "the table has none"
+        if name not in fields:
+            there = f"the table's partition fields are {', '.join(sorted(fields))}" if fields else "the table has none"
             raise BadRequest(f"partition names {name[:100]!r}, which is no partition field: {there}")
-    return Prefix(_demands(metadata, wanted))
+    return Prefix(_demands(fields, wanted))
+
+
+class _Field(NamedTuple):
+    """A partition field as one spec has it. `kind` is None where no schema tells the type of its values."""
+
+    id: int
+    name: str
+    transform: str
+    kind: str | None
+
+
+_Fields = Mapping[str, Mapping[int, _Field | None]]
+"""By the name that a client gives, for each of the table's specs; None where that has no such field."""
+
+
+class _Kept(NamedTuple):
+    """`specs` and `schemas` are held so that their identities, under which this is kept, stay theirs."""
+
+    specs: tuple[PartitionSpec, ...]
+    schemas: tuple[Schema, ...]
+    fields: _Fields
+
+
+_FIELDS_MAX = 64
+"""Versions of tables of which fields are kept."""
+_fields: OrderedDict[tuple[int, int, int], _Kept] = OrderedDict()
+
+
+def _fields_of(metadata: TableMetadata) -> _Fields:
+    specs, schemas = metadata.partition_specs, metadata.schemas
+    key = (id(specs), id(schemas), metadata.current_schema_id)
+    kept = _fields.get(key)
+    if kept is None:
+        names = {field.name for spec in specs for field in spec.fields}
+        fields = {name: {spec.spec_id: _field(metadata, spec, name) for spec in specs} for name in names}
+        kept = _fields[key] = _Kept(specs, schemas, fields)
+        while len(_fields) > _FIELDS_MAX:
+            _fields.popitem(last=False)
+    return kept.fields
 
 
 def _parsed(text: str) -> dict[str, _Raw]:
@@ -136,7 +238,7 @@ def _parsed(text: str) -> dict[str, _Raw]:
     found: dict[str, _Raw] = {}
     for part in text.strip("/").split("/") if text.strip("/") else ():
         name, equals, value = part.partition("=")
-        name = unquote(name)
+        name = unquote(name) if "%" in name else name
         if not equals or not name:
             raise BadRequest(f"partition has {part[:100]!r} where name=value belongs, as in day=2024-01-01/bucket=3")
         if name in found:
@@ -145,37 +247,37 @@ def _parsed(text: str) -> dict[str, _Raw]:
     return found
 
 
-def _demands(metadata: TableMetadata, wanted: dict[str, _Raw]) -> dict[int, Expression]:
-    by_spec: dict[int, Expression] = {spec.spec_id: FALSE for spec in metadata.partition_specs}
+def _demands(fields: _Fields, wanted: dict[str, _Raw]) -> dict[int, Expression]:
+    by_spec: dict[int, Expression] = {}
     problems: dict[str, str] = {}
     read: set[str] = set()
-    for spec in metadata.partition_specs:
-        demands: list[Expression] = []
-        for name, raw in wanted.items():
-            field = _field(metadata, spec, name)
-            if field is None:
-                demands.append(FALSE)
-                continue
-            try:
-                demands.append(_demand(metadata, field, raw))
-                read.add(name)
-            except ValueError as error:
-                problems[name] = str(error)
-                demands.append(FALSE)
-        by_spec[spec.spec_id] = all_of(*demands)
+    for name, raw in wanted.items():
+        for spec_id, field in fields[name].items():
+            demand: Expression = FALSE
+            if field is not None:
+                try:
+                    demand = _demand(field, raw)
+                    read.add(name)
+                except ValueError as error:
+                    problems[name] = str(error)
+            by_spec[spec_id] = all_of(by_spec[spec_id], demand) if spec_id in by_spec else demand
     for name, problem in problems.items():
         if name not in read:
             raise BadRequest(f"partition field {name}: {problem}")
     return by_spec
 
 
-def _field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> PartitionField | None:
+def _field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
     """The spec's field of that name, else the one that has the name in another spec."""
-    for field in spec.fields:
-        if field.name == name:
-            return field
-    ids = {field.field_id for other in metadata.partition_specs for field in other.fields if field.name == name}
-    return next((field for field in spec.fields if field.field_id in ids), None)
+    found = next((field for field in spec.fields if field.name == name), None)
+    if found is None:
+        ids = {field.field_id for other in metadata.partition_specs for field in other.fields if field.name == name}
+        found = next((field for field in spec.fields if field.field_id in ids), None)
+        if found is None:
+            return None
+    assert found.field_id is not None  # metadata that is read has been numbered
+    kind = field_kind(metadata, found)
+    return _Field(found.field_id, found.name, name_of(canonical(found.transform)), kind)
 
 
 def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
@@ -197,23 +299,18 @@ def _result_type(transform: str, kind: str) -> str:
     return result_type(canonical(transform), canonical_primitive(kind))
 
 
-def _demand(metadata: TableMetadata, field: PartitionField, raw: _Raw) -> Expression:
-    kind = field_kind(metadata, field)
-    assert field.field_id is not None  # metadata that is read has been numbered
+def _demand(field: _Field, raw: _Raw) -> Expression:
+    kind = field.kind
     if kind is None:
         raise ValueError("its values are of no known type")
-
-    def predicate(op: Op, *values: Value) -> Bound:
-        return Bound(op, field.field_id or 0, field.name, kind, "identity", kind, values)
-
     if raw.value is None or (raw.path and raw.value in _NULLS):
-        return predicate(Op.IS_NULL)
-    value = _value(name_of(canonical(field.transform)), kind, raw)
+        return Bound(Op.IS_NULL, field.id, field.name, kind, "identity", kind, ())
+    value = _value(field.transform, kind, raw)
     if value is None:
         return FALSE
     if isinstance(value, float) and math.isnan(value):
-        return predicate(Op.IS_NAN)
-    return predicate(Op.EQ, value)
+        return Bound(Op.IS_NAN, field.id, field.name, kind, "identity", kind, ())
+    return Bound(Op.EQ, field.id, field.name, kind, "identity", kind, (value,))
 
 
 def _value(transform: str, kind: str, raw: _Raw) -> Value | None:
@@ -230,8 +327,10 @@ def _value(transform: str, kind: str, raw: _Raw) -> Value | None:
             return base64.b64decode(str(given), validate=True)
         except binascii.Error:
             raise ValueError(f"{str(given)[:100]!r} is not base64, as bytes are in paths") from None
+    # A decimal cut down by `truncate` may have a digit more than the column's type has.
+    wide = f"decimal(38, {decimal_scale(kind)})" if base_name(kind) == "decimal" else kind
     try:
-        literal = parse_literal(kind, given)
+        literal = parse_literal(wide, given)
     except BadRequest as error:
         raise ValueError(error.message) from None
     return None if isinstance(literal, Above | Below | Between) else literal
