@@ -231,7 +231,7 @@ def key_of(value: Value, kind: str) -> Key:
             return int(word ^ CODE_MAX if word & _SIGN else word | _SIGN)
         case int() if has_codes(kind) and -_SIGN <= value < _SIGN:
             return value + _SIGN
-        case int() if base_name(kind) == "decimal" and -_BIAS <= value < _BIAS:
+        case int() if not has_codes(kind) and base_name(kind) == "decimal" and -_BIAS <= value < _BIAS:
             return (value + _BIAS).to_bytes(_WIDE_DECIMAL, "big")
         case str() if kind == "string":
             return value.encode()

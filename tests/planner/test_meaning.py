@@ -1,0 +1,140 @@
+"""Ranges of keys against predicates judged value by value, by rules written down here a second time."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from metaserver.iceberg.expressions import Bound, Op
+from metaserver.index.keys import KeyRanges, key_of, keys_of
+from metaserver.planner.meaning import Meaning, key_ranges
+
+NAN = math.nan
+VALUES: dict[str, list[Any]] = {
+    "boolean": [False, True],
+    "int": [-(2**31), -1, 0, 1, 7, 2**31 - 1],
+    "long": [-(2**63), -5, 0, 3, 2**63 - 1],
+    "date": [-1, 0, 19000],
+    "timestamp_ns": [-(10**18), 0, 10**18],
+    "decimal(9, 2)": [-999999999, -1, 0, 12345],
+    "decimal(38, 4)": [-(10**37), -1, 0, 10**37],
+    "double": [-math.inf, -2.5, -0.0, 0.0, 5e-324, 1.5, math.inf, NAN],
+    "float": [-1.5, -0.0, 0.0, 3.0, NAN],
+    "string": ["", "a", "ab", "abc", "b", "é", "￿", "\U0010ffff", "\U0010ffff\U0010ffff"],
+    "binary": [b"", b"\0", b"a", b"\xff", b"\xff\xff"],
+    "uuid": [bytes(16), b"\x7f" + bytes(15), b"\xff" * 16],
+}
+POINTS = [Op.EQ, Op.NOT_EQ]
+SETS = [Op.IN, Op.NOT_IN]
+ORDERED = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ]
+
+
+def predicate(op: Op, kind: str, *values: Any) -> Bound:
+    return Bound(op, 1, "c", kind, "identity", kind, values)
+
+
+def below(left: Any, right: Any, *, java: bool) -> bool:
+    """left < right, in Java's order of floats or in IEEE's."""
+    if isinstance(left, float) and java:
+        if math.isnan(left) or math.isnan(right):
+            return not math.isnan(left) and math.isnan(right)
+        if left == right == 0:
+            return math.copysign(1, left) < math.copysign(1, right)
+    return bool(left < right)
+
+
+def same(left: Any, right: Any, *, java: bool) -> bool:
+    if isinstance(left, float) and java:
+        return not below(left, right, java=True) and not below(right, left, java=True)
+    return bool(left == right)
+
+
+def matches(bound: Bound, value: Any, *, java: bool) -> bool:
+    op, values = bound.op, bound.values
+    if value is None:
+        return op in (Op.IS_NULL, Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH, Op.NOT_NAN)
+    nan = isinstance(value, float) and math.isnan(value)
+    match op:
+        case Op.IS_NULL:
+            return False
+        case Op.NOT_NULL:
+            return True
+        case Op.IS_NAN:
+            return nan
+        case Op.NOT_NAN:
+            return not nan
+        case Op.LT:
+            return below(value, values[0], java=java)
+        case Op.LT_EQ:
+            return below(value, values[0], java=java) or same(value, values[0], java=java)
+        case Op.GT:
+            return below(values[0], value, java=java)
+        case Op.GT_EQ:
+            return below(values[0], value, java=java) or same(value, values[0], java=java)
+        case Op.EQ | Op.IN:
+            return any(same(value, other, java=java) for other in values)
+        case Op.NOT_EQ | Op.NOT_IN:
+            return not any(same(value, other, java=java) for other in values)
+        case Op.STARTS_WITH:
+            return bool(value.startswith(values[0]))
+        case Op.NOT_STARTS_WITH:
+            return not value.startswith(values[0])
+    raise AssertionError(op)
+
+
+def asked(kind: str) -> list[Bound]:
+    literals = [value for value in VALUES[kind] if value == value and value not in (math.inf, -math.inf)]
+    found = [predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
+    if kind in ("float", "double"):
+        found += [predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
+    ordered = [] if kind in ("uuid", "boolean") else ORDERED
+    found += [predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
+    chosen = random.Random(kind)
+    for op in SETS * 6:
+        some = chosen.sample(literals, min(len(literals), chosen.randint(2, 4)))
+        if len(set(some)) == len(some):
+            found.append(predicate(op, kind, *sorted(some)))
+    if kind == "string":
+        found += [predicate(op, kind, value) for op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) for value in literals]
+    return found
+
+
+def said(ranges: KeyRanges, kind: str, value: Any) -> bool:
+    if value is None:
+        return ranges.nulls
+    if isinstance(value, float) and math.isnan(value):
+        return ranges.nans
+    return ranges.holds(key_of(value, kind))
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_each_meaning_is_what_its_clients_answer(kind: str) -> None:
+    for bound in asked(kind):
+        for value in (*VALUES[kind], None):
+            java, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
+            expected = {Meaning.ICEBERG: java, Meaning.SQL: ieee, Meaning.POSSIBLE: java or ieee}
+            for meaning, answer in expected.items():
+                ranges = key_ranges(bound, kind, meaning)
+                assert ranges is not None
+                assert said(ranges, kind, value) == answer, (bound, value, meaning, ranges)
+
+
+@pytest.mark.parametrize("op", ORDERED)
+def test_the_order_of_uuids_is_left_to_the_reader(op: Op) -> None:
+    assert key_ranges(predicate(op, "uuid", bytes(16)), "uuid", Meaning.POSSIBLE) is None
+
+
+def test_a_value_that_narrower_keys_do_not_reach_says_nothing() -> None:
+    assert key_ranges(predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", Meaning.POSSIBLE) is None
+
+
+def test_a_literal_of_a_promoted_type_finds_the_keys_of_the_older_one() -> None:
+    stored = keys_of(pa.array([1.5, 2.5], pa.float32()), "float")
+    ranges = key_ranges(predicate(Op.EQ, "double", 2.5), "float", Meaning.POSSIBLE)
+    assert ranges is not None
+    assert stored.codes is not None
+    assert [ranges.holds(int(code)) for code in stored.codes] == [False, True]
