@@ -1,0 +1,144 @@
+"""Columns of a data file by Iceberg field id, each row in its physical place.
+
+The rule kept: what is returned is what every reader of the table sees, or nothing is (`Unreadable`). An index made of a
+column that readers see otherwise would hide rows; a file without an index is only read once too often. Columns are
+found by the ids in the Parquet schema (Iceberg spec: "Column Projection"); a file without ids, as an import leaves it,
+by the table's name mapping. A column that the file lacks is null, or its initial default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from metaserver.iceberg.schema import Schema
+
+FIELD_ID = b"PARQUET:field_id"
+NAME_MAPPING = "schema.name-mapping.default"
+
+
+class Unreadable(Exception):
+    """The file cannot be read as every reader of the table would: says why."""
+
+
+class MappedField(msgspec.Struct, rename="kebab"):
+    """An entry of a name mapping (Iceberg spec: "Name Mapping Serialization")."""
+
+    names: tuple[str, ...] = ()
+    field_id: int | None = None
+    fields: tuple[MappedField, ...] = ()
+
+
+@dataclass(frozen=True)
+class Projection:
+    """How the columns of one table are found in its files.
+
+    `partitioned`: columns whose values stand in the partition of the file's spec, by identity; readers take them from
+    there where the file lacks them.
+    """
+
+    schema: Schema
+    name_mapping: str | None = None
+    partitioned: frozenset[int] = field(default_factory=frozenset)
+
+
+def read_columns(
+    path: str,
+    column_ids: Iterable[int],
+    projection: Projection,
+    *,
+    filesystem: fs.FileSystem,
+    rows: int,
+) -> dict[int, pa.ChunkedArray]:
+    """The columns, each of `rows` rows in the file's order, by id. `path` is as the file system wants it.
+
+    Raises Unreadable when the file has another number of rows, is encrypted, or leaves in doubt what a column is.
+    """
+    wanted = list(dict.fromkeys(column_ids))
+    try:
+        with pq.ParquetFile(path, filesystem=filesystem) as file:
+            if file.metadata.num_rows != rows:
+                raise Unreadable(f"{path} has {file.metadata.num_rows} rows; its manifest says {rows}")
+            places = _places(file.schema_arrow, projection)
+            found = {column_id: places[column_id] for column_id in wanted if column_id in places}
+            table = file.read(columns=sorted({".".join(names) for names in found.values()}), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise Unreadable(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    columns: dict[int, pa.ChunkedArray] = {}
+    for column_id in wanted:
+        if column_id in found:
+            columns[column_id] = _column(table, column_id, found[column_id])
+        else:
+            columns[column_id] = _absent(column_id, rows, projection)
+    return columns
+
+
+def _places(schema: pa.Schema, projection: Projection) -> dict[int, tuple[str, ...]]:
+    """The path of names to each column that is not inside a list or map, by field id."""
+    ids = _by_id(schema)
+    if ids:
+        return ids
+    if projection.name_mapping is None:
+        raise Unreadable("the file has no field ids, and the table no name mapping")
+    try:
+        mapping = msgspec.json.decode(projection.name_mapping, type=tuple[MappedField, ...])
+    except msgspec.MsgspecError as error:
+        raise Unreadable(f"the table's name mapping is no JSON of that form: {error}") from None
+    return _by_mapping(schema, mapping, ())
+
+
+def _by_id(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for one in fields:
+        names = (*path, one.name)
+        if one.metadata is not None and FIELD_ID in one.metadata:
+            found[int(one.metadata[FIELD_ID])] = names
+        if pa.types.is_struct(one.type):
+            found |= _by_id(list(one.type), names)
+    return found
+
+
+def _by_mapping(
+    fields: Iterable[pa.Field], mapping: Sequence[MappedField], path: tuple[str, ...]
+) -> dict[int, tuple[str, ...]]:
+    by_name: Mapping[str, MappedField] = {name: one for one in mapping for name in one.names}
+    found: dict[int, tuple[str, ...]] = {}
+    for one in fields:
+        mapped = by_name.get(one.name)
+        if mapped is None:
+            continue
+        names = (*path, one.name)
+        if mapped.field_id is not None:
+            found[mapped.field_id] = names
+        if pa.types.is_struct(one.type):
+            found |= _by_mapping(list(one.type), mapped.fields, names)
+    return found
+
+
+def _column(table: pa.Table, column_id: int, names: tuple[str, ...]) -> pa.ChunkedArray:
+    # By place, not by name: a name may hold a dot, and then another column was read along with it.
+    top: Any = [place for place, name in enumerate(table.column_names) if name == names[0]]
+    if len(top) != 1:
+        raise Unreadable(f"the file has {len(top)} columns named {names[0]!r}, so that column {column_id} is in doubt")
+    column = table.column(top[0])
+    for name in names[1:]:
+        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null where the struct is
+    return column
+
+
+def _absent(column_id: int, rows: int, projection: Projection) -> pa.ChunkedArray:
+    column = projection.schema.column(column_id)
+    if column is None:
+        raise Unreadable(f"the table's schema has no column {column_id}")
+    if column_id in projection.partitioned:
+        raise Unreadable(f"the file lacks column {column.name}, which readers take from its partition")
+    if column.initial_default is not None:
+        raise Unreadable(f"the file lacks column {column.name}, which readers fill with its default")
+    return pa.chunked_array([pa.nulls(rows)])
