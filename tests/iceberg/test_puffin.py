@@ -1,0 +1,201 @@
+"""Puffin files: PyIceberg and Iceberg Java read ours, we read theirs, and nothing broken is believed."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import subprocess
+from pathlib import Path
+
+import lz4.frame
+import pyspark
+import pytest
+import zstandard
+from pyiceberg.table.puffin import PuffinFile
+from pyroaring import BitMap64
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.puffin import (
+    FOOTER_LIMIT_BYTES,
+    MAGIC,
+    NO_SNAPSHOT,
+    TAIL_BYTES,
+    Blob,
+    Footer,
+    blob_content,
+    footer_size_bytes,
+    read_footer,
+    write_puffin,
+)
+from tests.services.java import java_17
+from tests.services.process import CACHE
+
+TEXT = "words that repeat, and repeat, and repeat — " * 50
+
+
+def sample() -> bytes:
+    blobs = [
+        Blob("plain-v1", [b"one ", memoryview(b"and two"), b""], (3, 1)),
+        Blob("packed-v1", [TEXT.encode()], codec="zstd", properties={"é": "ü"}),
+        Blob("empty-v1", [], snapshot_id=7, sequence_number=9),
+    ]
+    return b"".join(write_puffin(blobs, {"created-by": "a test", "näme": "välue"}))
+
+
+def read(raw: bytes) -> tuple[Footer, list[bytes]]:
+    footer = read_footer(raw, len(raw), "a.puffin")
+    stored = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
+    held = [
+        bytes(blob_content(b, s, "a.puffin", limit_bytes=1 << 20)) for b, s in zip(footer.blobs, stored, strict=True)
+    ]
+    return footer, held
+
+
+def with_footer(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
+    return MAGIC + blobs + MAGIC + payload + struct.pack("<iI", len(payload), flags) + MAGIC
+
+
+def test_what_is_written_is_read_again() -> None:
+    footer, held = read(sample())
+    assert held == [b"one and two", TEXT.encode(), b""]
+    assert [(b.type, b.fields, b.compression_codec) for b in footer.blobs] == [
+        ("plain-v1", (3, 1), None),
+        ("packed-v1", (), "zstd"),
+        ("empty-v1", (), None),
+    ]
+    assert [(b.snapshot_id, b.sequence_number) for b in footer.blobs] == [(NO_SNAPSHOT, NO_SNAPSHOT)] * 2 + [(7, 9)]
+    assert footer.blobs[1].properties == {"é": "ü"}
+    assert footer.properties == {"created-by": "a test", "näme": "välue"}
+
+
+def test_a_footer_is_read_from_the_end_of_a_file_alone() -> None:
+    raw = sample()
+    needed = footer_size_bytes(raw[-TAIL_BYTES:], "a.puffin")
+    assert read_footer(raw[-needed:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
+    with pytest.raises(Corrupt, match=r"a\.puffin: a footer of"):
+        read_footer(raw[1 - needed :], len(raw), "a.puffin")
+
+
+def test_a_plain_blob_is_not_copied() -> None:
+    part = memoryview(bytearray(1000))
+    assert any(written is part for written in write_puffin([Blob("t", [part])], {}))
+
+
+def test_pyiceberg_reads_what_we_write() -> None:
+    theirs = PuffinFile(sample())
+    assert theirs.footer.properties == {"created-by": "a test", "näme": "välue"}
+    assert [b.type for b in theirs.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
+    assert [theirs.get_blob_payload(b) for b in theirs.footer.blobs] == [b"one and two", TEXT.encode(), b""]
+
+
+def java(*args: str) -> list[str]:
+    """Lines that Iceberg Java's own reader or writer prints (PuffinPeer.java)."""
+    jars = [
+        *(CACHE / "jars").glob("iceberg-spark-runtime-*.jar"),
+        *Path(pyspark.__file__).parent.glob("jars/slf4j-api-*"),
+    ]
+    argv = [java_17(), "-cp", ":".join(map(str, jars)), str(Path(__file__).with_name("PuffinPeer.java")), *args]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_iceberg_java_reads_what_we_write(tmp_path: Path) -> None:
+    (tmp_path / "ours.puffin").write_bytes(sample())
+    assert java("read", str(tmp_path / "ours.puffin"))[1:] == [
+        f"plain-v1|[3, 1]|-1,-1|{{}}|{b'one and two'.hex()}",
+        f"packed-v1|[]|-1,-1|{{é=ü}}|{TEXT.encode().hex()}",
+        "empty-v1|[]|7,9|{}|",
+    ]
+
+
+def test_a_deletion_vector_by_iceberg_java_is_read(tmp_path: Path) -> None:
+    java("write", str(tmp_path / "theirs.puffin"))
+    footer, (vector, text) = read((tmp_path / "theirs.puffin").read_bytes())
+    assert footer.properties == {"created-by": "PuffinPeer"}
+    assert footer.blobs[0].type == "deletion-vector-v1"
+    assert footer.blobs[0].properties == {"referenced-data-file": "file:/data.parquet", "cardinality": "4"}
+    # Length and CRC-32 in big-endian round magic and roaring bitmap (Puffin spec, "deletion-vector-v1").
+    assert struct.unpack_from(">I", vector)[0] == len(vector) - 8
+    assert list(BitMap64.deserialize(vector[8:-4])) == [3, 5, 1_000_000, 5_000_000_000]
+    assert (footer.blobs[1].compression_codec, text) == ("zstd", b"text " * 100)
+
+
+def test_lz4_and_zstd_blobs_and_a_compressed_footer_are_read() -> None:
+    lz4_frame, zstd_frame = lz4.frame.compress(TEXT.encode()), zstandard.compress(TEXT.encode())
+    blobs = [
+        {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": at, "length": size}
+        | {"compression-codec": codec}
+        for at, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
+    ]
+    payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
+    _, held = read(with_footer(lz4_frame + zstd_frame, payload, flags=1))
+    assert held == [TEXT.encode()] * 2
+
+
+def test_a_blob_that_inflates_past_the_limit_is_refused() -> None:
+    raw = b"".join(write_puffin([Blob("t", [bytes(1 << 20)], codec="zstd")], {}))
+    blob = read_footer(raw, len(raw), "a").blobs[0]
+    stored = raw[blob.offset : blob.offset + blob.length]
+    assert len(blob_content(blob, stored, "a", limit_bytes=1 << 20)) == 1 << 20
+    with pytest.raises(Corrupt, match="inflates to more than 1048575 bytes"):
+        blob_content(blob, stored, "a", limit_bytes=(1 << 20) - 1)
+
+
+def test_a_footer_that_inflates_without_end_is_refused() -> None:
+    bomb = lz4.frame.compress(b" " * (FOOTER_LIMIT_BYTES + 1))
+    raw = with_footer(b"", bomb, flags=1)
+    with pytest.raises(Corrupt, match="inflates to more"):
+        read_footer(raw, len(raw), "a")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"PFA1", "4 bytes are no Puffin file"),
+        (b"x" * 40, "does not end as a Puffin file"),
+        (with_footer(b"", b"{}", flags=2), "flags 0x2"),
+        (with_footer(b"", b""), "claims 0 bytes"),
+        (MAGIC * 2 + b"{}" + struct.pack("<iI", -2, 0) + MAGIC, "claims -2 bytes"),
+        (MAGIC * 2 + b"{}" + struct.pack("<iI", 900, 0) + MAGIC, "does not fit"),
+        (b"PFA1PFA2{}" + struct.pack("<iI", 2, 0) + MAGIC, "does not begin as one"),
+        (with_footer(b"", b"{}"), "missing required field `blobs`"),
+        (with_footer(b"", b"[" * 100_000), "cannot be read"),
+        (with_footer(b"", b"not lz4", flags=1), "cannot be inflated"),
+    ],
+)
+def test_what_is_no_puffin_file_is_refused_by_name(raw: bytes, message: str) -> None:
+    with pytest.raises(Corrupt, match=message) as refused:
+        read_footer(raw, len(raw), "s3://b/broken.puffin")
+    assert "s3://b/broken.puffin" in refused.value.message
+
+
+@pytest.mark.parametrize(("offset", "length"), [(3, 1), (4, 6), (9, 1), (4, -1), (1 << 62, 1 << 62)])
+def test_a_blob_outside_of_the_blobs_is_refused(offset: int, length: int) -> None:
+    blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": length}
+    raw = with_footer(b"12345", json.dumps({"blobs": [blob]}).encode())
+    with pytest.raises(Corrupt, match="claims"):
+        read_footer(raw, len(raw), "a")
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "snappy"])
+def test_a_blob_that_cannot_be_inflated_is_refused(codec: str) -> None:
+    blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": 4, "length": 5}
+    raw = with_footer(b"12345", json.dumps({"blobs": [blob | {"compression-codec": codec}]}).encode())
+    with pytest.raises(Corrupt, match=rf"a\.puffin: blob 't'.*{codec}"):
+        read(raw)
+
+
+def test_flipped_and_truncated_files_are_read_or_refused() -> None:
+    """Never another error than Corrupt."""
+    raw, draw = sample(), random.Random(5)
+    for _ in range(3_000):
+        broken = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])
+        for _ in range(draw.randrange(1, 4)):
+            if broken:
+                broken[draw.randrange(len(broken))] ^= 1 << draw.randrange(8)
+        try:
+            read(bytes(broken))
+        except Corrupt:
+            continue
