@@ -1,0 +1,88 @@
+"""Object storage as jobs reach it: with pyarrow's file systems, by the settings that catalogs hand to clients.
+
+Locations are taken character by character, as Iceberg's FileIO takes them: `%20` is three characters of a name.
+Objects are written whole, under names that nobody has used before, and never changed. Picklable: each process opens
+its own file systems.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pyarrow import fs
+
+S3_SCHEMES = ("s3", "s3a", "s3n")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys AWS's chain decides."""
+
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def open(self, location: str) -> tuple[fs.FileSystem, str]:
+        """The file system of a location and the path on it. ValueError for a scheme that is not known."""
+        scheme, colon, rest = location.partition(":")
+        if not colon or "/" in scheme:
+            return fs.LocalFileSystem(), location
+        if scheme == "file":
+            path = rest[2:] if rest.startswith("//") else rest
+            return fs.LocalFileSystem(), path if path.startswith("/") else "/" + path.partition("/")[2]
+        if scheme in S3_SCHEMES and rest.startswith("//"):
+            return self._s3(), rest[2:]
+        raise ValueError(f"{location!r} is on a storage that is not known: file and {', '.join(S3_SCHEMES)} are")
+
+    def _s3(self) -> fs.FileSystem:
+        given = self.properties
+        endpoint = urlsplit(given["s3.endpoint"]) if given.get("s3.endpoint") else None
+        return fs.S3FileSystem(
+            access_key=given.get("s3.access-key-id"),
+            secret_key=given.get("s3.secret-access-key"),
+            session_token=given.get("s3.session-token"),
+            region=given.get("s3.region") or given.get("client.region"),
+            scheme=endpoint.scheme if endpoint else "https",
+            endpoint_override=endpoint.netloc if endpoint else None,
+            force_virtual_addressing=given.get("s3.path-style-access", "true").lower() == "false",
+        )
+
+    def write(self, location: str, parts: Iterable[bytes | memoryview]) -> int:
+        """Its size in bytes. A local file appears whole or not at all, and survives a power cut."""
+        filesystem, path = self.open(location)
+        if isinstance(filesystem, fs.LocalFileSystem):
+            return _write_local(Path(path), parts)
+        size = 0
+        with filesystem.open_output_stream(path) as stream:
+            for part in parts:
+                stream.write(part)
+                size += memoryview(part).nbytes
+        return size
+
+    def delete(self, location: str) -> None:
+        """What is not there is no error."""
+        filesystem, path = self.open(location)
+        if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+            filesystem.delete_file(path)
+
+
+def _write_local(path: Path, parts: Iterable[bytes | memoryview]) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            size = sum(file.write(part) for part in parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, it never takes another's place
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return size

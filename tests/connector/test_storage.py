@@ -1,0 +1,63 @@
+"""Where jobs read and write; the S3 part against a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from connector.storage import Storage
+from tests.services.s3 import S3
+
+
+def test_local_locations_in_every_spelling_are_one_file(tmp_path: Path) -> None:
+    name = "100%20 a#b.bin"
+    path = f"{tmp_path}/{name}"
+    assert Storage().write(f"file://{path}", [b"ab", memoryview(b"cd")]) == 4
+    for location in (path, f"file:{path}", f"file://{path}", f"file://localhost{path}"):
+        filesystem, place = Storage().open(location)
+        assert filesystem.open_input_file(place).read() == b"abcd"
+
+
+def test_a_file_is_never_overwritten_and_nothing_is_left_of_the_attempt(tmp_path: Path) -> None:
+    location = f"file://{tmp_path}/folder/x"
+    Storage().write(location, [b"first"])
+    with pytest.raises(FileExistsError):
+        Storage().write(location, [b"second"])
+    assert [one.name for one in (tmp_path / "folder").iterdir()] == ["x"]
+    assert (tmp_path / "folder" / "x").read_bytes() == b"first"
+
+
+def test_what_was_deleted_is_gone_and_may_be_deleted_again(tmp_path: Path) -> None:
+    location = f"file://{tmp_path}/x"
+    Storage().write(location, [b"first"])
+    Storage().delete(location)
+    Storage().delete(location)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_storage_is_named() -> None:
+    with pytest.raises(ValueError, match="hdfs://x/y"):
+        Storage().open("hdfs://x/y")
+
+
+def test_s3_is_reached_by_what_the_catalog_says(s3: S3, s3_bucket: str) -> None:
+    storage = Storage(
+        {
+            "s3.endpoint": s3.endpoint,
+            "s3.region": s3.region,
+            "s3.access-key-id": s3.access_key,
+            "s3.secret-access-key": s3.secret_key,
+            "s3.path-style-access": "true",
+        }
+    )
+    location = f"s3://{s3_bucket}/folder/a%20b"
+    assert storage.write(location, [b"ab", b"cd"]) == 4
+    assert s3.client().get_object(Bucket=s3_bucket, Key="folder/a%20b")["Body"].read() == b"abcd"
+    filesystem, place = storage.open(location)
+    assert isinstance(filesystem, fs.S3FileSystem)
+    assert filesystem.open_input_file(place).read() == b"abcd"
+    storage.delete(location)
+    storage.delete(location)
+    assert filesystem.get_file_info(place).type == fs.FileType.NotFound
