@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from metaserver.clock import Clock
 from metaserver.errors import Corrupt
-from metaserver.store import operations as op
-from metaserver.store import queries
+from metaserver.store import instants, queries, records
+from metaserver.store.operations import transaction
 from metaserver.store.port import (
     AuditRecord,
     DroppedEntry,
@@ -22,6 +22,7 @@ from metaserver.store.port import (
     EntryKind,
     Grant,
     IdempotencyRecord,
+    IndexFile,
     Instant,
     InstantFilter,
     MetricsReport,
@@ -60,7 +61,7 @@ class DrivenStore(ABC):
         now_ms = self._clock.now_ms()
         self._transacting += 1
         try:
-            return await self._change(lambda: op.transaction(operations, now_ms))
+            return await self._change(lambda: transaction(operations, now_ms))
         finally:
             self._transacting -= 1
 
@@ -91,6 +92,9 @@ class DrivenStore(ABC):
     async def names_of(self, uuid: str) -> int:
         return await self._point(lambda: queries.names_of(uuid))
 
+    async def index_files(self, uuid: str) -> list[IndexFile]:
+        return await self._list(lambda: queries.index_files(uuid))
+
     async def instant(self, instant_id: str) -> Instant | None:
         return await self._point(lambda: queries.instant(instant_id))
 
@@ -103,7 +107,7 @@ class DrivenStore(ABC):
     async def archive_instants(self, keep: int, limit: int) -> int:
         # Looked for outside the transaction: it reads a whole index, and writers must not wait for that.
         ids = await self._list(lambda: queries.archivable(keep, limit))
-        return await self._change(lambda: op.archive(ids)) if ids else 0
+        return await self._change(lambda: instants.archive(ids)) if ids else 0
 
     async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
         return await self._point(lambda: queries.idempotency(key, now_ms))
@@ -129,10 +133,10 @@ class DrivenStore(ABC):
         return await self._point(lambda: queries.cursor(consumer))
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        return await self._change(lambda: op.secret(name, candidate))
+        return await self._change(lambda: records.secret(name, candidate))
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
-        return await self._change(lambda: op.prune(now_ms, audit_before_ms, metrics_before_ms, limit))
+        return await self._change(lambda: records.prune(now_ms, audit_before_ms, metrics_before_ms, limit))
 
     async def check_invariants(self) -> None:
         """Corrupt, with every violation, if the database holds what must never be."""

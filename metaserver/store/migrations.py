@@ -89,7 +89,20 @@ _FIRST_POSTGRES = (
     "INSERT INTO timeline_epoch (epoch) VALUES (0)",
 )
 
-MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = ({"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},)
+_INDEX_FILES = (
+    """CREATE TABLE index_files (
+        uuid {text} NOT NULL, location {text} NOT NULL, definition {text} NOT NULL, kind {text} NOT NULL,
+        level {int} NOT NULL, file_count {int} NOT NULL, row_count {int} NOT NULL, size_bytes {int} NOT NULL,
+        snapshot_id {int}, created_ms {int} NOT NULL, state {text} NOT NULL, changed_ms {int} NOT NULL, reason {text},
+        PRIMARY KEY (uuid, location)
+    ) {table}""",
+    "CREATE TABLE index_versions (uuid {text} PRIMARY KEY, version {int} NOT NULL) {table}",
+)
+
+MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
+    {"": _INDEX_FILES},
+)
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
 
 

@@ -56,6 +56,9 @@ class Entry(msgspec.Struct, frozen=True):
     """Rises by one with each swap."""
     created_ms: int = 0
     updated_ms: int = 0
+    index_version: int = 0
+    """Rises with each change of the table's registered index files. Filled in where names are read; 0: there is none,
+    or the entry was not read by its name."""
 
 
 class DroppedEntry(msgspec.Struct, frozen=True):
@@ -93,6 +96,37 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     position: str = ""
     """Opaque, set by the store: where a reader continues (`instants(since=…)`). Sorts as the readers see it.
     It changes when the state does."""
+
+
+class IndexFileState(StrEnum):
+    LIVE = "live"
+    SUPERSEDED = "superseded"
+    """Replaced by others; kept until nobody reads it any more."""
+    QUARANTINED = "quarantined"
+    """Found damaged; kept for whoever wants to know why."""
+
+
+class IndexFile(msgspec.Struct, frozen=True):
+    """A registered index file. The file says all this itself: the registry can be made anew from storage."""
+
+    uuid: str
+    """The table's."""
+    location: str
+    definition: str
+    """The definition's id (`metaserver.index.definitions`)."""
+    kind: str
+    level: int
+    files: int
+    """Data files it describes."""
+    rows: int
+    size_bytes: int
+    snapshot_id: int | None
+    """The snapshot whose files it was built for; None where that is not known (one merged from others)."""
+    created_ms: int
+    state: IndexFileState = IndexFileState.LIVE
+    changed_ms: int = 0
+    reason: str | None = None
+    """Why it is quarantined."""
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):
@@ -220,7 +254,7 @@ class RenameEntry(msgspec.Struct, frozen=True):
 
 
 class DropEntry(msgspec.Struct, frozen=True):
-    """Removes the name.
+    """Removes the name; registered index files go with the last that leads to the table, live or dropped.
 
     With `keep`, remembers it there as a DroppedEntry (its `entry` is filled in by the store from the row).
     CommitConflict if `expected_location` is given and is not where it points."""
@@ -250,6 +284,37 @@ class ForgetDropped(msgspec.Struct, frozen=True):
 
     dropped_id: str
     unshared: bool = False
+
+
+class ReplaceIndexFiles(msgspec.Struct, frozen=True):
+    """Adds live index files of one definition and supersedes others. CommitConflict unless all of `remove` are live.
+
+    One whose `add` is there already, in whatever state, was done before: nothing changes. NoSuchTable if no live name
+    leads to the table. The result of this and of the next two is the new index version."""
+
+    uuid: str
+    definition: str
+    add: tuple[IndexFile, ...]
+    remove: tuple[str, ...]
+    """Locations."""
+    now_ms: int
+
+
+class QuarantineIndexFile(msgspec.Struct, frozen=True):
+    """A live one is used no more; any other stays what it is. NotFound if it is not registered."""
+
+    uuid: str
+    location: str
+    reason: str
+    now_ms: int
+
+
+class ForgetIndexFile(msgspec.Struct, frozen=True):
+    """Removes the row of one that is not live (its file is gone, or about to go). CommitConflict if it is live."""
+
+    uuid: str
+    location: str
+    now_ms: int
 
 
 class RecordInstant(msgspec.Struct, frozen=True):
@@ -343,6 +408,9 @@ Operation = (
     | DropEntry
     | RestoreEntry
     | ForgetDropped
+    | ReplaceIndexFiles
+    | QuarantineIndexFile
+    | ForgetIndexFile
     | RecordInstant
     | MoveInstant
     | SaveIdempotency
@@ -410,6 +478,9 @@ class PointerStore(Protocol):
 
     async def names_of(self, uuid: str) -> int:
         """How many names, live and dropped, lead to the table with this uuid: more than one share its files."""
+
+    async def index_files(self, uuid: str) -> list[IndexFile]:
+        """The table's, in every state, oldest first."""
 
     async def instant(self, instant_id: str) -> Instant | None: ...
 

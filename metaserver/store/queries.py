@@ -12,6 +12,7 @@ from metaserver.store.port import (
     EntryKind,
     Grant,
     IdempotencyRecord,
+    IndexFile,
     Instant,
     InstantFilter,
     InstantState,
@@ -23,10 +24,11 @@ from metaserver.store.port import (
 from metaserver.store.rows import (
     AUDIT,
     DROPPED,
-    ENTRY,
     IDEMPOTENCY,
+    INDEX_FILE,
     INSTANT,
     METRICS,
+    NAMED,
     TOKEN,
     pack,
     space_of,
@@ -34,6 +36,7 @@ from metaserver.store.rows import (
     to_dropped,
     to_entry,
     to_idempotency,
+    to_index_file,
     to_instant,
     to_metrics,
     to_namespace,
@@ -66,7 +69,7 @@ def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[li
 
 def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None]:
     rows = yield Statement(
-        f"SELECT {ENTRY} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",  # noqa: S608
+        f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",  # noqa: S608
         (pack(path), space_of(kind), name, kind.value),
     )
     return to_entry(rows[0]) if rows else None
@@ -74,7 +77,7 @@ def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None
 
 def entries(kind: EntryKind, path: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
     rows = yield Statement(
-        f"SELECT {ENTRY} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4",  # noqa: S608
+        f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4",  # noqa: S608
         (pack(path), kind.value, after or "", limit),
     )
     return [to_entry(row) for row in rows]
@@ -105,6 +108,14 @@ def dropped_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
         (now_ms, limit),
     )
     return [to_dropped(row) for row in rows]
+
+
+def index_files(uuid: str) -> Steps[list[IndexFile]]:
+    rows = yield Statement(
+        f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location",  # noqa: S608
+        (uuid,),
+    )
+    return [to_index_file(row) for row in rows]
 
 
 def instant(instant_id: str) -> Steps[Instant | None]:
@@ -273,6 +284,15 @@ _INVARIANTS = (
         "instant both live and archived",
         "SELECT id FROM instants WHERE id IN (SELECT id FROM instants_archive) "
         "OR position IN (SELECT position FROM instants_archive)",
+    ),
+    (
+        "index file of a table that no name leads to",
+        "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM entries) "
+        "AND uuid NOT IN (SELECT uuid FROM dropped)",
+    ),
+    (
+        "index file without its table's index version",
+        "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM index_versions)",
     ),
     (
         "unfinished instant in the archive",

@@ -17,6 +17,8 @@ from metaserver.store.port import (
     Entry,
     EntryKind,
     IdempotencyRecord,
+    IndexFile,
+    IndexFileState,
     Instant,
     InstantState,
     MetricsReport,
@@ -28,6 +30,8 @@ from metaserver.store.statement import Row
 from metaserver.wire import NAMESPACE_SEPARATOR
 
 ENTRY = "kind, namespace, name, uuid, metadata_location, previous_location, version, created_ms, updated_ms"
+NAMED = f"{ENTRY}, coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)"  # noqa: S608
+"""What a reader of entries asks for: with the index version, in the same statement."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT = (
     "id, action, state, kind, namespace, name, uuid, requested_ms, completed_ms, who, snapshot_id, "
@@ -36,10 +40,15 @@ INSTANT = (
 IDEMPOTENCY = "key, scope, request_hash, status, body, metadata_location, expires_ms"
 METRICS = "id, uuid, namespace, name, report_type, snapshot_id, received_ms, who, report"
 TOKEN = "id, name, digest, created_ms, expires_ms, revoked_ms"  # noqa: S105  names of columns
+INDEX_FILE = (
+    "uuid, location, definition, kind, level, file_count, row_count, size_bytes, snapshot_id, created_ms, state, "
+    "changed_ms, reason"
+)
 AUDIT = "id, at_ms, who, action, resource, outcome, status, request_id, remote"
 
 _KINDS = {kind.value: kind for kind in EntryKind}
 _STATES = {state.value: state for state in InstantState}
+_INDEX_FILE_STATES = {state.value: state for state in IndexFileState}
 
 
 def pack(path: NamespacePath) -> str:
@@ -86,7 +95,8 @@ def to_namespace(row: Row) -> Namespace:
 
 
 def to_entry(row: Row) -> Entry:
-    return Entry(_kind(row[0]), unpack(row[1]), row[2], row[3], row[4], row[5], row[6], row[7], row[8])
+    """From the columns of ENTRY or of NAMED."""
+    return Entry(_kind(row[0]), unpack(row[1]), *row[2:])
 
 
 def from_entry(entry: Entry) -> tuple[Any, ...]:
@@ -163,3 +173,42 @@ def to_token(row: Row) -> Token:
 
 def to_audit(row: Row) -> AuditRecord:
     return AuditRecord(*row)
+
+
+def to_index_file(row: Row) -> IndexFile:
+    state = _INDEX_FILE_STATES.get(row[10])
+    if state is None:
+        raise Corrupt(f"The database holds an index file in unknown state {row[10]!r}")
+    return IndexFile(
+        uuid=row[0],
+        location=row[1],
+        definition=row[2],
+        kind=row[3],
+        level=row[4],
+        files=row[5],
+        rows=row[6],
+        size_bytes=row[7],
+        snapshot_id=row[8],
+        created_ms=row[9],
+        state=state,
+        changed_ms=row[11],
+        reason=row[12],
+    )
+
+
+def from_index_file(file: IndexFile) -> tuple[Any, ...]:
+    return (
+        file.uuid,
+        file.location,
+        file.definition,
+        file.kind,
+        file.level,
+        file.files,
+        file.rows,
+        file.size_bytes,
+        file.snapshot_id,
+        file.created_ms,
+        file.state.value,
+        file.changed_ms,
+        file.reason,
+    )

@@ -8,7 +8,7 @@ generators, tested on both, says what a transaction means, and the drivers know 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -32,6 +32,23 @@ class Statement(NamedTuple):
 
 Steps = Generator[Statement, Rows, T]
 """A transaction or a read: yields statements, is sent the rows of each, returns its result or raises."""
+
+
+def marks(count: int, first: int = 1) -> str:
+    return ", ".join(f"${number}" for number in range(first, first + count))
+
+
+def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Rows to insert, some at a time: what stands after VALUES, and the parameters. Few sizes, so that the databases'
+    caches of prepared statements hold them all."""
+    at = 0
+    while at < len(rows):
+        size = next(size for size in (64, 8, 1) if size <= len(rows) - at)
+        batch = rows[at : at + size]
+        width = len(batch[0])
+        values = ", ".join(f"({marks(width, 1 + number * width)})" for number in range(size))
+        yield values, tuple(value for row in batch for value in row)
+        at += size
 
 
 @dataclass(frozen=True)

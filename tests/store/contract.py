@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tests.store.contract_index_files import IndexFilesContract
 from tests.store.contract_names import NamesContract
 from tests.store.contract_records import RecordsContract
 from tests.store.contract_timeline import TimelineContract
 from tests.store.contract_transactions import TransactionsContract
 
 
-class PointerStoreContract(NamesContract, TransactionsContract, TimelineContract, RecordsContract):
+class PointerStoreContract(NamesContract, TransactionsContract, TimelineContract, RecordsContract, IndexFilesContract):
     """All of it."""

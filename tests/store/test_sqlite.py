@@ -17,7 +17,7 @@ import pytest
 
 from metaserver.clock import SimulatedClock, SystemClock
 from metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
-from metaserver.store import sqlite
+from metaserver.store import migrations, sqlite
 from metaserver.store.driven import DrivenStore
 from metaserver.store.port import CreateEntry, CreateNamespace, InstantFilter, PointerStore, RecordInstant
 from metaserver.store.sqlite import open_sqlite
@@ -175,6 +175,25 @@ async def test_many_openings_at_once_make_one_schema(path: Path, clock: Simulate
     await asyncio.gather(*(one(number) for number in range(8)))
     async with open_sqlite(path, clock=clock) as store:
         assert len(await store.namespaces((), None, 99)) == 8
+
+
+async def test_a_database_of_an_older_version_is_brought_up_to_date(
+    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
+        async with open_sqlite(path, clock=clock):
+            pass
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("INSERT INTO namespaces VALUES ('ns', '', '{}', 1)")
+    connection.execute(
+        "INSERT INTO entries VALUES ('relation', 'table', 'ns', 't', 'uuid-of-t', 'file:///w/t/0.json', NULL, 1, 5, 0)"
+    )
+    connection.close()
+    for _ in range(2):
+        async with open_sqlite(path, clock=clock) as store:
+            assert await store.entry(TABLE, NS, "t") == make_entry("t")
+            assert await store.index_files("uuid-of-t") == []
 
 
 async def _refused(path: Path, clock: SimulatedClock) -> str:

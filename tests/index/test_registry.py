@@ -1,0 +1,171 @@
+"""The registry asks the store once per change, and what it keeps is never older than the entry it is asked with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import CommitConflict, CommitUnknown, NotFound
+from metaserver.index.registry import IndexFiles, Registry
+from metaserver.store.open import open_store
+from metaserver.store.port import (
+    CreateEntry,
+    CreateNamespace,
+    DropEntry,
+    Entry,
+    IndexFile,
+    IndexFileState,
+    Operation,
+    PointerStore,
+)
+from tests.store.contract_index_files import make_file
+from tests.store.samples import NS, TABLE, make_entry
+
+UUID = "uuid-of-t"
+
+
+class Counting:
+    """A store that counts what is asked of it, and may lose the reply to a transaction after it was done."""
+
+    def __init__(self, store: PointerStore) -> None:
+        self._store = store
+        self.listed = 0
+        self.lose = 0
+
+    async def index_files(self, uuid: str) -> list[IndexFile]:
+        self.listed += 1
+        await asyncio.sleep(0)
+        return await self._store.index_files(uuid)
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        results = await self._store.transact(operations)
+        if self.lose:
+            self.lose -= 1
+            raise CommitUnknown("injected: the reply is lost")
+        return results
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Counting]:
+    async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SimulatedClock(seed=1)) as opened:
+        await opened.transact([CreateNamespace(NS, {}), CreateEntry(make_entry("t"))])
+        yield Counting(opened)
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock(seed=2)
+
+
+@pytest.fixture
+def registry(store: Counting, clock: SimulatedClock) -> Registry:
+    return Registry(store, clock)
+
+
+async def entry_of(store: Counting) -> Entry:
+    entry: Entry | None = await store.entry(TABLE, NS, "t")
+    assert entry is not None
+    return entry
+
+
+def names(files: Sequence[IndexFile]) -> list[str]:
+    return [file.location.rpartition("/")[2] for file in files]
+
+
+async def test_a_table_without_index_files_costs_no_question(store: Counting, registry: Registry) -> None:
+    files = await registry.files(await entry_of(store))
+    assert (files.files, files.definitions, files.live("d")) == ((), (), ())
+    assert store.listed == 0
+
+
+async def test_many_plans_at_once_and_after_ask_the_store_once(store: Counting, registry: Registry) -> None:
+    await registry.replace(UUID, "d", add=[make_file("a")])
+    entry = await entry_of(store)
+    answers = await asyncio.gather(*(registry.files(entry) for _ in range(20)))
+    answers.append(await registry.files(entry))
+    assert [names(one.live("d")) for one in answers] == [["a"]] * 21
+    assert store.listed == 1
+
+
+async def test_a_change_is_seen_by_whoever_reads_the_entry_after_it(store: Counting, registry: Registry) -> None:
+    another = Registry(store, SimulatedClock(seed=3))
+    await registry.replace(UUID, "d", add=[make_file("a"), make_file("b", created_ms=6)])
+    await registry.replace(UUID, "e", add=[make_file("c", definition="e", created_ms=7)])
+    before = await another.files(await entry_of(store))
+    assert (names(before.live("d")), names(before.live("e"))) == (["a", "b"], ["c"])
+    assert set(before.definitions) == {"d", "e"}
+    await registry.replace(UUID, "d", add=[make_file("m", created_ms=8)], remove=["file:///w/a"])
+    await registry.quarantine(UUID, "file:///w/b", "crc")
+    after = await another.files(await entry_of(store))
+    assert after.version > before.version
+    assert names(after.live("d")) == ["m"]
+    assert names(after.files) == ["a", "b", "c", "m"]
+    await registry.forget(UUID, "file:///w/a")
+    assert names((await another.files(await entry_of(store))).files) == ["b", "c", "m"]
+
+
+async def test_a_lost_reply_to_an_addition_is_settled_by_saying_it_again(store: Counting, registry: Registry) -> None:
+    await registry.replace(UUID, "d", add=[make_file("a")])
+    store.lose = 1
+    version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
+    entry = await entry_of(store)
+    assert entry.index_version == version
+    assert names((await registry.files(entry)).live("d")) == ["b"]
+
+
+async def test_a_lost_reply_is_told_where_saying_it_again_could_hit_another_change(
+    store: Counting, registry: Registry
+) -> None:
+    await registry.replace(UUID, "d", add=[make_file("a")])
+    store.lose = 1
+    with pytest.raises(CommitUnknown):
+        await registry.replace(UUID, "d", add=[], remove=["file:///w/a"])
+
+
+async def test_two_registrars_that_merge_the_same_files_do_not_both_win(store: Counting, registry: Registry) -> None:
+    another = Registry(store, SimulatedClock(seed=3))
+    await registry.replace(UUID, "d", add=[make_file("a"), make_file("b")])
+    results = await asyncio.gather(
+        registry.replace(UUID, "d", add=[make_file("x")], remove=["file:///w/a", "file:///w/b"]),
+        another.replace(UUID, "d", add=[make_file("y")], remove=["file:///w/b"]),
+        return_exceptions=True,
+    )
+    assert [isinstance(result, CommitConflict) for result in results].count(True) == 1
+    live = names((await registry.files(await entry_of(store))).live("d"))
+    assert live in (["x"], ["a", "y"])
+
+
+async def test_what_is_not_registered_cannot_be_quarantined(registry: Registry) -> None:
+    with pytest.raises(NotFound, match="not registered"):
+        await registry.quarantine(UUID, "file:///w/none", "?")
+
+
+async def test_a_table_forgotten_and_registered_again_starts_with_nothing(
+    store: Counting, registry: Registry, clock: SimulatedClock
+) -> None:
+    await registry.replace(UUID, "d", add=[make_file("a")])
+    seen = await registry.files(await entry_of(store))
+    await store.transact([DropEntry(TABLE, NS, "t")])
+    await store.transact([CreateEntry(make_entry("t"))])
+    assert (await registry.files(await entry_of(store))).files == ()
+    clock.advance(1)
+    await registry.replace(UUID, "d", add=[make_file("z")])
+    entry = await entry_of(store)
+    assert entry.index_version > seen.version
+    assert names((await registry.files(entry)).live("d")) == ["z"]
+
+
+def test_superseded_and_quarantined_files_are_listed_and_not_live() -> None:
+    files = [make_file(state.value, state=state) for state in IndexFileState]
+    listed = IndexFiles(3, files)
+    assert list(listed.files) == files
+    assert listed.live("d") == (files[0],)
+    assert listed.definitions == ("d",)

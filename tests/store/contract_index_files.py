@@ -1,0 +1,234 @@
+"""What every pointer store promises about the registry of index files."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import CommitConflict, NoSuchTable, NotFound
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    CreateEntry,
+    DropEntry,
+    DroppedEntry,
+    ForgetDropped,
+    ForgetIndexFile,
+    IndexFile,
+    IndexFileState,
+    QuarantineIndexFile,
+    RenameEntry,
+    ReplaceIndexFiles,
+    RestoreEntry,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import NS, TABLE, make_entry, outcome
+
+UUID = "uuid-of-t"
+LIVE, SUPERSEDED, QUARANTINED = IndexFileState.LIVE, IndexFileState.SUPERSEDED, IndexFileState.QUARANTINED
+
+
+def make_file(name: str, **fields: Any) -> IndexFile:
+    given: dict[str, Any] = {
+        "uuid": UUID,
+        "definition": "d",
+        "kind": "bloom",
+        "level": 0,
+        "files": 2,
+        "rows": 30,
+        "size_bytes": 400,
+        "snapshot_id": 7,
+        "created_ms": 5,
+        "changed_ms": 5,
+    } | fields
+    return IndexFile(location=f"file:///w/{name}", **given)
+
+
+def replacing(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
+    """Of files whose names are single letters."""
+    given: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
+    files = tuple(make_file(name, uuid=given["uuid"], definition=given["definition"]) for name in add)
+    return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **given)
+
+
+async def states(store: DrivenStore, uuid: str = UUID) -> dict[str, IndexFileState]:
+    return {file.location.rpartition("/")[2]: file.state for file in await store.index_files(uuid)}
+
+
+async def version(store: DrivenStore, name: str = "t") -> int:
+    entry = await store.entry(TABLE, NS, name)
+    assert entry is not None
+    return entry.index_version
+
+
+class IndexFilesContract(OpenedStores):
+    @pytest.fixture
+    async def indexed(self, store: DrivenStore) -> DrivenStore:
+        await store.transact([CreateEntry(make_entry("t"))])
+        return store
+
+    async def test_index_files_read_back_as_they_were_added(self, indexed: DrivenStore) -> None:
+        first = make_file("a", snapshot_id=None, level=3, created_ms=6)
+        second = make_file("b", rows=2**40, created_ms=4)
+        await indexed.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
+        assert await indexed.index_files(UUID) == [second, first]
+        assert await indexed.index_files("another") == []
+
+    async def test_more_than_a_statement_holds_is_added_at_once(self, indexed: DrivenStore) -> None:
+        files = tuple(make_file(f"{number:03}") for number in range(201))
+        await indexed.transact([ReplaceIndexFiles(UUID, "d", files, (), 1)])
+        assert await indexed.index_files(UUID) == list(files)
+
+    async def test_the_index_version_comes_with_the_entry_and_rises_with_each_change(
+        self, indexed: DrivenStore, other: DrivenStore
+    ) -> None:
+        assert await version(indexed) == 0
+        seen = [0]
+        for change in (
+            replacing("ab"),
+            replacing("c", "ab"),
+            QuarantineIndexFile(UUID, "file:///w/c", "flipped", 9),
+            ForgetIndexFile(UUID, "file:///w/a", 9),
+        ):
+            (told,) = await indexed.transact([change])
+            assert await version(other) == told
+            assert [entry.index_version for entry in await other.entries(TABLE, NS, None, 9)] == [told]
+            seen.append(told)
+        assert seen == sorted(set(seen))
+
+    async def test_what_is_removed_is_superseded_and_says_when(self, indexed: DrivenStore) -> None:
+        await indexed.transact([replacing("ab")])
+        await indexed.transact([replacing("c", "a", now_ms=77)])
+        assert await states(indexed) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
+        assert [file.changed_ms for file in await indexed.index_files(UUID)] == [77, 5, 5]
+
+    async def test_replacing_what_is_not_live_is_a_conflict_that_changes_nothing(self, indexed: DrivenStore) -> None:
+        await indexed.transact([replacing("ab"), replacing("c", "b")])
+        before = await states(indexed), await version(indexed)
+        for remove in ("b", "ab", "x"):
+            with pytest.raises(CommitConflict, match="not live any more"):
+                await indexed.transact([replacing("d", remove)])
+        with pytest.raises(CommitConflict, match="file:///w/a is not live"):
+            await indexed.transact([replacing("d", "a", definition="another")])
+        assert (await states(indexed), await version(indexed)) == before
+
+    async def test_a_repeat_of_what_was_done_changes_nothing(self, indexed: DrivenStore) -> None:
+        await indexed.transact([replacing("ab")])
+        await indexed.transact([replacing("c", "ab")])
+        before = await states(indexed)
+        await indexed.transact([replacing("c", "ab")])
+        await indexed.transact([replacing("ab")])
+        assert await states(indexed) == before
+
+    async def test_an_index_file_belongs_to_one_definition(self, indexed: DrivenStore) -> None:
+        await indexed.transact([replacing("a")])
+        with pytest.raises(CommitConflict, match="registered for another index: d"):
+            await indexed.transact([replacing("ab", definition="another")])
+        assert await states(indexed) == {"a": LIVE}
+
+    async def test_of_two_that_replace_the_same_file_one_wins(self, indexed: DrivenStore, other: DrivenStore) -> None:
+        for step in range(10):
+            merged, left, right = (f"{step}{which}" for which in ("merged", "left", "right"))
+            await indexed.transact([_of([merged])])
+            results = await asyncio.gather(
+                outcome(indexed.transact([_of([left], [merged])])), outcome(other.transact([_of([right], [merged])]))
+            )
+            assert sorted(results) == ["commit_conflict", "won"]
+            live = {name for name, state in (await states(indexed)).items() if state is LIVE}
+            assert len(live & {left, right}) == 1
+            assert merged not in live
+
+    async def test_registrars_and_committers_do_not_disturb_each_other(
+        self, indexed: DrivenStore, other: DrivenStore
+    ) -> None:
+        names = [f"{number:02}" for number in range(20)]
+        await asyncio.gather(
+            *(
+                one.transact([_of([name]), CreateEntry(make_entry(name))])
+                for one, name in zip([indexed, other] * 10, names, strict=True)
+            )
+        )
+        assert await states(indexed) == dict.fromkeys(names, LIVE)
+
+    async def test_a_table_without_a_name_gets_no_index_files(
+        self, indexed: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        with pytest.raises(NoSuchTable, match="uuid nobody"):
+            await indexed.transact([replacing("a", uuid="nobody")])
+        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_kept(clock))])
+        with pytest.raises(NoSuchTable):
+            await indexed.transact([replacing("a")])
+
+    async def test_a_damaged_file_is_quarantined_with_its_reason_once(self, indexed: DrivenStore) -> None:
+        await indexed.transact([replacing("ab"), replacing("c", "b")])
+        for reason in ("crc of blob 1", "again"):
+            await indexed.transact([QuarantineIndexFile(UUID, "file:///w/a", reason, 50)])
+        await indexed.transact([QuarantineIndexFile(UUID, "file:///w/b", "superseded anyway", 50)])
+        assert await states(indexed) == {"a": QUARANTINED, "b": SUPERSEDED, "c": LIVE}
+        reasons = {file.location: (file.reason, file.changed_ms) for file in await indexed.index_files(UUID)}
+        assert reasons["file:///w/a"] == ("crc of blob 1", 50)
+        assert reasons["file:///w/b"][0] is None
+        with pytest.raises(NotFound, match="file:///w/x"):
+            await indexed.transact([QuarantineIndexFile(UUID, "file:///w/x", "?", 50)])
+
+    async def test_only_what_is_not_live_is_forgotten(self, indexed: DrivenStore) -> None:
+        await indexed.transact([replacing("ab"), replacing("c", "a")])
+        with pytest.raises(CommitConflict, match="is live"):
+            await indexed.transact([ForgetIndexFile(UUID, "file:///w/c", 1)])
+        for _ in range(2):
+            await indexed.transact([ForgetIndexFile(UUID, "file:///w/a", 1)])
+        assert await states(indexed) == {"b": LIVE, "c": LIVE}
+
+    async def test_index_files_follow_a_rename(self, indexed: DrivenStore) -> None:
+        (told,) = await indexed.transact([replacing("a")])
+        await indexed.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
+        assert await version(indexed, "u") == told
+        await indexed.transact([replacing("b")])
+        assert await states(indexed) == {"a": LIVE, "b": LIVE}
+
+    async def test_index_files_are_there_until_a_drop_can_no_longer_be_undone(
+        self, indexed: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        (told,) = await indexed.transact([replacing("a")])
+        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_kept(clock))])
+        assert await states(indexed) == {"a": LIVE}
+        await indexed.transact([RestoreEntry("kept", NS, "back")])
+        assert await version(indexed, "back") == told
+        await indexed.transact([DropEntry(TABLE, NS, "back", keep=_kept(clock))])
+        await indexed.transact([ForgetDropped("kept")])
+        assert await states(indexed) == {}
+
+    async def test_index_files_go_with_the_last_name(self, indexed: DrivenStore) -> None:
+        await indexed.transact([CreateEntry(make_entry("twin", uuid=UUID)), replacing("a")])
+        await indexed.transact([DropEntry(TABLE, NS, "t")])
+        assert await states(indexed) == {"a": LIVE}
+        before = await version(indexed, "twin")
+        await indexed.transact([DropEntry(TABLE, NS, "twin")])
+        assert await states(indexed) == {}
+        await indexed.transact([CreateEntry(make_entry("t")), replacing("b", now_ms=before + 1)])
+        assert await version(indexed) > before
+
+    async def test_a_drop_and_a_registration_leave_no_index_file_without_a_table(
+        self, indexed: DrivenStore, other: DrivenStore
+    ) -> None:
+        for step in range(10):
+            name = f"n{step}"
+            await indexed.transact([CreateEntry(make_entry(name))])
+            registered, dropped = await asyncio.gather(
+                outcome(indexed.transact([replacing("ab", uuid=f"uuid-of-{name}")])),
+                outcome(other.transact([DropEntry(TABLE, NS, name)])),
+            )
+            assert dropped == "won"
+            assert registered in ("won", "no_such_table")
+            assert await states(indexed, f"uuid-of-{name}") == {}
+
+
+def _of(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:
+    removed = tuple(f"file:///w/{name}" for name in remove or ())
+    return ReplaceIndexFiles(UUID, "d", tuple(make_file(name) for name in add), removed, 9)
+
+
+def _kept(clock: SimulatedClock) -> DroppedEntry:
+    return DroppedEntry("kept", make_entry("t"), False, 0, clock.now_ms() + 100, "ann")
