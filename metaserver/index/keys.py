@@ -380,11 +380,11 @@ def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Long
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
         # a file from before a date was promoted to a timestamp (spec: "Schema Evolution")
         have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
-        numbers = _numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64)
+        numbers = _numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
         want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_unit(name)]
         return _rescaled(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
-        numbers = _numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64)
+        numbers = _numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
         return _rescaled(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_unit(name)], valid, arrow, kind)
     raise _no_values(arrow, kind)
 
@@ -413,7 +413,7 @@ def _halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Code
         raise _no_values(array.type, kind)
     width = array.type.bit_width // 8
     if width <= 8:
-        narrow = _numbers(array, f"i{width}").astype(np.int64)
+        narrow = _numbers(array, f"i{width}").astype(np.int64, copy=False)
         return narrow >> 63, narrow.view(np.uint64)
     words = _numbers(array, "u8", width // 8).reshape(-1, width // 8)
     high = words[:, 1].view(np.int64)
@@ -465,7 +465,7 @@ def _variable(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
     _, offsets, data = array.buffers()
     if len(array) == 0 or offsets is None:
         return np.zeros(len(array) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
-    spots = np.frombuffer(offsets, dtype, len(array) + 1, array.offset * int(dtype[1])).astype(np.int64)
+    spots = np.frombuffer(offsets, dtype, len(array) + 1, array.offset * int(dtype[1])).astype(np.int64, copy=False)
     heap = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
     return spots - spots[0], heap[spots[0] : spots[-1]]
 
