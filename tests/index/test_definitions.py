@@ -1,0 +1,217 @@
+"""Definitions are read from whatever a table's properties hold, and written in one form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.index.definitions import (
+    DEFAULT_FPP,
+    DEFINITIONS_MAX,
+    IndexDefinition,
+    bucket_definitions,
+    define,
+    of_id,
+    read_definitions,
+)
+
+FIRST = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string")), schema_id=0)
+RENAMED = Schema(
+    (Field(1, "key", True, "long"), Field(2, "name", False, "string"), Field(3, "id", False, "int")), schema_id=1
+)
+
+
+def table(
+    properties: dict[str, str], *, schemas: tuple[Schema, ...] = (FIRST,), specs: tuple[PartitionSpec, ...] = ()
+) -> TableMetadata:
+    return TableMetadata(
+        format_version=2,
+        table_uuid="u",
+        location="file:///w/t",
+        last_updated_ms=0,
+        last_column_id=9,
+        schemas=schemas,
+        current_schema_id=schemas[-1].id,
+        partition_specs=specs or (PartitionSpec(0, ()),),
+        default_spec_id=0,
+        last_partition_id=999,
+        sort_orders=(),
+        default_sort_order_id=0,
+        properties=properties,
+    )
+
+
+def one(text: str, **more: Any) -> IndexDefinition:
+    read = read_definitions(table({"seamark.index.n": text}, **more))
+    assert not read.problems
+    return read.by_name["n"]
+
+
+def test_a_definition_reads_back_from_the_property_that_it_is_written_to() -> None:
+    for definition in (
+        define("n", "bitmap", ["name"], FIRST),
+        define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.001}, state="paused"),
+        define("n", "record", ["id", "truncate[3](name)"], FIRST),
+    ):
+        assert one(definition.property_text) == definition
+        assert one(definition.text) == define(
+            "n", definition.kind, [t.text for t in definition.terms], FIRST, parameters=definition.parameters
+        )
+    assert json.loads(define("n", "bloom", ["id"], FIRST, state="paused").property_text) == {
+        "kind": "bloom",
+        "columns": ["id"],
+        "field-ids": [1],
+        "fpp": DEFAULT_FPP,
+        "state": "paused",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("bitmap(id)", define("n", "bitmap", ["id"], FIRST)),
+        (" Bloom ( id ,fpp = 0.001 ) ", define("n", "bloom", ["id"], FIRST, parameters={"fpp": 0.001})),
+        ("bloom(lower(name), FPP=1e-3)", define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.001})),
+        ("record(id, bucket[4](name))", define("n", "record", ["id", "bucket[4](name)"], FIRST)),
+        ("bitmap(id, state=paused)", define("n", "bitmap", ["id"], FIRST, state="paused")),
+        ('{"kind":"bitmap","columns":["id"]}', define("n", "bitmap", ["id"], FIRST)),
+    ],
+)
+def test_what_people_type_is_read(text: str, same: IndexDefinition) -> None:
+    assert one(text) == same
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "defines no index"),
+        ("bitmap", "defines no index"),
+        ("btree(id)", "no index of kind 'btree'"),
+        ("bucket(id)", "the table's partition spec makes those"),
+        ("bitmap()", "names no column"),
+        ("bitmap(nope)", "no such column"),
+        ("bitmap(id, name)", "on one column, not on 2"),
+        ("record(id, id)", "each named once"),
+        ("bitmap(id, fpp=0.1)", "not 'fpp'"),
+        ("bloom(id, depth=3)", "not 'depth'"),
+        ("bloom(id, fpp=0)", "from 1e-06 to 0.5"),
+        ("bloom(id, fpp=nan)", "from 1e-06"),
+        ("bloom(id, fpp=often)", "from 1e-06"),
+        ("bloom(id, fpp=0.1, fpp=0.2)", "said twice"),
+        ("bitmap(id, state=asleep)", "enabled or paused"),
+        ("bitmap(`id)", "do not close"),
+        ("{", "not JSON"),
+        ('{"kind":"bitmap"}', "columns is to be a list"),
+        ('{"kind":"bitmap","columns":[1]}', "columns is to be a list"),
+        ('{"kind":"bitmap","columns":[]}', "needs a column"),
+        ('{"kind":["bitmap"],"columns":["id"]}', "no index of kind"),
+        ('{"kind":"bitmap","columns":["id"],"field-ids":[1,2]}', "one for each"),
+        ('{"kind":"bitmap","columns":["id"],"field-ids":[77]}', "no column of this id"),
+        ('{"kind":"bitmap","columns":["id"],"state":[]}', "enabled or paused"),
+        ('{"kind":"bloom","columns":["id"],"fpp":true}', "from 1e-06"),
+        ("[" * 9000, "defines no index"),
+        ('{"a":' * 9000, "too long"),
+        ('{"a":' * 1900, "not JSON"),
+    ],
+)
+def test_a_property_that_makes_no_sense_is_told_and_breaks_nothing(text: str, complaint: str) -> None:
+    read = read_definitions(table({"seamark.index.bad": text, "seamark.index.good": "bitmap(id)", "other": "x"}))
+    assert list(read.by_name) == ["good"]
+    assert complaint in read.problems["bad"]
+
+
+@given(st.text(max_size=60))
+def test_no_property_breaks_the_reading(text: str) -> None:
+    read = read_definitions(table({"seamark.index.x": text, f"seamark.index.{text}": "bitmap(id)"}))
+    assert len(read.by_name) + len(read.problems) == len({"x", text})
+
+
+def test_a_name_that_the_api_could_not_address_is_a_problem() -> None:
+    read = read_definitions(table({"seamark.index.": "bitmap(id)", "seamark.index.a/b": "bitmap(id)"}))
+    assert set(read.problems) == {"", "a/b"}
+    with pytest.raises(BadRequest, match="the table's partition spec makes"):
+        define("bucket:id", "bitmap", ["id"], FIRST)
+
+
+def test_more_indexes_than_a_table_may_have_are_not_read() -> None:
+    read = read_definitions(table({f"seamark.index.i{n:04}": "bitmap(id)" for n in range(DEFINITIONS_MAX + 3)}))
+    assert len(read.by_name) == DEFINITIONS_MAX
+    assert len(read.problems) == 3
+
+
+def test_a_definition_follows_its_column_through_a_rename() -> None:
+    written = define("n", "bitmap", ["id"], FIRST)
+    after = one(written.property_text, schemas=(FIRST, RENAMED))
+    assert after.id == written.id
+    assert (after.terms[0].column_id, after.terms[0].name) == (1, "key")
+    # Typed by name it means what has the name now.
+    assert one("bitmap(id)", schemas=(FIRST, RENAMED)).terms[0].column_id == 3
+
+
+def test_a_typed_definition_finds_a_column_by_the_name_it_had() -> None:
+    schemas = (FIRST, Schema((Field(1, "key", True, "long"),), schema_id=1))
+    assert one("bitmap(id)", schemas=schemas).terms[0].column_id == 1
+
+
+def test_the_id_is_what_an_index_is_and_not_its_name_or_state() -> None:
+    first = define("a", "bloom", ["id"], FIRST, parameters={"fpp": 0.01})
+    again = define("b", "bloom", ["key"], RENAMED, state="paused")
+    others = [
+        define("a", "bloom", ["id"], FIRST, parameters={"fpp": 0.02}),
+        define("a", "bitmap", ["id"], FIRST),
+        define("a", "bloom", ["bucket[4](id)"], FIRST),
+        define("a", "bloom", ["name"], FIRST),
+    ]
+    assert first.id == again.id == '{"kind":"bloom","terms":[{"field-id":1,"transform":"identity"}],"fpp":0.01}'
+    assert len({first.id, *(other.id for other in others)}) == 5
+    assert define("r", "record", ["id", "name"], FIRST).id != define("r", "record", ["name", "id"], FIRST).id
+
+
+def test_an_id_reads_back_as_the_definition() -> None:
+    definition = define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.25})
+    assert of_id(definition.id, FIRST, name="n") == definition
+    for broken in ("{", "[]", "{}", '{"kind":"bloom","terms":[{"field-id":1}]}', " " + definition.id, '{"terms":[3]}'):
+        with pytest.raises(BadRequest):
+            of_id(broken, FIRST)
+
+
+def test_of_two_names_for_one_index_plans_get_one_and_paused_ones_not_at_all() -> None:
+    read = read_definitions(
+        table(
+            {
+                "seamark.index.a": "bitmap(id)",
+                "seamark.index.b": "bitmap(id)",
+                "seamark.index.c": "bloom(id, state=paused)",
+            }
+        )
+    )
+    assert [definition.name for definition in read.enabled] == ["a"]
+    assert list(read.by_name) == ["a", "b", "c"]
+
+
+def test_bucket_indexes_are_what_the_partition_specs_say_across_evolution() -> None:
+    specs = (
+        PartitionSpec(
+            0, (PartitionField("id_bucket", "bucket[8]", 1, (), 1000), PartitionField("n", "identity", 2, (), 1001))
+        ),
+        PartitionSpec(1, (PartitionField("id_bucket", "bucket[8]", 1, (), 1000),)),
+        PartitionSpec(2, (PartitionField("id_bucket", "bucket[16]", 1, (), 1002),)),
+        PartitionSpec(3, (PartitionField("lost", "bucket[4]", 99, (), 1003),)),
+    )
+    found = bucket_definitions(table({}, specs=specs))
+    assert [(one.name, one.kind, one.text) for one in found] == [
+        ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))"),
+        ("bucket:id_bucket:2", "bucket", "bucket(bucket[16](id))"),
+    ]
+
+
+def test_a_table_without_indexes_is_read_at_once() -> None:
+    assert read_definitions(table({"a": "b"})) is read_definitions(table({}))

@@ -1,0 +1,129 @@
+"""Terms in text name columns as people do, and mean field ids."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType
+from metaserver.index.terms import LOWER, format_term, lowered, parse_term, resolve, resolve_id, split_arguments
+
+INSIDE = StructType((Field(21, "b", False, "string"), Field(22, "when", False, "timestamptz")))
+SCHEMA = Schema(
+    (
+        Field(1, "id", True, "long"),
+        Field(2, "a", False, INSIDE),
+        Field(3, "odd, name`", False, "int"),
+        Field(4, "tags", False, ListType(41, "string", False)),
+        Field(5, "m", False, MapType(51, "string", 52, StructType((Field(53, "x", False, "int"),)), False)),
+        Field(6, "price", False, "decimal(9, 2)"),
+        Field(7, "v", False, "variant"),
+        Field(8, "day(d)", False, "date"),
+        Field(9, "Upper", False, "string"),
+        Field(10, "u", False, "unknown"),
+    ),
+    schema_id=2,
+)
+OLDER = Schema((Field(1, "key", True, "int"), Field(11, "gone", False, "string")), schema_id=0)
+BETWEEN = Schema((Field(1, "key", True, "int"), Field(12, "gone", False, "date")), schema_id=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "column_id", "transform", "kind"),
+    [
+        ("id", 1, "identity", "long"),
+        (" identity( id ) ", 1, "identity", "long"),
+        ("a.b", 21, "identity", "string"),
+        ("lower(a.b)", 21, "lower", "string"),
+        ("LOWER(a.b)", 21, "lower", "string"),
+        ("bucket[16](id)", 1, "bucket[16]", "int"),
+        ("Bucket[ 16 ](id)", 1, "bucket[16]", "int"),
+        ("truncate[4](a.b)", 21, "truncate[4]", "string"),
+        ("day(a.when)", 22, "day", "date"),
+        ("hour(a.when)", 22, "hour", "int"),
+        ("truncate[10](price)", 6, "truncate[10]", "decimal(9, 2)"),
+        ("`odd, name```", 3, "identity", "int"),
+        ("bucket[2](`odd, name```)", 3, "bucket[2]", "int"),
+        ("`day(d)`", 8, "identity", "date"),
+        ("month(`day(d)`)", 8, "month", "int"),
+        ("Upper", 9, "identity", "string"),
+        ("upper", 9, "identity", "string"),
+        ("key", 1, "identity", "int"),
+        ("gone", 12, "identity", "date"),
+    ],
+)
+def test_a_term_names_a_column_and_what_is_made_of_it(text: str, column_id: int, transform: str, kind: str) -> None:
+    term = resolve(text, SCHEMA, (OLDER, SCHEMA, BETWEEN))
+    assert (term.column_id, term.transform, term.kind) == (column_id, transform, kind)
+    if column_id not in (11, 12) and text != "key":
+        assert resolve(term.text, SCHEMA) == term
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("idd", "no such column; did you mean id"),
+        ("", "names no column"),
+        ("id)", "names no column"),
+        ("f(id)", "Cannot index by 'f'"),
+        ("void(id)", "Cannot index by 'void'"),
+        ("bucket(id)", "Cannot index by 'bucket'"),
+        ("bucket[0](id)", "width must be between"),
+        ("lower(id)", "of type long, not string"),
+        ("hour(`day(d)`)", "hour does not take values of type date"),
+        ("year(price)", "year does not take"),
+        ("a", "it is a struct; index one of its fields"),
+        ("tags", "it is a list"),
+        ("tags.element", "a list has many values"),
+        ("m.key", "a map has many values"),
+        ("m.value.x", "a map has many values"),
+        ("v", "variant"),
+        ("u", "of type unknown have no order"),
+        ("day(day(a.when))", "names no column"),
+        ("x" * 20_000, "too long"),
+    ],
+)
+def test_a_term_that_makes_no_sense_is_refused_with_the_reason(text: str, complaint: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        resolve(text, SCHEMA, (OLDER,))
+    assert complaint in refused.value.message
+
+
+def test_a_name_that_is_two_columns_without_regard_to_case_is_refused() -> None:
+    schema = Schema((Field(1, "ab", False, "int"), Field(2, "AB", False, "int")))
+    assert resolve("AB", schema).column_id == 2
+    with pytest.raises(BadRequest, match="may be AB, ab"):
+        resolve("Ab", schema)
+
+
+def test_a_column_by_its_id_is_that_of_the_newest_schema_that_has_it() -> None:
+    assert resolve_id("identity", 1, SCHEMA, (OLDER,)).name == "id"
+    assert resolve_id("identity", 11, SCHEMA, (BETWEEN, OLDER)).name == "gone"
+    with pytest.raises(BadRequest, match="field 99"):
+        resolve_id("identity", 99, SCHEMA, (OLDER,))
+
+
+@given(st.sampled_from(["identity", LOWER, "bucket[7]"]), st.text(min_size=1, max_size=12))
+def test_any_name_reads_back_from_its_text_and_stands_in_a_list(transform: str, name: str) -> None:
+    text = format_term(transform, name)
+    assert parse_term(text) == (transform, name)
+    assert [parse_term(part) for part in split_arguments(f"{text}, {text}")] == [(transform, name)] * 2
+
+
+@pytest.mark.parametrize("text", ["a, `b", "a, (b", "a)", "`", "(" * 9])
+def test_a_list_that_does_not_close_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="do not close"):
+        list(split_arguments(text))
+
+
+@given(st.text(max_size=20))
+def test_lower_is_of_each_character_by_itself(text: str) -> None:
+    assert lowered(text) == "".join(lowered(character) for character in text)
+    simple = [
+        character for character in text if len(character.lower()) == 1 and unicodedata.category(character) != "Cn"
+    ]
+    assert all(lowered(character) == character.lower() for character in simple if character < "\u2c00")
