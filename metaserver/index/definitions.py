@@ -27,6 +27,7 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import name_of
+from metaserver.index.keys import family
 from metaserver.index.terms import TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
 
 PREFIX = "seamark.index."
@@ -60,7 +61,11 @@ class IndexDefinition:
     @cached_property
     def id(self) -> str:
         """JSON in one spelling, by field ids; what index files carry and the registry lists them by."""
-        terms = [{"field-id": term.column_id, "transform": term.transform} for term in self.terms]
+        terms = [
+            # With what keys: a column promoted beyond its family is another index, of other keys.
+            {"field-id": term.column_id, "transform": term.transform, "keys": family(term.kind)}
+            for term in self.terms
+        ]
         said = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
         return msgspec.json.encode(said).decode()
 
@@ -173,7 +178,7 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
     terms = said.pop("terms", None)
     kind = said.pop("kind", None)
     if not isinstance(terms, list) or not all(_is_term(one) for one in terms):
-        raise BadRequest("The definition has no terms, each of a field-id and a transform")
+        raise BadRequest("The definition has no terms, each of a field-id, a transform and keys")
     found = [resolve_id(one["transform"], one["field-id"], schema, older) for one in terms]
     definition = _defined(name, kind, found, said, ENABLED)
     if definition.id != definition_id:
@@ -186,7 +191,8 @@ def _is_term(one: Any) -> bool:
         isinstance(one, dict)
         and isinstance(one.get("field-id"), int)
         and isinstance(one.get("transform"), str)
-        and len(one) == 2
+        and isinstance(one.get("keys"), str)
+        and len(one) == 3
     )
 
 

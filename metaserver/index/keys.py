@@ -48,7 +48,7 @@ POINTS_MAX = 1024
 
 _SIGN = 1 << 63
 _BIAS = 1 << 127
-_CODE_DIGITS_MAX = 18
+_CODE_DIGITS_MAX, _DIGITS_MAX = 18, 38
 _WIDE_DECIMAL = 16
 _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 _UNITS_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -217,6 +217,15 @@ def has_codes(kind: str) -> bool:
     if name in ("boolean", "unknown") or name in INTS or name in LONGS or name in FLOATS:
         return True
     raise ValueError(f"values of type {kind} have no order, so they have no keys: they cannot be indexed")
+
+
+def family(kind: str) -> str:
+    """One name for all types whose values have the same keys: an index goes on when a column is promoted within one."""
+    name = base_name(kind)
+    if name == "decimal":
+        digits = _CODE_DIGITS_MAX if has_codes(kind) else _DIGITS_MAX
+        return f"decimal({digits}, {decimal_scale(kind)})"
+    return "long" if name == "int" else "double" if name == "float" else kind
 
 
 def key_of(value: Value, kind: str) -> Key:

@@ -170,9 +170,28 @@ def test_the_id_is_what_an_index_is_and_not_its_name_or_state() -> None:
         define("a", "bloom", ["bucket[4](id)"], FIRST),
         define("a", "bloom", ["name"], FIRST),
     ]
-    assert first.id == again.id == '{"kind":"bloom","terms":[{"field-id":1,"transform":"identity"}],"fpp":0.01}'
+    term = '{"field-id":1,"transform":"identity","keys":"long"}'
+    assert first.id == again.id == '{"kind":"bloom","terms":[' + term + '],"fpp":0.01}'
     assert len({first.id, *(other.id for other in others)}) == 5
     assert define("r", "record", ["id", "name"], FIRST).id != define("r", "record", ["name", "id"], FIRST).id
+
+
+@pytest.mark.parametrize(
+    ("kind", "promoted", "same"),
+    [
+        ("int", "long", True),
+        ("float", "double", True),
+        ("decimal(9, 2)", "decimal(18, 2)", True),
+        ("decimal(19, 2)", "decimal(38, 2)", True),
+        ("decimal(18, 2)", "decimal(19, 2)", False),
+        ("date", "timestamp", False),
+    ],
+)
+def test_an_index_outlives_a_promotion_that_leaves_its_keys_as_they_are(kind: str, promoted: str, same: bool) -> None:
+    before, after = (
+        define("i", "bitmap", ["c"], Schema((Field(1, "c", False, one),), schema_id=0)) for one in (kind, promoted)
+    )
+    assert (before.id == after.id) == same
 
 
 def test_an_id_reads_back_as_the_definition() -> None:
