@@ -6,8 +6,10 @@ Without names all of them. `--quick` is for the tests: it runs everything shortl
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +31,65 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}; all when none is given")
-    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
+    parser = parser_of("bench.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
     chosen = parser.parse_args()
-    unknown = set(chosen.names) - set(BENCHES)
+    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+
+
+def parser_of(module: str, about: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
+    """What every runner of benches takes: names and --quick."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; all when none is given")
+    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
+    return parser
+
+
+def names_of(
+    parser: argparse.ArgumentParser, chosen: argparse.Namespace, benches: Mapping[str, Bench]
+) -> Sequence[str]:
+    """The chosen benches, all without a choice; ends the process for a name that there is not."""
+    unknown = set(chosen.names) - set(benches)
     if unknown:
-        parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+        parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(benches)}")
+    return chosen.names or list(benches)
+
+
+def run_benches(
+    benches: Mapping[str, Bench],
+    names: Sequence[str],
+    *,
+    quick: bool,
+    folder: Path | None = None,
+    options: Callable[[str], Mapping[str, Any]] = lambda _: {},
+) -> None:
+    """Runs, prints and saves one after another. `options` are a bench's own keywords, by its name."""
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=160)
-    for name in chosen.names or BENCHES:
+    for name in names:
         facts = machine()
         with (
             console.status(f"bench {name}"),
-            tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=chosen.folder) as at,
+            tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=folder) as at,
         ):
-            report = uvloop.run(BENCHES[name](Path(at), quick=chosen.quick))
+            report = uvloop.run(_interruptible(benches[name](Path(at), quick=quick, **options(name))))
         report.machine = facts
         show(report, console)
-        if not chosen.quick:
+        if not quick:
             report.save()
-    if not chosen.quick:
+    if not quick:
         readme.update()
+
+
+async def _interruptible(work: Coroutine[Any, Any, Report]) -> Report:
+    """Ends `work` from within when the process is told to end, so that the servers it started end, too."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise SystemExit("interrupted") from None
 
 
 def show(report: Report, console: Console) -> None:

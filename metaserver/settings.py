@@ -131,7 +131,9 @@ class Settings:
         least=0,
     )
     plan_memory_bytes: int = setting(
-        1 << 30, "Budget for decoded manifests per worker, mapped files of the disk cache included.", least=0
+        1 << 30,
+        "Budget for decoded manifests per worker, mapped files of the disk cache, views and plans included.",
+        least=0,
     )
     plan_answers_bytes: int = setting(
         64 << 20, "Budget for answers to small scans as they were sent, per worker.", least=0

@@ -5,7 +5,9 @@ scrape reaches any one of them: the supervisor then sets PROMETHEUS_MULTIPROC_DI
 them, values live in memory-mapped files, and any worker answers for all. Gauges say for themselves how workers add
 up: most are sums over the living, lag is the worst one's. A worker that died is forgotten by its supervisor.
 
-Children of labelled metrics are kept in plain dictionaries: a lookup by tuple costs a tenth of `labels()`.
+Children of labelled metrics are kept in plain dictionaries: a lookup by tuple costs a tenth of `labels()`. What is
+counted for every request and plan is added up in plain numbers, which `flush` hands over: when somebody scrapes, and
+every second for those who scrape another worker.
 """
 
 from __future__ import annotations
@@ -71,10 +73,16 @@ class Metrics:
         )
         self.plan_views = self._gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
         self.plan_blocks = self._gauge("seamark_plan_blocks", "Decoded manifests in memory.")
-        self.plan_bytes = self._gauge("seamark_plan_memory_bytes", "Bytes of decoded manifests, mapped files included.")
+        self.plan_bytes = self._gauge(
+            "seamark_plan_memory_bytes",
+            "Bytes of decoded manifests, mapped files, views and plans.",
+        )
         self.plan_decoded = self._gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
         self.plan_hits = self._gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
         self._request_children: dict[tuple[str, int], tuple[prometheus.Counter, prometheus.Histogram]] = {}
+        self._answered: dict[tuple[str, int], int] = {}
+        self._planned = [0, 0, 0, 0.0]
+        """Since the last flush: plans, files considered, files kept, seconds."""
         self._commit_children = {
             outcome: self._commits.labels(outcome) for outcome in ("committed", "conflict", "unknown")
         }
@@ -84,11 +92,12 @@ class Metrics:
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
         """One answered request. `operation` must come from a bounded set: route names, never paths."""
-        children = self._request_children.get((operation, status))
+        key = (operation, status)
+        children = self._request_children.get(key)
         if children is None:
             children = (self._requests.labels(operation, status), self._seconds.labels(operation))
-            self._request_children[operation, status] = children
-        children[0].inc()
+            self._request_children[key] = children
+        self._answered[key] = self._answered.get(key, 0) + 1
         children[1].observe(seconds)
         if operation in COMMIT_OPERATIONS:
             if isinstance(error, CommitConflict):
@@ -100,13 +109,25 @@ class Metrics:
 
     def planned(self, considered: int, kept: int, seconds: float) -> None:
         """One finished plan."""
-        self.plans.inc()
-        self.plan_files_considered.inc(considered)
-        self.plan_files_kept.inc(kept)
-        self.plan_seconds.inc(seconds)
+        planned = self._planned
+        planned[0] += 1
+        planned[1] += considered
+        planned[2] += kept
+        planned[3] += seconds
+
+    def flush(self) -> None:
+        """Adds what was counted since the last time to the counters that are scraped."""
+        for key, count in self._answered.items():
+            self._request_children[key][0].inc(count)
+        self._answered.clear()
+        counters = (self.plans, self.plan_files_considered, self.plan_files_kept, self.plan_seconds)
+        for counter, amount in zip(counters, self._planned, strict=True):
+            counter.inc(amount)
+        self._planned = [0, 0, 0, 0.0]
 
     def render(self) -> bytes:
         """The text exposition format, of all workers where there are several."""
+        self.flush()
         folder = os.environ.get(MULTIPROCESS_VARIABLE)
         if folder is None:
             return prometheus.generate_latest(self.registry)

@@ -19,13 +19,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from isal import isal_zlib
+from multidict import CIMultiDict
 
 from cache.memory import MemoryCache
 from metaserver.api.endpoints import add_operations
 from metaserver.api.keys import CATALOG, CLOCK, PLANNER, REQUEST_ID, SETTINGS, STORE
 from metaserver.api.metrics import METRICS
 from metaserver.api.render import DELEGATION, GZIP_FROM_BYTES, accepts_gzip, access_config, json_answer
-from metaserver.api.requests import allow, path_name, path_namespace, read_body, read_json
+from metaserver.api.requests import allow, parse_body, path_table, read_body, read_json
 from metaserver.catalog.values import LoadedTable
 from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from metaserver.iceberg.expression_json import parse_expression
@@ -35,14 +36,17 @@ from metaserver.planner.answer import Answer, Longs, dialect_of
 from metaserver.planner.request import Question, ScanRequest, expired_ancestor
 from metaserver.planner.scan import Scan
 from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
+from metaserver.store.port import Entry
 from metaserver.wire import decode_json, encode_json, show
 
 STREAM_FROM_BYTES = 4 << 20
 """Answers are gathered up to this, so that one that fails is an error, and sent as they come beyond it."""
-ANSWER_BYTES_MAX = 1 << 20
-"""Larger answers are made anew each time; what they are made of is kept."""
+ANSWER_BYTES_MAX = 512 << 10
+"""Larger answers are written piece by piece, and made anew each time; what they are made of is kept."""
 LONG_FILTER_BYTES = 64 << 10
 """Longer ones are parsed beside the event loop."""
+TURN_S = 0.001
+"""How long an answer is written before others have their turn."""
 POLL_S = 0.5
 """How long a question after a plan that is being made is held open for it."""
 PENDING_LIMIT = 64
@@ -53,6 +57,7 @@ PLAN_ID_CHARACTERS_MAX = 4000
 """A plan id stands in a URL, whose length servers and proxies bound. A longer one is not given out."""
 _GZIP = 31
 """zlib's window bits for gzip."""
+_HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
 
 
 class _PlanTableScan(msgspec.Struct, rename="kebab"):
@@ -72,7 +77,7 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     """An answer as it was sent, and what it told."""
 
     body: bytes
-    headers: dict[str, str]
+    headers: CIMultiDict[str]
     considered: int
     files: int
 
@@ -133,38 +138,48 @@ TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 
 
 async def plan_table_scan(request: web.Request) -> web.StreamResponse:
-    loaded = await _loaded(request)
-    assert loaded.entry is not None
-    # Metadata files never change and neither does what a plan depends on beside them, so nor does the answer.
-    body = await read_body(request)
-    headers = request.headers
+    """Who asks and where the table's pointer stands is looked up each time; only what follows from there is kept."""
+    app = request.app
+    namespace, name = path_table(request)
+    allow(request, namespace)
+    entry = await app[CATALOG].tables.entry(namespace, name)
+    body = await _body_of(request)
+    given = request.headers.get
+    # Everything that an answer is made of beside the settings: metadata files never change, so nor does the answer.
+    # Whether the file is still there is not looked up for a kept one: the client has just loaded the table.
     known = (
-        loaded.entry.metadata_location,
-        request.path,
+        entry.metadata_location,
+        entry.uuid,
+        namespace,
+        name,
         body,
-        headers.get("User-Agent", ""),
-        headers.get("Accept-Encoding", ""),
-        headers.get(DELEGATION, ""),
+        given("User-Agent"),
+        given("Accept-Encoding"),
+        given(DELEGATION),
     )
-    kept = request.app[ANSWERS].get(known)
+    kept = app[ANSWERS].get(known)
     if kept is not None:
-        request.app[METRICS].planned(kept.considered, kept.files, 0.0)
-        return web.Response(body=kept.body, headers=kept.headers, content_type="application/json")
-    answer, scan = await _plan(request, loaded)
+        app[METRICS].planned(kept.considered, kept.files, 0.0)
+        return web.Response(body=kept.body, headers=kept.headers)
+    answer, scan = await _plan(request, await _loaded_from(request, entry), body)
     if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
-        sent = _Kept(answer.body, _kept_headers(answer), scan.considered, scan.files)
-        if len(sent.body) <= ANSWER_BYTES_MAX:
-            request.app[ANSWERS].put(known, sent, len(sent.body) + len(body) + 1000)
+        sent = _Kept(answer.body, answer.headers.copy(), scan.considered, scan.files)
+        app[ANSWERS].put(known, sent, len(sent.body) + len(body) + 1000)
     return answer
 
 
-def _kept_headers(answer: web.Response) -> dict[str, str]:
-    return {name: value for name, value in answer.headers.items() if name in ("Vary", "Content-Encoding")}
+async def _body_of(request: web.Request) -> bytes:
+    """As `read_body`, at once where the body came with the headers."""
+    content = request.content
+    whole = content.is_eof() and content.exception() is None
+    if whole and content.total_bytes <= request.app[SETTINGS].body_limit_bytes:
+        return content.read_nowait()
+    return await read_body(request)
 
 
-async def _plan(request: web.Request, loaded: LoadedTable) -> tuple[web.StreamResponse, Scan | None]:
-    """The answer, and the plan it tells where there is one."""
-    wanted = await read_json(request, _PlanTableScan)
+async def _plan(request: web.Request, loaded: LoadedTable, body: bytes) -> tuple[web.StreamResponse, Scan | None]:
+    """The answer, and the plan it tells where it is one that would be told again."""
+    wanted = parse_body(body, _PlanTableScan)
     asked = _pinned(wanted, loaded.metadata)
     # What a request is refused for is found before anything is read, and of an empty table, too.
     question = await _question(loaded.metadata, asked)
@@ -176,7 +191,9 @@ async def _plan(request: web.Request, loaded: LoadedTable) -> tuple[web.StreamRe
     began_s = request.app[CLOCK].monotonic()
     scan = await request.app[PLANNER].plan(question)
     request.app[METRICS].planned(scan.considered, scan.files, request.app[CLOCK].monotonic() - began_s)
-    return await _completed(request, loaded, asked, scan, wanted.min_rows_requested or 0), scan
+    credentials = _credentials(request, loaded)
+    answer = await _completed(request, loaded, asked, scan, wanted.min_rows_requested or 0, credentials)
+    return answer, None if credentials else scan  # keys are looked up each time: they may have been exchanged since
 
 
 async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
@@ -197,7 +214,7 @@ async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
     except BadRequest as error:  # it was good when the plan was begun: a snapshot on the way has expired since
         raise NoSuchPlanId(f"The plan can no longer be made: {error.message}; plan again") from None
     request.app[METRICS].planned(scan.considered, scan.files, 0.0)
-    return await _completed(request, loaded, asked, scan, 0)
+    return await _completed(request, loaded, asked, scan, 0, _credentials(request, loaded))
 
 
 async def cancel_planning(request: web.Request) -> web.Response:
@@ -226,9 +243,16 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
 
 
 async def _loaded(request: web.Request) -> LoadedTable:
-    namespace = path_namespace(request)
+    namespace, name = path_table(request)
     allow(request, namespace)
-    return await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+    return await request.app[CATALOG].tables.load(namespace, name)
+
+
+async def _loaded_from(request: web.Request, entry: Entry) -> LoadedTable:
+    """The table from where its pointer stands. NotFound when the metadata file is gone."""
+    documents, location = request.app[CATALOG].documents, entry.metadata_location
+    await documents.ensure_exists(location)
+    return LoadedTable(entry=entry, metadata=await documents.table(location))
 
 
 def _uuid(loaded: LoadedTable) -> str:
@@ -237,7 +261,7 @@ def _uuid(loaded: LoadedTable) -> str:
 
 
 def _named(request: web.Request) -> str:
-    return show(path_namespace(request), path_name(request, "table"))
+    return show(*path_table(request))
 
 
 def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked:
@@ -360,18 +384,22 @@ def _columns(metadata: TableMetadata, asked: Asked) -> list[int]:
     return found
 
 
+def _credentials(request: web.Request, loaded: LoadedTable) -> bytes:
+    """JSON of the `storage-credentials`, empty for none."""
+    _, credentials = access_config(request, loaded.metadata.location, *path_table(request))
+    return encode_json(credentials) if credentials else b""
+
+
 async def _completed(
-    request: web.Request, loaded: LoadedTable, asked: Asked, scan: Scan, min_rows: int
+    request: web.Request, loaded: LoadedTable, asked: Asked, scan: Scan, min_rows: int, credentials: bytes
 ) -> web.StreamResponse:
     """A plan's whole answer, or the plan tasks that make it up."""
     settings = request.app[SETTINGS]
     answer = _answer(request, asked, scan)
     rows = _enough(scan, min_rows, settings.plan_inline_limit) if min_rows > 0 else scan.rows
     head, tail = b'{"status":"completed",', b"}"
-    location = loaded.metadata.location
-    _, credentials = access_config(request, location, path_namespace(request), path_name(request, "table"))
     if credentials:
-        tail = b',"storage-credentials":' + encode_json(credentials) + tail
+        tail = b',"storage-credentials":' + credentials + tail
     if len(rows) > settings.plan_inline_limit:
         packed = pack(asked)
         pages = page_count(
@@ -432,7 +460,7 @@ class _Encoder:
     def add(self, piece: bytes) -> None:
         if self._packer is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
             self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
-            piece = self.take() + piece
+            piece = b"".join(self.take()) + piece
         if self._packer is not None:
             piece = self._packer.compress(piece)
         self._pieces.append(piece)
@@ -440,44 +468,71 @@ class _Encoder:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"Vary": "Accept-Encoding"} | ({} if self._packer is None else {"Content-Encoding": "gzip"})
+        return _HEADERS if self._packer is None else {**_HEADERS, "Content-Encoding": "gzip"}
 
-    def take(self) -> bytes:
-        taken = b"".join(self._pieces)
-        self._pieces.clear()
+    def take(self) -> list[bytes]:
+        """What was gathered since the last time."""
+        taken, self._pieces = self._pieces, []
         self.size_bytes = 0
         return taken
 
-    def finish(self) -> bytes:
-        return self.take() + (b"" if self._packer is None else self._packer.flush())
+    def finish(self) -> list[bytes]:
+        """The rest."""
+        if self._packer is not None:
+            self._pieces.append(self._packer.flush())
+        return self.take()
 
 
 async def _send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """The pieces as one JSON answer; others have their turn between two of them."""
+    """The pieces as one JSON answer; others have their turn after each `TURN_S` of work.
+
+    One that fails before it has `STREAM_FROM_BYTES` is an error.
+    """
     encoder = _Encoder(gzip=accepts_gzip(request))
-    response: web.StreamResponse | None = None
+    monotonic = request.app[CLOCK].monotonic
+    until_s = monotonic() + TURN_S
     for piece in pieces:
         encoder.add(piece)
         if encoder.size_bytes >= STREAM_FROM_BYTES:
-            response = await _begin(request, encoder)
-            break
-        await asyncio.sleep(0)
-    if response is None:
-        return web.Response(body=encoder.finish(), headers=encoder.headers, content_type="application/json")
-    with _cut_off(request):
-        await response.write(encoder.take())
-        for piece in pieces:
-            encoder.add(piece)
-            await response.write(encoder.take())
+            return await _stream(request, encoder, pieces)
+        if monotonic() >= until_s:
             await asyncio.sleep(0)
-        await response.write(encoder.finish())
+            until_s = monotonic() + TURN_S
+    gathered = encoder.finish()
+    size = sum(map(len, gathered))
+    if size <= ANSWER_BYTES_MAX:
+        return web.Response(body=b"".join(gathered), headers=encoder.headers)
+    # Not as one body: to join megabytes and to hand them over takes milliseconds.
+    response = await _begin(request, encoder, size)
+    with _cut_off(request):
+        await _write(response, gathered)
         await response.write_eof()
     return response
 
 
-async def _begin(request: web.Request, encoder: _Encoder) -> web.StreamResponse:
-    headers = {**encoder.headers, "Content-Type": "application/json", "X-Request-Id": request[REQUEST_ID]}
-    response = web.StreamResponse(headers=headers)
+async def _stream(request: web.Request, encoder: _Encoder, pieces: Iterator[bytes]) -> web.StreamResponse:
+    """Sends what was gathered, and the rest as it comes."""
+    response = await _begin(request, encoder)
+    with _cut_off(request):
+        await _write(response, encoder.take())
+        for piece in pieces:
+            encoder.add(piece)
+            await _write(response, encoder.take())
+        await _write(response, encoder.finish())
+        await response.write_eof()
+    return response
+
+
+async def _write(response: web.StreamResponse, pieces: list[bytes]) -> None:
+    """Others have their turn between two of them."""
+    for piece in pieces:
+        await response.write(piece)
+        await asyncio.sleep(0)
+
+
+async def _begin(request: web.Request, encoder: _Encoder, size: int | None = None) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**encoder.headers, "X-Request-Id": request[REQUEST_ID], "Server": "seamark"})
+    response.content_length = size
     await response.prepare(request)
     return response
 

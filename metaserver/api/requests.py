@@ -7,6 +7,7 @@ writes a plus as `%2B`. What does not decode is a BadRequest that names the para
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import quote, unquote_to_bytes
@@ -30,12 +31,19 @@ _BOOLEANS = {"true": True, "false": False}
 
 def path_name(request: web.Request, variable: str) -> str:
     """The table, view or function named by `{variable}`. BadRequest for a name that cannot exist."""
-    return check_name(_decoded(_segment(request, variable), variable), f"{variable} name")
+    return _name(_segment(request, variable), variable)
 
 
 def path_namespace(request: web.Request) -> NamespacePath:
     """The namespace of the path, levels separated by 0x1F (`%1F`)."""
-    return parse_namespace(_decoded(_segment(request, "namespace"), "namespace"))
+    return _namespace(_segment(request, "namespace"))
+
+
+def path_table(request: web.Request) -> tuple[NamespacePath, str]:
+    """`path_namespace` and `path_name` of a table's route."""
+    resource = request.match_info.route.resource
+    assert resource is not None
+    return _table(request.rel_url.raw_path, resource.canonical)
 
 
 @lru_cache(maxsize=8192)  # pure, and every load of a table asks
@@ -57,8 +65,8 @@ async def read_body(request: web.Request) -> bytes:
         raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
 
 
-async def close_unreadable(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal `on_response_prepare`: nobody can tell where the request after an unreadable body would begin."""
+def close_unreadable(request: web.Request, response: web.StreamResponse) -> None:
+    """Ends the connection after the answer to an unreadable body: nobody can tell where the next request begins."""
     if _UNREADABLE in request:
         response.force_close()
         response.headers["Connection"] = "close"
@@ -66,7 +74,11 @@ async def close_unreadable(request: web.Request, response: web.StreamResponse) -
 
 async def read_json(request: web.Request, shape: type[T]) -> T:
     """The body as `shape`, a msgspec type, whatever its content type says. BadRequest names the field that is wrong."""
-    body = await read_body(request)
+    return parse_body(await read_body(request), shape)
+
+
+def parse_body(body: bytes, shape: type[T]) -> T:
+    """As `read_json`, of a body at hand."""
     if not body:
         raise BadRequest("The request body is empty; send a JSON object")
     return decode_as(body, shape, "The request body")
@@ -89,9 +101,10 @@ def boolean_query(request: web.Request, name: str) -> bool:
 
 def allow(request: web.Request, *namespaces: NamespacePath) -> None:
     """Forbidden unless who asks may do this operation in each of `namespaces`; the empty path is the whole catalog."""
-    operation = description_of(request.match_info.route.handler).operation
+    operation = _operation_of(request.match_info.route.handler)
+    authorizer, principal = request.app[AUTHORIZER], request[PRINCIPAL]
     for namespace in namespaces:
-        request.app[AUTHORIZER].require(request[PRINCIPAL], operation, namespace)
+        authorizer.require(principal, operation, namespace)
 
 
 def may_write(request: web.Request, namespace: NamespacePath) -> bool:
@@ -125,7 +138,33 @@ def _page_size(text: str) -> int:
 def _segment(request: web.Request, variable: str) -> str:
     resource = request.match_info.route.resource
     assert resource is not None
-    return request.rel_url.raw_path.split("/")[_position(resource.canonical, variable)]
+    return _segment_of(request.rel_url.raw_path, resource.canonical, variable)
+
+
+def _segment_of(raw_path: str, template: str, variable: str) -> str:
+    return raw_path.split("/")[_position(template, variable)]
+
+
+# Engines name the same tables over and over. What is refused is not remembered, so that no name here is long.
+@lru_cache(maxsize=2048)
+def _name(segment: str, variable: str) -> str:
+    return check_name(_decoded(segment, variable), f"{variable} name")
+
+
+@lru_cache(maxsize=1024)
+def _namespace(segment: str) -> NamespacePath:
+    return parse_namespace(_decoded(segment, "namespace"))
+
+
+@lru_cache(maxsize=1024)
+def _table(raw_path: str, template: str) -> tuple[NamespacePath, str]:
+    namespace = _namespace(_segment_of(raw_path, template, "namespace"))
+    return namespace, _name(_segment_of(raw_path, template, "table"), "table")
+
+
+@lru_cache(maxsize=256)  # one entry for each handler
+def _operation_of(handler: Callable[..., object]) -> str:
+    return description_of(handler).operation
 
 
 @lru_cache(maxsize=256)  # one entry for each variable of each route

@@ -5,11 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from metaserver.api import config, functions, namespaces, planning, rename, sign, tables, transactions, views
-from metaserver.api.requests import close_unreadable
 
 
 def add_routes(app: web.Application) -> None:
-    app.on_response_prepare.append(close_unreadable)
     # aiohttp tries routes with variables one by one: those that engines ask all the time come first.
     for routes in (planning, tables, config, namespaces, views, functions, rename, transactions, sign):
         routes.add_routes(app)

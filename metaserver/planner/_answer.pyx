@@ -4,18 +4,19 @@ A row is a sequence of parts, the same for all rows of a call, each a tuple that
 
     (CONSTANT, bytes)
     (CHOICE, list of bytes)                one a row, in the order of the rows
-    (NUMBER, prefix, int64[rows of the block])                          nothing where MISSING
+    (NUMBER, prefix, integers)             nothing where absent
     (ITEMS, prefix, suffix, sizes int64[], ends int64[], values int64[])  nothing where there are none
     (TEXT, prefix, suffix, column)         as the inside of a JSON string; nothing where absent
     (HEX, prefix, suffix, column)          as hexadecimal digits; nothing where absent
 
+`integers` is (width, codes, presence, base): the code of a row over the base, the base alone where the width is 0.
 `column` is (width, codes, presence, common bytes, lengths, bytes a length, ends, tails), addresses absolute and 0 for what
 is not there; what they mean is in `metaserver/index/packing.py`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 CONSTANT, CHOICE, NUMBER, ITEMS, TEXT, HEX = range(6)
@@ -46,6 +47,7 @@ cdef struct Part:
     int lengths_width
     const uint32_t *after
     const uint8_t *tails
+    uint64_t base
 
 cdef const char *DIGITS = b"0123456789ABCDEF"
 cdef bytes _TABLE = bytes([code < 0x20 or code in (0x22, 0x5C) for code in range(256)])
@@ -162,7 +164,11 @@ cdef int _read(tuple given, Part *part, Py_ssize_t rows, Py_ssize_t chosen) exce
     part.prefix = PyBytes_AS_STRING(given[1])
     part.prefix_size = PyBytes_GET_SIZE(given[1])
     if part.kind == K_NUMBER:
-        part.values = _longs(given[2], rows)
+        width, codes, presence, base = given[2]
+        part.width = width
+        part.codes = <const uint8_t *><size_t>codes
+        part.presence = <const uint8_t *><size_t>presence
+        part.base = <uint64_t><int64_t>base
     if part.kind in (K_ITEMS, K_TEXT, K_HEX):
         part.suffix = PyBytes_AS_STRING(given[2])
         part.suffix_size = PyBytes_GET_SIZE(given[2])
@@ -182,6 +188,16 @@ cdef int _read(tuple given, Part *part, Py_ssize_t rows, Py_ssize_t chosen) exce
         part.after = <const uint32_t *><size_t>after
         part.tails = <const uint8_t *><size_t>tails
     return 0
+
+
+cdef int _write_number(_Out out, Part *part, int64_t row) except -1:
+    cdef uint64_t code = 0
+    if part.presence != NULL and not (part.presence[row >> 3] >> (row & 7)) & 1:
+        return 0
+    if part.width:
+        memcpy(&code, part.codes + row * part.width, part.width)
+    out.put(part.prefix, part.prefix_size)
+    return out.number(<int64_t>(part.base + code))
 
 
 cdef int _write_text(_Out out, Part *part, int64_t row) except -1:
@@ -247,9 +263,7 @@ def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes sep
                     fragment = (<list>(<tuple>parts[p])[1])[i]
                     out.put(PyBytes_AS_STRING(fragment), PyBytes_GET_SIZE(fragment))
                 elif part.kind == K_NUMBER:
-                    if part.values[row] != INT64_MIN:
-                        out.put(part.prefix, part.prefix_size)
-                        out.number(part.values[row])
+                    _write_number(out, part, row)
                 elif part.kind == K_ITEMS:
                     _write_items(out, part, row)
                 else:
