@@ -1,0 +1,23 @@
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+Longs = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+def distinct(hashes: Words) -> Words: ...
+def fill(hashes: Words, filter_bits: int, hash_count: int) -> Words: ...
+def slice_filters(filters: list[Words], geometry: Longs, first: int, out: Bytes) -> None: ...
+def unslice(blob: Bytes, geometry: Longs, first: int, filters: Words) -> int: ...
+def seal(geometry: Longs, out: Bytes) -> None: ...
+def damaged(blob: Bytes, geometry: Longs) -> int: ...
+def probe(
+    data: Bytes,
+    spans: Longs,
+    geometry: Longs,
+    members: npt.NDArray[np.int32],
+    checked: Bytes,
+    hashes: Words,
+    hash_count: int,
+    out: Bytes,
+) -> int: ...
