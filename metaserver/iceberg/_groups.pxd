@@ -8,6 +8,7 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
 from libc.stdlib cimport realloc
 
 from metaserver.iceberg._avro cimport FINE, NOT_32_BITS, OUT_OF_MEMORY, TOO_MANY_COLUMNS
+from metaserver.iceberg._memory cimport retake
 
 cdef enum:
     COLUMNS_MAX = 1 << 17  # distinct column ids in one file
@@ -36,28 +37,35 @@ ctypedef struct Slots:
     uint32_t mask
 
 
-cdef inline int grow(Group* group) noexcept nogil:
-    """Twice the room; 0, or -1 when there is no memory."""
-    cdef int64_t room = 2 * group.room if group.room else 1024
+cdef inline void* resized(void* array, Group* group, int64_t room, size_t width) noexcept nogil:
+    return retake(array, group.used * width, group.room * width, room * width)
+
+
+cdef inline int grow(Group* group, int64_t room) noexcept nogil:
+    """Room for so many elements, more than before; 0, or -1 when there is no memory."""
     cdef void* moved
     cdef int i
     if group.by_column:
-        moved = realloc(group.slots, room * sizeof(int32_t))
+        moved = resized(group.slots, group, room, sizeof(int32_t))
         if moved == NULL:
             return -1
         group.slots = <int32_t*>moved
     for i in range(1 if group.by_column else 0, group.width):
-        moved = realloc(group.values[i], room * sizeof(int64_t))
+        moved = resized(group.values[i], group, room, sizeof(int64_t))
         if moved == NULL:
             return -1
         group.values[i] = <int64_t*>moved
         if group.texts[i]:
-            moved = realloc(group.lengths[i], room * sizeof(int32_t))
+            moved = resized(group.lengths[i], group, room, sizeof(int32_t))
             if moved == NULL:
                 return -1
             group.lengths[i] = <int32_t*>moved
     group.room = room
     return 0
+
+
+cdef inline int grow_twice(Group* group) noexcept nogil:
+    return grow(group, 2 * group.room if group.room else 1024)
 
 
 cdef inline uint32_t home(const Slots* slots, int32_t id) noexcept nogil:
@@ -127,7 +135,7 @@ cdef inline int append_by_column(
         if error != FINE:
             return error
     guess[0] = slot + 1
-    if group.used == group.room and grow(group) < 0:
+    if group.used == group.room and grow_twice(group) < 0:
         return OUT_OF_MEMORY
     group.slots[group.used] = slot
     group.values[1][group.used] = value

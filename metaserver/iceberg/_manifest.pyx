@@ -11,14 +11,15 @@ program takes time linear in the bytes it reads, whatever counts they claim.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint8_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
 
 from metaserver.iceberg._avro cimport (
     BAD_BOOLEAN, BAD_ENUM, BAD_UNION, FINE, LEFT_OVER, NEGATIVE, NOT_32_BITS, NOT_64_BITS, NOT_UTF8, NULL_ELEMENT,
     OUT_OF_MEMORY, TOO_LONG, TOO_MANY_COLUMNS, TOO_MANY_ROWS, TRUNCATED, is_utf8, read_count, read_length, read_long,
 )
-from metaserver.iceberg._groups cimport SCRATCH_MAX, Group, Slots, append_by_column, grow, rehash, scatter
+from metaserver.iceberg._groups cimport SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, scatter
+from metaserver.iceberg._memory cimport Memory, give, take
 
 import numpy as np
 
@@ -178,7 +179,7 @@ cdef int run_array(State* state, int32_t index) noexcept nogil:
                 continue
             if group.width == 1 and scratch[0].values[0] == INT64_MIN:
                 return fail(state, NULL_ELEMENT, index)
-            if group.used == group.room and grow(group) < 0:
+            if group.used == group.room and grow_twice(group) < 0:
                 return fail(state, OUT_OF_MEMORY, index)
             for i in range(group.width):
                 group.values[i][group.used] = scratch[i].values[0]
@@ -339,6 +340,7 @@ cdef class Program:
     cdef readonly int32_t status
     cdef readonly int64_t least
     cdef int64_t width  # bytes of a row's columns
+    cdef int64_t* expected  # for each group, elements in 1024 rows of the last run
     cdef int32_t root
 
     def __cinit__(self, list nodes, names, columns, groups, int32_t status, int64_t least):
@@ -347,7 +349,8 @@ cdef class Program:
             raise ValueError("a row takes at least a byte")
         self.nodes = <Node*>calloc(len(nodes), sizeof(Node))
         self.kids = <int32_t*>calloc(sum(len(node[3]) for node in nodes) + 1, sizeof(int32_t))
-        if self.nodes == NULL or self.kids == NULL:
+        self.expected = <int64_t*>calloc(len(groups) + 1, sizeof(int64_t))
+        if self.nodes == NULL or self.kids == NULL or self.expected == NULL:
             raise MemoryError
         for i, (op, slot, size, children) in enumerate(nodes):
             self.nodes[i].op = OPS[op]
@@ -369,27 +372,36 @@ cdef class Program:
     def __dealloc__(self):
         free(self.nodes)
         free(self.kids)
+        free(self.expected)
+
+
+cdef object array_of(Memory memory, int64_t offset, object dtype, int64_t count):
+    """A numpy array that keeps the memory it lies in."""
+    return np.frombuffer(memory, dtype, count, offset) if count else np.empty(0, dtype)
 
 
 cdef class Run:
-    """One run's memory that numpy does not own."""
+    """One run's memory; what is not numpy's goes back when the run is over."""
 
     cdef State state
     cdef int64_t scratch[64]
+    cdef int64_t rows_max
     cdef list arrays
 
-    def __cinit__(self, Program program, int64_t rows):
+    def __cinit__(self, Program program, int64_t rows, int64_t elements_max):
+        """For `rows` rows at most, and `elements_max` elements in each group."""
         cdef State* state = &self.state
         cdef int i, k, used = 0
-        cdef int64_t[::1] values
-        cdef int32_t[::1] lengths
         state.nodes = program.nodes
         state.kids = program.kids
         state.columns = <Column*>calloc(len(program.columns) + 1, sizeof(Column))
         state.groups = <Group*>calloc(len(program.groups) + 1, sizeof(Group))
         if state.columns == NULL or state.groups == NULL or rehash(&state.slots) < 0:
             raise MemoryError
+        self.rows_max = rows
         self.arrays = []
+        cdef int64_t numbers = 0, texts = len(program.columns) * rows * sizeof(int64_t)
+        cdef Memory memory = Memory(len(program.columns) * rows * (sizeof(int64_t) + sizeof(int32_t)))
         for i, kind in enumerate(program.columns):
             if kind.startswith("scratch "):
                 if used + 2 > 64:
@@ -403,15 +415,13 @@ cdef class Run:
             state.columns[i].step = 1
             number = text = None
             if kind != "count":
-                number = np.empty(rows, np.int64)
-                if rows:
-                    values = number
-                    state.columns[i].values = &values[0]
+                number = array_of(memory, numbers, np.int64, rows)
+                state.columns[i].values = <int64_t*>(memory.data + numbers)
+                numbers += rows * sizeof(int64_t)
             if kind != "long":
-                text = np.empty(rows, np.int32)
-                if rows:
-                    lengths = text
-                    state.columns[i].lengths = &lengths[0]
+                text = array_of(memory, texts, np.int32, rows)
+                state.columns[i].lengths = <int32_t*>(memory.data + texts)
+                texts += rows * sizeof(int32_t)
             self.arrays.append((number, text))
         for i, (by_column, first, width, counts) in enumerate(program.groups):
             state.groups[i].by_column = by_column
@@ -420,19 +430,24 @@ cdef class Run:
             state.groups[i].counts = counts
             for k in range(width):
                 state.groups[i].texts[k] = program.columns[first + k].endswith("text")
-            state.groups[i].starts = <int64_t*>malloc((rows + 1) * sizeof(int64_t))
             state.groups_count = i + 1
+            state.groups[i].starts = <int64_t*>take((rows + 1) * sizeof(int64_t))
             if state.groups[i].starts == NULL:
+                raise MemoryError
+            room = min(elements_max, rows * program.expected[i] // 1024 + 64)
+            if program.expected[i] and grow(&state.groups[i], room) < 0:
                 raise MemoryError
 
     def __dealloc__(self):
         cdef int i, k
+        cdef Group* group
         for i in range(self.state.groups_count):
-            free(self.state.groups[i].starts)
-            free(self.state.groups[i].slots)
+            group = &self.state.groups[i]
+            give(group.starts, (self.rows_max + 1) * sizeof(int64_t))
+            give(group.slots, group.room * sizeof(int32_t))
             for k in range(SCRATCH_MAX):
-                free(self.state.groups[i].values[k])
-                free(self.state.groups[i].lengths[k])
+                give(group.values[k], group.room * sizeof(int64_t))
+                give(group.lengths[k], group.room * sizeof(int32_t))
         free(self.state.columns)
         free(self.state.groups)
         free(self.state.slots.ids)
@@ -446,19 +461,20 @@ cdef class Run:
         cdef int64_t begin, end
         if group.used == 0:
             return {}
-        rows, values = np.empty(group.used, np.int32), np.empty(group.used, np.int64)
-        lengths = np.empty(group.used, np.int32) if bounds else None
-        cdef int32_t[::1] rows_view = rows
-        cdef int64_t[::1] values_view = values
-        cdef int32_t[::1] lengths_view = lengths if bounds else rows
-        cdef int64_t[::1] begins = np.empty(slots, np.int64)
-        cdef int64_t[::1] ends = np.zeros(slots, np.int64)
-        cdef dict found = {}
+        cdef int64_t used = group.used
+        cdef Memory memory = Memory(used * (sizeof(int64_t) + 2 * sizeof(int32_t)))
+        cdef int32_t* at = <int32_t*>(memory.data + used * sizeof(int64_t))
+        values, rows = array_of(memory, 0, np.int64, used), array_of(memory, used * 8, np.int32, used)
+        lengths = array_of(memory, used * 12, np.int32, used)
+        cdef Memory edges = Memory(2 * slots * sizeof(int64_t))
+        cdef int64_t* begins = <int64_t*>edges.data
+        cdef int64_t* ends = begins + slots
+        memset(ends, 0, slots * sizeof(int64_t))
         with nogil:
             scatter(
-                group, self.state.row, slots, &begins[0], &ends[0], &rows_view[0], &values_view[0],
-                &lengths_view[0] if bounds else NULL,
+                group, self.state.row, slots, begins, ends, at, <int64_t*>memory.data, at + used if bounds else NULL
             )
+        cdef dict found = {}
         for slot in range(slots):
             begin, end = begins[slot], ends[slot]
             if begin == end:
@@ -515,7 +531,7 @@ def execute(
     # Each column takes a byte of its row, unless a record that holds many is null; no real row has a null record.
     if rows * program.width > ROW_RATIO_MAX * heap.shape[0]:
         raise Corrupt(f"{location}: {MESSAGES[TOO_MANY_ROWS]}: {rows} in {heap.shape[0]}")
-    cdef Run machine = Run(program, rows)
+    cdef Run machine = Run(program, rows, heap.shape[0])  # each element takes a byte at least
     cdef State* state = &machine.state
     cdef int failed = 0
     if blocks:
@@ -530,6 +546,8 @@ def execute(
             f"{location}: block {state.block}, at byte {state.at - (state.heap + edges[state.block])}, "
             f"{program.names[state.node]}: {MESSAGES[state.error]}"
         )
+    for i in range(state.groups_count):
+        program.expected[i] = min(INT32_MAX, state.groups[i].used) * 1024 // max(1, state.row)
     columns = [
         (None if values is None else values[: state.row], None if lengths is None else lengths[: state.row])
         for values, lengths in machine.arrays

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 from metaserver.errors import Corrupt
+from metaserver.iceberg._memory import Memory
 
 _MAGIC = b"Obj\x01"
 _SYNC_BYTES = 16
@@ -71,8 +72,16 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
         blocks.append(block)
         edges.append(size)
         counts.append(count)
-    heap = np.frombuffer(b"".join(blocks), np.uint8)
-    return Container(metadata, heap, np.array(edges, np.int64), np.array(counts, np.int64))
+    return Container(metadata, _joined(blocks, size), np.array(edges, np.int64), np.array(counts, np.int64))
+
+
+def _joined(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.uint8]:
+    heap = np.frombuffer(memoryview(Memory(size)), np.uint8) if size else np.empty(0, np.uint8)
+    view, at = heap.data, 0
+    for block in blocks:
+        view[at : at + len(block)] = block
+        at += len(block)
+    return heap
 
 
 class _Reader:

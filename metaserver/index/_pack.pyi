@@ -1,36 +1,41 @@
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-Longs = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Lengths = npt.NDArray[np.int32]
+from metaserver.iceberg._memory import Memory
 
-def gather_longs(heap: Bytes, starts: Longs, lengths: Lengths, lower: bool, narrow_counts: bool) -> Longs: ...
-def gather_doubles(heap: Bytes, starts: Longs, lengths: Lengths) -> npt.NDArray[np.float64]: ...
-def gather_decimals(heap: Bytes, starts: Longs, lengths: Lengths) -> tuple[Longs, npt.NDArray[np.uint64], Bytes]: ...
-def scatter(rows: Lengths, values: Longs, count: int) -> Longs: ...
-def same(one: Longs, other: Longs) -> bool: ...
-def relate(values: Longs, nulls: Longs, nans: Longs) -> tuple[int, int, int, int]: ...
-def pack_longs(
-    values: Longs, present: Bytes, absent_low: bool
-) -> tuple[int, int, int, int, Bytes | None, Bytes | None] | None: ...
-def pack_doubles(
-    values: npt.NDArray[np.float64], present: Bytes, absent_low: bool
-) -> tuple[int, float, float, Bytes, Bytes | None] | None: ...
-def pack_spans(
-    heap: Bytes, starts: Longs, lengths: Lengths, absent_low: bool
-) -> (
-    tuple[
-        int,
-        bytes,
-        int,
-        int,
-        Bytes | None,
-        Bytes | None,
-        Bytes | None,
-        int,
-        npt.NDArray[np.uint32] | None,
-        Bytes | None,
-    ]
-    | None
-): ...
+Longs: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Lengths: TypeAlias = npt.NDArray[np.int32]
+Counts: TypeAlias = tuple[Lengths, Longs]
+Bounds: TypeAlias = tuple[Lengths, Longs, Lengths]
+Packed: TypeAlias = tuple[int, int, int, int, int | float, int | float, int, bytes, int, int, int, int, int]
+Entry: TypeAlias = tuple[
+    Packed | None,
+    Packed | None,
+    tuple[Packed | None, Packed | None, Packed | None, Packed | None],
+    int,
+    int,
+    int,
+    int,
+]
+
+SOURCES: dict[str, int]
+
+class Packer:
+    def __init__(self, heap: Bytes, rows: int) -> None: ...
+    def longs(self, values: Longs, present: Bytes | None = None, *, absent_low: bool) -> int: ...
+    def doubles(self, values: npt.NDArray[np.float64], present: Bytes | None = None, *, absent_low: bool) -> int: ...
+    def bounds(self, source: int, starts: Longs, lengths: Lengths, *, absent_low: bool) -> int: ...
+    def column(
+        self,
+        source: int,
+        counts: tuple[Counts | None, Counts | None, Counts | None, Counts | None],
+        lower: Bounds | None,
+        upper: Bounds | None,
+        record_count: int = -1,
+    ) -> int: ...
+    def pack(self) -> Memory: ...
+    def packed(self, job: int) -> Packed | None: ...
+    def entry(self, number: int) -> Entry: ...

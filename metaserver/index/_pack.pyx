@@ -1,14 +1,18 @@
-"""From columns and spans of a decoded manifest to packed columns (`packing.py`); the loops run without the GIL.
+"""From columns and spans of a decoded manifest to packed columns (`packing.py`): all of a manifest's in one call.
+
+What is to be packed is said first, job by job (`Packer.longs`, `bounds`, `column`, …); `pack` then does all of it into
+one growing buffer, without the GIL, so that threads pack side by side. `packed` and `entry` say where things lie.
 
 A span is (start, length) of a single-value binary (Iceberg spec, appendix D), length -1 where there is none. What has
-an impossible length is marked absent, since a bound that cannot be read is a bound that is not there.
+an impossible length or lies outside the heap is marked absent: a bound that cannot be read is a bound that is not there.
 """
 
-from libc.math cimport isnan
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.math cimport INFINITY, NAN, isnan
+from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy, memset
 
-import numpy as np
+from metaserver.iceberg._memory cimport Memory, adopted, give, retake, take
 
 cdef extern from *:
     """
@@ -23,315 +27,846 @@ cdef extern from *:
     """
     uint64_t seamark_big_endian(uint64_t word) nogil
 
+cdef enum:
+    LONGS, DOUBLES, SPANS  # arrays of values
+    # Spans of single-value binaries:
+    NARROW  # little-endian integers of 1, 4 or 8 bytes
+    WIDE  # of 1 or 8: four bytes, which a promoted date left in a column of timestamps, count days
+    FLOATS  # IEEE, of 4 or 8 bytes
+    SHORT_DECIMALS  # big-endian two's complement, up to 18 digits
+    DECIMALS
+    NOTHING
+
+SOURCES = {
+    "spans": SPANS, "narrow": NARROW, "wide": WIDE, "floats": FLOATS, "short_decimals": SHORT_DECIMALS,
+    "decimals": DECIMALS,
+}
+
+cdef enum:
+    FORM_INTEGERS, FORM_FLOATS, FORM_STRINGS  # `packing.Form`
+
+cdef enum:
+    NONE = -1
+    FAILED = -2  # no memory
+
+cdef enum:
+    NO_ROWS, ALL_ROWS, SOME_ROWS  # `block.ColumnEntry`
+
 cdef int64_t MISSING = INT64_MIN
 
+ctypedef struct Given:
+    int source
+    bint absent_low
+    int64_t rows
+    int64_t count  # of what is given
+    const int32_t* places  # its rows, ascending; NULL when it is one for each row
+    const int64_t* values  # numbers, bits of doubles, or starts of spans
+    const int32_t* lengths
+    const uint8_t* present  # NULL: MISSING or NaN is absent
 
-def gather_longs(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths, bint lower,
-                 bint narrow_counts):
-    """int64[rows] of little-endian integers of 1, 4 or 8 bytes, sign-extended (1 byte: a boolean); MISSING if absent.
+ctypedef struct Packed:
+    bint there
+    int form
+    int width
+    int lengths_width
+    int64_t codes
+    int64_t presence
+    int64_t low  # of floats and strings the bits
+    int64_t high
+    int64_t base
+    int64_t common_at
+    int64_t common_size
+    int64_t lengths
+    int64_t ends
+    int64_t tails
 
-    Without `narrow_counts` 4 bytes are absent: what a promoted date left in a column of timestamps counts days.
-    The least long is MISSING itself. As a lower bound it says nothing; an upper bound is taken as one more, which is true.
-    """
-    cdef Py_ssize_t i, n = starts.shape[0]
-    cdef int64_t start, room = heap.shape[0]
-    cdef int32_t length, narrow
-    cdef int64_t wide
-    found = np.empty(n, dtype=np.int64)
-    cdef int64_t[::1] values = found
-    with nogil:
+ctypedef struct Job:
+    Given given
+    Packed packed
+
+ctypedef struct Column:
+    Given counts[4]  # values, nulls, nans, sizes
+    Given lower
+    Given upper
+    int32_t record_count  # the job whose values these counts are likely to be, -1 for none
+    Packed packed[6]  # values, lower, upper, nulls, nans, sizes, as they lie
+    int known[4]
+
+ctypedef struct Output:
+    uint8_t* data
+    int64_t used
+    int64_t room
+
+ctypedef struct Scratch:
+    int64_t rows
+    uint8_t* memory
+    int64_t* counts[4]
+    int64_t* values
+    int64_t* starts
+    int32_t* lengths
+    uint8_t* wide  # 16 bytes a row
+
+ctypedef fused code_t:
+    uint8_t
+    uint16_t
+    uint32_t
+    uint64_t
+
+
+cdef int64_t reserve(Output* out, int64_t size) noexcept nogil:
+    """The offset of `size` bytes, which end in zeros up to a multiple of 8; FAILED without memory."""
+    cdef int64_t at = out.used, room
+    cdef int64_t whole = (size + 7) & ~<int64_t>7
+    cdef void* moved
+    if at + whole > out.room:
+        room = 2 * (at + whole)
+        moved = retake(out.data, at, out.room, room)
+        if moved == NULL:
+            return FAILED
+        out.data = <uint8_t*>moved
+        out.room = room
+    if whole > size:
+        memset(out.data + at + whole - 8, 0, 8)
+    out.used = at + whole
+    return at
+
+
+cdef int64_t reserve_presence(Output* out, int64_t rows) noexcept nogil:
+    cdef int64_t at = reserve(out, (rows + 7) >> 3)
+    if at >= 0:
+        memset(out.data + at, 0, (rows + 7) >> 3)
+    return at
+
+
+cdef void write_codes(code_t* codes, const int64_t* values, int64_t n, uint64_t base) noexcept nogil:
+    cdef int64_t i
+    for i in range(n):
+        codes[i] = <code_t>(<uint64_t>values[i] - base)
+
+
+cdef void write_some_codes(
+    code_t* codes, uint8_t* bits, const int64_t* values, const uint8_t* present, int64_t n, uint64_t base, code_t absent
+) noexcept nogil:
+    cdef int64_t i
+    cdef bint there
+    for i in range(n):
+        there = present[i] != 0 if present != NULL else values[i] != MISSING
+        codes[i] = <code_t>(<uint64_t>values[i] - base) if there else absent
+        bits[i >> 3] |= <uint8_t>(there << (i & 7))
+
+
+cdef int pack_longs(
+    Output* out, const int64_t* values, const uint8_t* present, int64_t n, bint absent_low, Packed* packed
+) noexcept nogil:
+    """Codes over a base; not there when all are absent. 0, or FAILED."""
+    cdef int64_t i, there = 0, low = INT64_MAX, high = INT64_MIN, value
+    cdef uint64_t least = UINT64_MAX, code, span, absent, base
+    cdef bint full
+    if present == NULL:
         for i in range(n):
-            length = lengths[i]
-            start = starts[i]
-            values[i] = MISSING
-            if length < 1 or start < 0 or start + length > room:
-                continue
+            value = values[i]
+            there += value != MISSING
+            code = <uint64_t>value - <uint64_t>(MISSING + 1)  # in the order of values, what is absent last
+            least = code if code < least else least
+            high = value if value > high else high
+        low = <int64_t>(least + <uint64_t>(MISSING + 1))
+    else:
+        for i in range(n):
+            if present[i]:
+                there += 1
+                low = values[i] if values[i] < low else low
+                high = values[i] if values[i] > high else high
+    if there == 0:
+        return 0
+    full = there == n
+    packed.there = True
+    packed.form = FORM_INTEGERS
+    if full and low == high:
+        packed.low = packed.high = packed.base = low
+        return 0
+    # One code is kept free for absent values, unless the range leaves none: then it is shared, which only keeps more.
+    packed.base = low - 1 if not full and absent_low and low > INT64_MIN else low
+    base = <uint64_t>packed.base
+    span = <uint64_t>high - base
+    if not full and not absent_low and span < UINT64_MAX:
+        span += 1
+    packed.width = 1 if span < 0x100 else 2 if span < 0x10000 else 4 if span < 1ULL << 32 else 8
+    packed.low = low if full or not absent_low else MISSING
+    packed.high = high if full or absent_low else INT64_MAX
+    packed.codes = reserve(out, n * packed.width)
+    if packed.codes < 0:
+        return FAILED
+    if not full:
+        packed.presence = reserve_presence(out, n)
+        if packed.presence < 0:
+            return FAILED
+    cdef void* codes = out.data + packed.codes
+    cdef uint8_t* bits = out.data + packed.presence
+    absent = 0 if absent_low else UINT64_MAX
+    if full:
+        if packed.width == 1:
+            write_codes(<uint8_t*>codes, values, n, base)
+        elif packed.width == 2:
+            write_codes(<uint16_t*>codes, values, n, base)
+        elif packed.width == 4:
+            write_codes(<uint32_t*>codes, values, n, base)
+        else:
+            write_codes(<uint64_t*>codes, values, n, base)
+    elif packed.width == 1:
+        write_some_codes(<uint8_t*>codes, bits, values, present, n, base, <uint8_t>absent)
+    elif packed.width == 2:
+        write_some_codes(<uint16_t*>codes, bits, values, present, n, base, <uint16_t>absent)
+    elif packed.width == 4:
+        write_some_codes(<uint32_t*>codes, bits, values, present, n, base, <uint32_t>absent)
+    else:
+        write_some_codes(<uint64_t*>codes, bits, values, present, n, base, absent)
+    return 0
+
+
+cdef int pack_doubles(
+    Output* out, const double* values, const uint8_t* present, int64_t n, bint absent_low, Packed* packed
+) noexcept nogil:
+    """Floats as they are. With `present` NaN is a value like any other, but left out of the bounds."""
+    cdef int64_t i, there = 0
+    cdef double low = INFINITY, high = -INFINITY, value, nothing = NAN
+    cdef bint exact = True, full
+    cdef float narrow
+    for i in range(n):
+        value = values[i]
+        if (not present[i]) if present != NULL else isnan(value):
+            continue
+        there += 1
+        if isnan(value):
+            continue
+        exact = exact and <double><float>value == value
+        low = value if value < low else low
+        high = value if value > high else high
+    if there == 0:
+        return 0
+    full = there == n
+    packed.there = True
+    packed.form = FORM_FLOATS
+    packed.width = 4 if exact else 8
+    packed.codes = reserve(out, n * packed.width)
+    if packed.codes < 0:
+        return FAILED
+    if not full:
+        packed.presence = reserve_presence(out, n)
+        if packed.presence < 0:
+            return FAILED
+        if absent_low:
+            low = -INFINITY
+        else:
+            high = INFINITY
+    memcpy(&packed.low, &low, 8)
+    memcpy(&packed.high, &high, 8)
+    cdef uint8_t* codes = out.data + packed.codes
+    cdef uint8_t* bits = out.data + packed.presence
+    for i in range(n):
+        value = values[i]
+        if (not present[i]) if present != NULL else isnan(value):
+            value = nothing
+        elif not full:
+            bits[i >> 3] |= <uint8_t>(1 << (i & 7))
+        if exact:
+            narrow = <float>value
+            memcpy(codes + i * 4, &narrow, 4)
+        else:
+            memcpy(codes + i * 8, &value, 8)
+    return 0
+
+
+cdef uint64_t prefix(const uint8_t* common, int64_t size, uint64_t code, int width) noexcept nogil:
+    """The first 8 bytes of a value, big-endian: of the common prefix, then of the code, then zeros."""
+    cdef uint64_t word = 0
+    cdef int i
+    for i in range(8):
+        word <<= 8
+        if i < size:
+            word |= common[i]
+        elif i - size < width:
+            word |= (code >> (8 * (width - 1 - (i - size)))) & 0xFF
+    return word
+
+
+cdef void write_spans(
+    code_t* codes, uint8_t* sizes, int sizes_width, uint8_t* bits, uint32_t* ends, uint8_t* tails,
+    const uint8_t* heap, const int64_t* starts, const int32_t* lengths, int64_t n, int64_t shared, uint64_t absent,
+    uint64_t* least, uint64_t* most,
+) noexcept nogil:
+    """`bits` is NULL when no span is absent, `ends` when no value is longer than its code."""
+    cdef int64_t i, k, rest, at = 0, tail
+    cdef uint64_t code
+    cdef int width = sizeof(code_t)
+    cdef const uint8_t* start
+    for i in range(n):
+        rest = 0
+        code = absent
+        if lengths[i] >= 0:
+            rest = lengths[i] - shared
+            start = heap + starts[i] + shared
+            if code_t is uint64_t and rest >= 8:
+                memcpy(&code, start, 8)
+                code = seamark_big_endian(code)
+            else:
+                code = 0
+                for k in range(width):
+                    code = (code << 8) | (start[k] if k < rest else 0)
+            least[0] = code if code < least[0] else least[0]
+            most[0] = code if code > most[0] else most[0]
+            if bits != NULL:
+                bits[i >> 3] |= <uint8_t>(1 << (i & 7))
+            tail = rest - width
+            if tail > 0:
+                memcpy(tails + at, start + width, tail)
+                at += tail
+        codes[i] = <code_t>code
+        if sizes_width == 1:
+            sizes[i] = <uint8_t>rest
+        else:
+            memcpy(sizes + i * sizes_width, &rest, sizes_width)
+        if ends != NULL:
+            ends[i] = <uint32_t>at
+
+
+cdef int pack_spans(
+    Output* out, const uint8_t* heap, const int64_t* starts, const int32_t* lengths, int64_t n, bint absent_low,
+    Packed* packed
+) noexcept nogil:
+    """What follows the common prefix: a code, a length, a tail. Not there when the tails pass 4 GiB, too."""
+    cdef int64_t i, k, first = -1, there = 0, shared = 0, rest, longest = 0, total = 0
+    cdef uint64_t least = UINT64_MAX, most = 0, absent = 0 if absent_low else UINT64_MAX
+    cdef const uint8_t* one = heap
+    cdef const uint8_t* other
+    cdef bint full
+    for i in range(n):
+        if lengths[i] < 0:
+            continue
+        there += 1
+        if lengths[i] > longest:
+            longest = lengths[i]
+        if first < 0:
+            first = i
+            shared = lengths[i]
+            one = heap + starts[i]
+            continue
+        if lengths[i] < shared:
+            shared = lengths[i]
+        other = heap + starts[i]
+        if shared == 0 or memcmp(other, one, shared) == 0:
+            continue
+        k = 0
+        while other[k] == one[k]:
+            k += 1
+        shared = k
+    if there == 0:
+        return 0
+    longest -= shared
+    full = there == n
+    cdef int width = 0 if longest == 0 and full else 1 if longest <= 1 else 2 if longest == 2 else 4 if longest <= 4 else 8
+    if width:
+        for i in range(n):
+            rest = lengths[i] - shared - width
+            total += rest if rest > 0 else 0
+    if total >= 1ULL << 32:
+        return 0
+    packed.there = True
+    packed.form = FORM_STRINGS
+    packed.width = width
+    packed.common_size = shared
+    if width:
+        packed.codes = reserve(out, n * width)
+        if packed.codes < 0:
+            return FAILED
+        if not full:
+            packed.presence = reserve_presence(out, n)
+            if packed.presence < 0:
+                return FAILED
+    packed.common_at = reserve(out, shared)
+    if packed.common_at < 0:
+        return FAILED
+    if shared:
+        memcpy(out.data + packed.common_at, one, shared)
+    if width == 0:
+        packed.low = packed.high = <int64_t>prefix(one, shared, 0, 0)
+        return 0
+    packed.lengths_width = 1 if longest < 0x100 else 2 if longest < 0x10000 else 4
+    packed.lengths = reserve(out, n * packed.lengths_width)
+    if packed.lengths < 0:
+        return FAILED
+    if total:
+        packed.ends = reserve(out, n * sizeof(uint32_t))
+        packed.tails = reserve(out, total) if packed.ends >= 0 else FAILED
+        if packed.tails < 0:
+            return FAILED
+    cdef void* codes = out.data + packed.codes
+    cdef uint8_t* sizes = out.data + packed.lengths
+    cdef uint8_t* bits = out.data + packed.presence if not full else NULL
+    cdef uint32_t* ends = <uint32_t*>(out.data + packed.ends) if total else NULL
+    cdef uint8_t* tails = out.data + packed.tails
+    if width == 1:
+        write_spans(
+            <uint8_t*>codes, sizes, packed.lengths_width, bits, ends, tails, heap, starts, lengths, n, shared, absent,
+            &least, &most,
+        )
+    elif width == 2:
+        write_spans(
+            <uint16_t*>codes, sizes, packed.lengths_width, bits, ends, tails, heap, starts, lengths, n, shared, absent,
+            &least, &most,
+        )
+    elif width == 4:
+        write_spans(
+            <uint32_t*>codes, sizes, packed.lengths_width, bits, ends, tails, heap, starts, lengths, n, shared, absent,
+            &least, &most,
+        )
+    else:
+        write_spans(
+            <uint64_t*>codes, sizes, packed.lengths_width, bits, ends, tails, heap, starts, lengths, n, shared, absent,
+            &least, &most,
+        )
+    packed.low = <int64_t>prefix(one, shared, least, width) if full or not absent_low else 0
+    packed.high = <int64_t>prefix(one, shared, most, width) if full or absent_low else -1
+    return 0
+
+
+cdef void gather_longs(
+    const Given* given, const uint8_t* heap, int64_t room, bint upper, int64_t* values
+) noexcept nogil:
+    """The least long is MISSING itself. As a lower bound it says nothing; an upper bound is taken as one more, which
+    is true."""
+    cdef int64_t i, start, wide
+    cdef int32_t length, narrow
+    for i in range(given.count):
+        length = given.lengths[i]
+        start = given.values[i]
+        wide = MISSING
+        if length >= 1 and start >= 0 and start <= room - length:
             if length == 8:
-                memcpy(&wide, &heap[start], 8)
-                values[i] = wide + (wide == MISSING and not lower)
-            elif length == 4 and narrow_counts:
-                memcpy(&narrow, &heap[start], 4)
-                values[i] = narrow
+                memcpy(&wide, heap + start, 8)
+                wide += wide == MISSING and upper
+            elif length == 4 and given.source == NARROW:
+                memcpy(&narrow, heap + start, 4)
+                wide = narrow
             elif length == 1:
-                values[i] = heap[start] != 0
-    return found
+                wide = heap[start] != 0
+        values[given.places[i] if given.places != NULL else i] = wide
 
 
-def gather_doubles(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths):
-    """float64[rows] of IEEE floats of 4 or 8 bytes; NaN if absent."""
-    cdef Py_ssize_t i, n = starts.shape[0]
-    cdef int64_t start, room = heap.shape[0]
+cdef void gather_doubles(const Given* given, const uint8_t* heap, int64_t room, double* values) noexcept nogil:
+    cdef int64_t i, start
     cdef int32_t length
     cdef float narrow
     cdef double wide
-    found = np.full(n, np.nan)
-    cdef double[::1] values = found
-    with nogil:
-        for i in range(n):
-            length = lengths[i]
-            start = starts[i]
-            if length < 1 or start < 0 or start + length > room:
-                continue
+    for i in range(given.count):
+        length = given.lengths[i]
+        start = given.values[i]
+        wide = NAN
+        if length >= 1 and start >= 0 and start <= room - length:
             if length == 8:
-                memcpy(&wide, &heap[start], 8)
-                values[i] = wide
+                memcpy(&wide, heap + start, 8)
             elif length == 4:
-                memcpy(&narrow, &heap[start], 4)
-                values[i] = narrow
-    return found
+                memcpy(&narrow, heap + start, 4)
+                wide = narrow
+        values[given.places[i] if given.places != NULL else i] = wide
 
 
-def gather_decimals(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths):
-    """(high int64[rows], low uint64[rows], present uint8[rows]) of big-endian two's complement integers.
+cdef bint read_decimal(const uint8_t* at, int32_t length, int64_t* high, uint64_t* low) noexcept nogil:
+    """A big-endian two's complement integer as 128 bits. More than 16 bytes must but repeat the sign."""
+    cdef uint8_t sign = 0xFF if at[0] & 0x80 else 0
+    cdef uint64_t upper = <uint64_t>UINT64_MAX if sign else 0
+    cdef uint64_t lower = upper
+    cdef int32_t k
+    while length > 16:
+        if at[0] != sign or (at[1] & 0x80) != (sign & 0x80):
+            return False
+        at += 1
+        length -= 1
+    for k in range(length):
+        upper = (upper << 8) | (lower >> 56)
+        lower = (lower << 8) | at[k]
+    high[0] = <int64_t>upper
+    low[0] = lower
+    return True
 
-    The halves make up 128 bits. More than 16 bytes are accepted when the extra ones only repeat the sign.
-    """
-    cdef Py_ssize_t i, n = starts.shape[0]
-    cdef int64_t start, room = heap.shape[0]
-    cdef int32_t length, k
-    cdef uint8_t sign
-    cdef uint64_t h, l
-    cdef bint fits
-    highs, lows, there = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.uint64), np.zeros(n, dtype=np.uint8)
-    cdef int64_t[::1] high = highs
-    cdef uint64_t[::1] low = lows
-    cdef uint8_t[::1] present = there
-    with nogil:
+
+cdef void gather_decimals(const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch) noexcept nogil:
+    """SHORT_DECIMALS to `values`; what needs more was not written by this type's rules. Others to `wide`, biased so
+    that they order as bytes do, with their spans."""
+    cdef int64_t i, row, start, high = 0
+    cdef int32_t length
+    cdef uint64_t low = 0, word
+    cdef bint there, short = given.source == SHORT_DECIMALS
+    for i in range(given.count):
+        row = given.places[i] if given.places != NULL else i
+        length = given.lengths[i]
+        start = given.values[i]
+        there = length >= 1 and start >= 0 and start <= room - length
+        there = there and read_decimal(heap + start, length, &high, &low)
+        if short:
+            scratch.values[row] = <int64_t>low if there and high == <int64_t>low >> 63 else MISSING
+            continue
+        scratch.starts[row] = 16 * row
+        scratch.lengths[row] = 16 if there else -1
+        if there:
+            word = seamark_big_endian(<uint64_t>high ^ (<uint64_t>1 << 63))
+            memcpy(scratch.wide + 16 * row, &word, 8)
+            word = seamark_big_endian(low)
+            memcpy(scratch.wide + 16 * row + 8, &word, 8)
+
+
+cdef bint spans_are_whole(const Given* given, int64_t room) noexcept nogil:
+    """Whether there is one for each row, within the heap where it is not absent."""
+    cdef int64_t i
+    cdef bint whole = given.places == NULL
+    for i in range(given.count):
+        whole &= given.lengths[i] < 0 or (given.values[i] >= 0 and given.values[i] <= room - given.lengths[i])
+    return whole
+
+
+cdef void gather_spans(const Given* given, int64_t room, Scratch* scratch) noexcept nogil:
+    cdef int64_t i, row
+    cdef bint there
+    for i in range(given.count):
+        row = given.places[i] if given.places != NULL else i
+        there = given.values[i] >= 0 and given.values[i] <= room - given.lengths[i]
+        scratch.starts[row] = given.values[i]
+        scratch.lengths[row] = given.lengths[i] if there else -1
+
+
+cdef int pack_given(
+    Output* out, const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch, Packed* packed
+) noexcept nogil:
+    cdef int64_t i
+    cdef int64_t n = given.rows
+    if given.source == NOTHING or n == 0:
+        return 0
+    if given.source == LONGS:
+        return pack_longs(out, given.values, given.present, n, given.absent_low, packed)
+    if given.source == DOUBLES:
+        return pack_doubles(out, <const double*>given.values, given.present, n, given.absent_low, packed)
+    if given.places != NULL:  # the other rows have none
         for i in range(n):
-            length = lengths[i]
-            start = starts[i]
-            if length < 1 or start < 0 or start + length > room:
-                continue
-            sign = 0xFF if heap[start] & 0x80 else 0
-            fits = True
-            while length > 16:
-                if heap[start] != sign or (heap[start + 1] & 0x80) != (sign & 0x80):
-                    fits = False
-                    break
-                start += 1
-                length -= 1
-            if not fits:
-                continue
-            h = <uint64_t>0xFFFFFFFFFFFFFFFF if sign else 0
-            l = h
-            for k in range(length):
-                h = (h << 8) | (l >> 56)
-                l = (l << 8) | heap[start + k]
-            high[i] = <int64_t>h
-            low[i] = l
-            present[i] = 1
-    return highs, lows, there
+            scratch.values[i] = MISSING
+            scratch.lengths[i] = -1
+            if given.source == FLOATS:
+                (<double*>scratch.values)[i] = NAN
+    if given.source == NARROW or given.source == WIDE:
+        gather_longs(given, heap, room, not given.absent_low, scratch.values)
+        return pack_longs(out, scratch.values, NULL, n, given.absent_low, packed)
+    if given.source == FLOATS:
+        gather_doubles(given, heap, room, <double*>scratch.values)
+        return pack_doubles(out, <double*>scratch.values, NULL, n, given.absent_low, packed)
+    if given.source == SHORT_DECIMALS:
+        gather_decimals(given, heap, room, scratch)
+        return pack_longs(out, scratch.values, NULL, n, given.absent_low, packed)
+    if given.source == DECIMALS:
+        gather_decimals(given, heap, room, scratch)
+        return pack_spans(out, scratch.wide, scratch.starts, scratch.lengths, n, given.absent_low, packed)
+    if spans_are_whole(given, room):
+        return pack_spans(out, heap, given.values, given.lengths, n, given.absent_low, packed)
+    gather_spans(given, room, scratch)
+    return pack_spans(out, heap, scratch.starts, scratch.lengths, n, given.absent_low, packed)
 
 
-def scatter(const int32_t[::1] rows, const int64_t[::1] values, Py_ssize_t count):
-    """int64[count] with `values` at `rows`, MISSING elsewhere and where a value is negative."""
-    cdef Py_ssize_t i, n = rows.shape[0]
-    found = np.full(count, MISSING, dtype=np.int64)
-    cdef int64_t[::1] out = found
-    with nogil:
+cdef void scatter(const Given* given, int64_t* values) noexcept nogil:
+    """One for each row; MISSING where none is given, or one that is negative, which no count can be."""
+    cdef int64_t i
+    if given.places != NULL:
+        for i in range(given.rows):
+            values[i] = MISSING
+        for i in range(given.count):
+            values[given.places[i]] = given.values[i] if given.values[i] >= 0 else MISSING
+    else:
+        for i in range(given.count):
+            values[i] = given.values[i] if given.values[i] >= 0 else MISSING
+
+
+cdef int how_many(int64_t count, int64_t rows) noexcept nogil:
+    return NO_ROWS if count == 0 else ALL_ROWS if count == rows else SOME_ROWS
+
+
+cdef void relate(
+    const int64_t* values, const int64_t* nulls, const int64_t* nans, int64_t n, int* known
+) noexcept nogil:
+    """Of how many rows it is known that they hold nulls only, NaNs only, no null, no NaN. What is NULL is unknown."""
+    cdef int64_t i, nulls_only = 0, nans_only = 0, no_nulls = 0, no_nans = 0
+    if nulls != NULL:
         for i in range(n):
-            if values[i] >= 0:
-                out[rows[i]] = values[i]
-    return found
-
-
-def same(const int64_t[::1] one, const int64_t[::1] other):
-    """Whether two arrays are equal."""
-    cdef Py_ssize_t n = one.shape[0]
-    return n == other.shape[0] and (n == 0 or memcmp(&one[0], &other[0], n * sizeof(int64_t)) == 0)
-
-
-def relate(const int64_t[::1] values, const int64_t[::1] nulls, const int64_t[::1] nans):
-    """How many rows are known to hold (nulls only, NaNs only, no null, no NaN), by their counts; -1 or less is unknown."""
-    cdef Py_ssize_t i, n = values.shape[0]
-    cdef int64_t nulls_only = 0, nans_only = 0, no_nulls = 0, no_nans = 0
-    with nogil:
-        for i in range(n):
-            nulls_only += values[i] >= 0 and nulls[i] == values[i]
-            nans_only += values[i] >= 0 and nans[i] == values[i]
             no_nulls += nulls[i] == 0
+            if values != NULL:
+                nulls_only += values[i] >= 0 and nulls[i] == values[i]
+    if nans != NULL:
+        for i in range(n):
             no_nans += nans[i] == 0
-    return nulls_only, nans_only, no_nulls, no_nans
+            if values != NULL:
+                nans_only += values[i] >= 0 and nans[i] == values[i]
+    known[0] = how_many(nulls_only, n)
+    known[1] = how_many(nans_only, n)
+    known[2] = how_many(no_nulls, n)
+    known[3] = how_many(no_nans, n)
 
 
+cdef int pack_column(
+    Output* out, Column* column, const Job* jobs, const uint8_t* heap, int64_t room, Scratch* scratch
+) noexcept nogil:
+    cdef const Job* record_count = &jobs[column.record_count] if column.record_count >= 0 else NULL
+    cdef int64_t* dense[4]
+    cdef int64_t n = scratch.rows
+    cdef int k, into
+    cdef bint same
+    for k in range(4):
+        dense[k] = NULL
+        if column.counts[k].source != NOTHING:
+            dense[k] = scratch.counts[k]
+            scatter(&column.counts[k], dense[k])
+    relate(dense[0], dense[1], dense[2], n, column.known)
+    for k in range(4):
+        if k == 1:
+            if pack_given(out, &column.lower, heap, room, scratch, &column.packed[1]) < 0:
+                return FAILED
+            if pack_given(out, &column.upper, heap, room, scratch, &column.packed[2]) < 0:
+                return FAILED
+        if dense[k] == NULL:
+            continue
+        same = k == 0 and record_count != NULL and memcmp(dense[0], record_count.given.values, n * 8) == 0
+        into = k + 2 if k else 0
+        if same:  # so they are but inside lists and maps
+            column.packed[0] = record_count.packed
+        elif pack_longs(out, dense[k], NULL, n, True, &column.packed[into]) < 0:
+            return FAILED
+    return 0
 
-def pack_longs(const int64_t[::1] values, const uint8_t[::1] present, bint absent_low):
-    """(width, base, low, high, codes uint8[rows * width] or None, presence uint8[…] or None); None when all are absent.
 
-    `present` may be empty: then MISSING is absent. `low` and `high` are of what is there.
+cdef int run(
+    Output* out, Job* jobs, int32_t jobs_used, Column* columns, int32_t columns_used, const uint8_t* heap, int64_t room,
+    Scratch* scratch
+) noexcept nogil:
+    cdef int32_t i
+    for i in range(jobs_used):
+        if pack_given(out, &jobs[i].given, heap, room, scratch, &jobs[i].packed) < 0:
+            return FAILED
+    for i in range(columns_used):
+        if pack_column(out, &columns[i], jobs, heap, room, scratch) < 0:
+            return FAILED
+    return 0
+
+
+cdef class Packer:
+    """Packs columns of `rows` rows, with spans of `heap`. Arrays that are given must not change before `pack`.
+
+    The methods give numbers, by which `packed` and `entry` tell after `pack` where a column lies. Jobs are written in
+    the order given, columns after them.
     """
-    cdef Py_ssize_t i, n = values.shape[0], there = 0
-    cdef int64_t low = INT64_MAX, high = INT64_MIN, value, base
-    cdef uint64_t span, code, absent
-    cdef int width
-    cdef bint given = present.shape[0] > 0
-    with nogil:
-        for i in range(n):
-            value = values[i]
-            if not present[i] if given else value == MISSING:
-                continue
-            there += 1
-            if value < low:
-                low = value
-            if value > high:
-                high = value
-    if there == 0:
-        return None
-    cdef bint full = there == n
-    if full and low == high:
-        return 0, low, low, high, None, None
-    # One code is kept free for absent values, unless the range leaves none: then it is shared, which only keeps more.
-    base = low - 1 if not full and absent_low and low > INT64_MIN else low
-    span = <uint64_t>high - <uint64_t>base
-    if not full and not absent_low and span < 0xFFFFFFFFFFFFFFFF:
-        span += 1
-    width = 1 if span < 0x100 else 2 if span < 0x10000 else 4 if span < 0x100000000 else 8
-    absent = 0 if absent_low else <uint64_t>0xFFFFFFFFFFFFFFFF
-    packed = np.empty(n * width, dtype=np.uint8)
-    presence = None if full else np.zeros((n + 7) // 8, dtype=np.uint8)
-    cdef uint8_t[::1] out = packed
-    cdef uint8_t[::1] bits = packed if full else presence
-    with nogil:
-        for i in range(n):
-            if not present[i] if given else values[i] == MISSING:
-                code = absent
-            else:
-                code = <uint64_t>values[i] - <uint64_t>base
-                if not full:
-                    bits[i >> 3] |= <uint8_t>(1 << (i & 7))
-            memcpy(&out[i * width], &code, width)
-    return width, base, low, high, packed, presence
+
+    cdef const uint8_t[::1] heap
+    cdef int64_t rows
+    cdef list arrays
+    cdef Job* jobs
+    cdef int32_t jobs_used, jobs_room
+    cdef Column* columns
+    cdef int32_t columns_used, columns_room
+    cdef Output out
+    cdef Memory laid
+
+    def __cinit__(self, const uint8_t[::1] heap, int64_t rows):
+        self.heap = heap
+        self.rows = rows
+        self.arrays = []
+
+    def __dealloc__(self):
+        free(self.jobs)
+        free(self.columns)
+        give(self.out.data, self.out.room)
+
+    cdef int32_t job(self, Given given) except -1:
+        cdef void* moved
+        cdef int32_t room
+        if self.jobs_used == self.jobs_room:
+            room = 2 * self.jobs_room + 32
+            moved = realloc(self.jobs, room * sizeof(Job))
+            if moved == NULL:
+                raise MemoryError
+            self.jobs = <Job*>moved
+            self.jobs_room = room
+        self.jobs[self.jobs_used].given = given
+        clear(&self.jobs[self.jobs_used].packed)
+        self.jobs_used += 1
+        return self.jobs_used - 1
+
+    def longs(self, const int64_t[::1] values, const uint8_t[::1] present=None, *, bint absent_low):
+        """Integers. Without `present` MISSING is absent. What is absent takes the least code, or else the greatest."""
+        cdef Given given = self.seen(LONGS, absent_low, values, None)
+        given.rows = given.count
+        if present is not None:
+            given.present = self.presence(present, given.count)
+        return self.job(given)
+
+    def doubles(self, const double[::1] values, const uint8_t[::1] present=None, *, bint absent_low):
+        """Floats. `present` tells a NaN that is a value from one that is absent; without it all are absent."""
+        cdef Given given
+        memset(&given, 0, sizeof(Given))
+        given.source = DOUBLES
+        given.absent_low = absent_low
+        given.rows = given.count = values.shape[0]
+        if given.count:
+            given.values = <const int64_t*>&values[0]
+        self.arrays.append(values)
+        if present is not None:
+            given.present = self.presence(present, given.count)
+        return self.job(given)
+
+    def bounds(self, int source, const int64_t[::1] starts, const int32_t[::1] lengths, *, bint absent_low):
+        """Single-value binaries, one for each row; a source of SOURCES."""
+        cdef Given given = self.seen(source, absent_low, starts, lengths)
+        given.rows = given.count
+        if given.rows != self.rows:
+            raise ValueError("bounds are one for each row")
+        return self.job(given)
+
+    def column(self, int source, counts, lower, upper, int32_t record_count=-1):
+        """A column's statistics: (rows, values) of `counts` value_counts, null_value_counts, nan_value_counts,
+        column_sizes, and (rows, starts, lengths) of its bounds, each None when there are none; rows ascend. `record_count`
+        is the job that value counts may share. With a negative `source` bounds have no order, and are left out."""
+        cdef void* moved
+        cdef int32_t room
+        cdef int k
+        if self.columns_used == self.columns_room:
+            room = 2 * self.columns_room + 32
+            moved = realloc(self.columns, room * sizeof(Column))
+            if moved == NULL:
+                raise MemoryError
+            self.columns = <Column*>moved
+            self.columns_room = room
+        cdef Column* column = &self.columns[self.columns_used]
+        memset(column, 0, sizeof(Column))
+        if record_count >= self.jobs_used or (record_count >= 0 and self.jobs[record_count].given.rows != self.rows):
+            raise ValueError("no such job of as many rows")
+        column.record_count = record_count
+        for k in range(6):
+            clear(&column.packed[k])
+        for k in range(4):
+            column.counts[k] = self.placed(LONGS, True, counts[k])
+        column.lower = self.placed(source, True, lower)
+        column.upper = self.placed(source, False, upper)
+        self.columns_used += 1
+        return self.columns_used - 1
+
+    cdef const uint8_t* presence(self, const uint8_t[::1] present, int64_t count) except? NULL:
+        if present.shape[0] != count:
+            raise ValueError("presence is one for each value")
+        self.arrays.append(present)
+        return &present[0] if count else NULL
+
+    cdef Given seen(
+        self, int source, bint absent_low, const int64_t[::1] values, const int32_t[::1] lengths
+    ) except *:
+        cdef Given given
+        memset(&given, 0, sizeof(Given))
+        given.source = source
+        given.absent_low = absent_low
+        given.rows = self.rows
+        given.count = values.shape[0]
+        self.arrays.append(values)
+        if given.count:
+            given.values = &values[0]
+        if lengths is not None:
+            if lengths.shape[0] != given.count:
+                raise ValueError("spans have a start and a length each")
+            self.arrays.append(lengths)
+            if given.count:
+                given.lengths = &lengths[0]
+        return given
+
+    cdef Given placed(self, int source, bint absent_low, arrays) except *:
+        cdef Given given
+        cdef const int32_t[::1] places
+        if arrays is None or source < 0:
+            memset(&given, 0, sizeof(Given))
+            given.source = NOTHING
+            return given
+        given = self.seen(source, absent_low, arrays[1], arrays[2] if len(arrays) > 2 else None)
+        places = arrays[0]
+        if places.shape[0] != given.count or given.count > self.rows:
+            raise ValueError("each value has a row of its own")
+        if given.count == 0:
+            given.source = NOTHING
+        elif given.count < self.rows:
+            if places[0] < 0 or places[given.count - 1] >= self.rows:
+                raise ValueError("a row is beyond the others")
+            self.arrays.append(places)
+            given.places = &places[0]
+        return given
+
+    def pack(self):
+        """The packed columns as they lie in a block; to be called once. MemoryError."""
+        cdef Scratch scratch
+        cdef int64_t n = self.rows
+        cdef int k, failed
+        cdef const uint8_t* heap = &self.heap[0] if self.heap.shape[0] else NULL
+        cdef int64_t room = self.heap.shape[0]
+        # Four arrays of counts, values, starts and lengths, then 16 bytes for a decimal.
+        if self.laid is not None:
+            raise ValueError("packed already")
+        cdef Memory memory = Memory(n * (6 * sizeof(int64_t) + 16 + sizeof(int32_t)))
+        scratch.rows = n
+        scratch.memory = memory.data
+        for k in range(4):
+            scratch.counts[k] = <int64_t*>memory.data + k * n
+        scratch.values = <int64_t*>memory.data + 4 * n
+        scratch.starts = <int64_t*>memory.data + 5 * n
+        scratch.wide = memory.data + 6 * n * sizeof(int64_t)
+        scratch.lengths = <int32_t*>(scratch.wide + 16 * n)
+        self.out.room = 512 * n + 4096
+        self.out.data = <uint8_t*>take(self.out.room)
+        if self.out.data == NULL:
+            raise MemoryError
+        with nogil:
+            failed = run(
+                &self.out, self.jobs, self.jobs_used, self.columns, self.columns_used, heap, room, &scratch
+            )
+        if failed:
+            raise MemoryError
+        self.arrays.clear()
+        self.laid = adopted(self.out.data, self.out.room, self.out.used)
+        self.out.data = NULL
+        return self.laid
+
+    cdef object told(self, const Packed* packed):
+        cdef double low, high
+        cdef object lowest = packed.low, highest = packed.high, common = b""
+        if not packed.there:
+            return None
+        if packed.form == FORM_FLOATS:
+            memcpy(&low, &packed.low, 8)
+            memcpy(&high, &packed.high, 8)
+            lowest, highest = low, high
+        elif packed.form == FORM_STRINGS:
+            lowest, highest = <uint64_t>packed.low, <uint64_t>packed.high
+            common = self.laid.data[packed.common_at:packed.common_at + packed.common_size]
+        return (
+            packed.form, packed.width, packed.codes, packed.presence, lowest, highest, packed.base, common,
+            packed.common_at, packed.lengths, packed.lengths_width, packed.ends, packed.tails,
+        )
+
+    def packed(self, int32_t job):
+        """The fields of `packing.Packed`; None when no value is there."""
+        if not 0 <= job < self.jobs_used:
+            raise IndexError(job)
+        return self.told(&self.jobs[job].packed)
+
+    def entry(self, int32_t number):
+        """The fields of `block.ColumnEntry` after its type: bounds, counts, and what is known of how many rows."""
+        if not 0 <= number < self.columns_used:
+            raise IndexError(number)
+        cdef Column* column = &self.columns[number]
+        cdef Packed* packed = column.packed
+        return (
+            self.told(&packed[1]), self.told(&packed[2]),
+            (self.told(&packed[0]), self.told(&packed[3]), self.told(&packed[4]), self.told(&packed[5])),
+            column.known[0], column.known[1], column.known[2], column.known[3],
+        )
 
 
-def pack_doubles(const double[::1] values, const uint8_t[::1] present, bint absent_low):
-    """(width, low, high, codes, presence or None) as `pack_longs`; `present` may be empty: then NaN is absent.
-
-    With `present`, NaN is a value like any other, left out of `low` and `high` (which are NaN when all are).
-    """
-    cdef Py_ssize_t i, n = values.shape[0], there = 0
-    cdef double low = float("inf"), high = float("-inf"), value
-    cdef bint exact = True, given = present.shape[0] > 0
-    cdef float narrow
-    with nogil:
-        for i in range(n):
-            value = values[i]
-            if (given and not present[i]) or (not given and isnan(value)):
-                continue
-            there += 1
-            if isnan(value):
-                continue
-            narrow = <float>value
-            exact = exact and <double>narrow == value
-            if value < low:
-                low = value
-            if value > high:
-                high = value
-    if there == 0:
-        return None
-    cdef bint full = there == n
-    cdef int width = 4 if exact else 8
-    packed = np.empty(n * width, dtype=np.uint8)
-    presence = None if full else np.zeros((n + 7) // 8, dtype=np.uint8)
-    cdef uint8_t[::1] out = packed
-    cdef uint8_t[::1] bits = packed if full else presence
-    cdef double nothing = float("nan")
-    with nogil:
-        for i in range(n):
-            value = values[i]
-            if (given and not present[i]) or (not given and isnan(value)):
-                value = nothing
-            elif not full:
-                bits[i >> 3] |= <uint8_t>(1 << (i & 7))
-            if width == 4:
-                narrow = <float>value
-                memcpy(&out[i * 4], &narrow, 4)
-            else:
-                memcpy(&out[i * 8], &value, 8)
-    return width, low, high, packed, presence
-
-
-def pack_spans(const uint8_t[::1] heap, const int64_t[::1] starts, const int32_t[::1] lengths, bint absent_low):
-    """(width, common bytes, least code, greatest code, codes, presence, lengths, bytes a length, ends, tails).
-
-    Arrays are uint8 or None where there is nothing to store; None in all when every span is absent, or when the tails
-    pass 4 GiB.
-    """
-    cdef Py_ssize_t i, n = starts.shape[0], first = -1, there = 0
-    cdef int64_t shared = 0, k, rest, longest = 0, total = 0, at = 0, start, tail
-    cdef uint64_t code, least = 0xFFFFFFFFFFFFFFFF, most = 0, absent
-    cdef uint32_t end
-    cdef int width, size
-    with nogil:
-        for i in range(n):
-            if lengths[i] < 0:
-                continue
-            there += 1
-            if first < 0:
-                first = i
-                shared = lengths[i]
-                continue
-            if lengths[i] < shared:
-                shared = lengths[i]
-            if shared == 0 or memcmp(&heap[starts[i]], &heap[starts[first]], shared) == 0:
-                continue
-            k = 0
-            while heap[starts[i] + k] == heap[starts[first] + k]:
-                k += 1
-            shared = k
-        for i in range(n):
-            rest = lengths[i] - shared
-            if lengths[i] >= 0 and rest > longest:
-                longest = rest
-    if there == 0:
-        return None
-    cdef bint full = there == n
-    width = 0 if longest == 0 and full else 1 if longest <= 1 else 2 if longest == 2 else 4 if longest <= 4 else 8
-    common = bytes(heap[starts[first]:starts[first] + shared])
-    if width == 0:
-        return 0, common, 0, 0, None, None, None, 0, None, None
-    with nogil:
-        for i in range(n):
-            if lengths[i] - shared > width:
-                total += lengths[i] - shared - width
-    if total >= 0x100000000:
-        return None
-    size = 1 if longest < 0x100 else 2 if longest < 0x10000 else 4
-    absent = 0 if absent_low else <uint64_t>0xFFFFFFFFFFFFFFFF
-    packed, sizes = np.empty(n * width, dtype=np.uint8), np.empty(n * size, dtype=np.uint8)
-    presence = None if full else np.zeros((n + 7) // 8, dtype=np.uint8)
-    ends = np.empty(n, dtype=np.uint32) if total else None
-    tails = np.empty(total, dtype=np.uint8) if total else None
-    cdef uint8_t[::1] out = packed
-    cdef uint8_t[::1] out_sizes = sizes
-    cdef uint8_t[::1] bits = packed if full else presence
-    cdef uint32_t[::1] out_ends = ends if total else np.empty(0, dtype=np.uint32)
-    cdef uint8_t[::1] out_tails = tails if total else packed
-    with nogil:
-        for i in range(n):
-            rest = 0
-            code = absent
-            if lengths[i] >= 0:
-                rest = lengths[i] - shared
-                start = starts[i] + shared
-                if width == 8 and rest >= 8:
-                    memcpy(&code, &heap[start], 8)
-                    code = seamark_big_endian(code)
-                else:
-                    code = 0
-                    for k in range(width):
-                        code = (code << 8) | (heap[start + k] if k < rest else 0)
-                if code < least:
-                    least = code
-                if code > most:
-                    most = code
-                if not full:
-                    bits[i >> 3] |= <uint8_t>(1 << (i & 7))
-                tail = rest - width
-                if tail > 0:
-                    memcpy(&out_tails[at], &heap[start + width], tail)
-                    at += tail
-            memcpy(&out[i * width], &code, width)
-            memcpy(&out_sizes[i * size], &rest, size)
-            if total:
-                out_ends[i] = <uint32_t>at
-    return width, common, least, most, packed, presence, sizes, size, ends, tails
+cdef void clear(Packed* packed) noexcept:
+    memset(packed, 0, sizeof(Packed))
+    packed.codes = packed.presence = packed.common_at = packed.lengths = packed.ends = packed.tails = NONE

@@ -11,7 +11,6 @@ Memory, little-endian: `SMB1`, the directory's length (uint32), the directory (M
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,22 +24,16 @@ from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import result_type
 from metaserver.iceberg.types import canonical_primitive
-from metaserver.index import _pack
+from metaserver.index._pack import SOURCES, Packer
 from metaserver.index.packing import (
     ALIGNMENT,
     MISSING,
-    Bytes,
     Column,
     Form,
     Longs,
     Packed,
-    Spans,
-    Writer,
     form_of,
-    pack_bounds,
-    pack_doubles,
-    pack_longs,
-    pack_spans,
+    source_of,
     value_of,
 )
 
@@ -49,7 +42,6 @@ VERSION = 2
 """Of the layout and of what is put into it; part of every key, so that a block of another version is never read."""
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
-_NONE, _ALL, _SOME = 0, 1, 2
 _DELETE_COLUMNS = {2147483546: "string", 2147483545: "long"}
 """`file_path` and `pos` of position delete files, which no schema has (Iceberg spec, "Reserved Field IDs")."""
 
@@ -284,40 +276,44 @@ def _aligned(size: int) -> int:
 def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     """The block's memory, in pieces to be joined. Corrupt when the manifest's header makes no sense."""
     schema, spec = _schema_of(decoded), _spec_of(decoded)
-    writer = Writer()
-    longs = _some({name: _pack_present(writer, values) for name, values in decoded.longs.items()})
-    directory = _Directory(
-        location=decoded.location,
-        rows=decoded.rows,
-        content=1 if decoded.metadata.get("content") == "deletes" else 0,
-        spec_id=spec.spec_id,
-        longs=longs,
-        texts=_some(
-            {
-                name: pack_spans(writer, Spans(decoded.heap, spans.starts, spans.lengths), absent_low=True)
-                for name, spans in decoded.texts.items()
-            }
-        ),
-        lists={name: _pack_list(writer, *given) for name, given in decoded.lists.items()},
-        partition=_pack_partition(writer, decoded, schema, spec),
-        columns=tuple(_pack_columns(writer, decoded, schema, longs.get("record_count"))),
+    packer = Packer(decoded.heap, decoded.rows)
+    longs = {name: packer.longs(values, absent_low=True) for name, values in decoded.longs.items()}
+    texts = {
+        name: packer.bounds(SOURCES["spans"], spans.starts, spans.lengths, absent_low=True)
+        for name, spans in decoded.texts.items()
+    }
+    lists = {name: _add_list(packer, *given) for name, given in decoded.lists.items()}
+    partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
+    columns = _add_columns(packer, decoded, schema, longs["record_count"])
+    arrays = packer.pack()
+    # In the order of the fields of `_Directory` and what is in it; tuples are laid down as those are.
+    directory = (
+        decoded.location,
+        decoded.rows,
+        1 if decoded.metadata.get("content") == "deletes" else 0,
+        spec.spec_id,
+        _there(packer, longs),
+        _there(packer, texts),
+        {
+            name: (packer.packed(counts), packer.packed(values), len(decoded.lists[name][1]))
+            for name, (counts, values) in lists.items()
+        },
+        tuple((field_id, kind, packer.packed(number)) for field_id, kind, number in partition),
+        tuple((column_id, kind, *packer.entry(number)) for column_id, kind, number in columns),
     )
     head = msgspec.msgpack.encode(directory)
     prefix = _MAGIC + len(head).to_bytes(4, "little") + head
-    return [prefix + b"\0" * (-len(prefix) % ALIGNMENT), *writer.buffers]
+    return [prefix + b"\0" * (-len(prefix) % ALIGNMENT), memoryview(arrays)]
 
 
-def _some(columns: dict[str, Packed | None]) -> dict[str, Packed]:
-    return {name: packed for name, packed in columns.items() if packed is not None}
+def _there(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
+    found = {name: packer.packed(number) for name, number in numbers.items()}
+    return {name: packed for name, packed in found.items() if packed is not None}
 
 
-def _pack_present(writer: Writer, values: Longs) -> Packed | None:
-    return pack_longs(writer, values, absent_low=True)
-
-
-def _pack_list(writer: Writer, counts: npt.NDArray[np.int32], values: Longs) -> _ListEntry:
+def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
     wide = np.where(counts < 0, MISSING, counts.astype(np.int64))
-    return _ListEntry(_pack_present(writer, wide), _pack_present(writer, values), len(values))
+    return packer.longs(wide, absent_low=True), packer.longs(values, absent_low=True)
 
 
 def _schema_of(decoded: DecodedManifest) -> Schema:
@@ -350,23 +346,20 @@ def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
         ) from None
 
 
-def _pack_partition(
-    writer: Writer, decoded: DecodedManifest, schema: Schema, spec: PartitionSpec
-) -> tuple[_PartitionEntry, ...]:
-    fields = {field.field_id: field for field in spec.fields}
-    packed = []
-    for values in decoded.partition:
-        field = fields.get(values.field_id)
-        kind = None
-        if field is not None and len(field.sources) == 1:
-            source = schema.column(field.sources[0])
-            primitive = None if source is None else _primitive(source.type)
-            if primitive is not None:
-                kind = result_type(field.transform, primitive)
-        if kind is None or not _holds(values, kind):
-            kind = _avro_kind(values)
-        packed.append(_PartitionEntry(values.field_id, kind, _pack_values(writer, decoded.heap, values, kind)))
-    return tuple(packed)
+def _add_partition(
+    packer: Packer, values: PartitionValues, schema: Schema, spec: PartitionSpec
+) -> tuple[int, str, int]:
+    """(field id, type, job)."""
+    field = next((field for field in spec.fields if field.field_id == values.field_id), None)
+    kind = None
+    if field is not None and len(field.sources) == 1:
+        source = schema.column(field.sources[0])
+        primitive = None if source is None else _primitive(source.type)
+        if primitive is not None:
+            kind = result_type(field.transform, primitive)
+    if kind is None or not _holds(values, kind):
+        kind = _avro_kind(values)
+    return values.field_id, kind, _add_values(packer, values, kind)
 
 
 def _holds(values: PartitionValues, kind: str) -> bool:
@@ -391,29 +384,30 @@ def _avro_kind(values: PartitionValues) -> str:
     )
 
 
-def _pack_values(writer: Writer, heap: Bytes, values: PartitionValues, kind: str) -> Packed | None:
+def _add_values(packer: Packer, values: PartitionValues, kind: str) -> int:
     if values.longs is not None:
-        return pack_longs(writer, values.longs, values.valid, absent_low=True)
+        return packer.longs(values.longs, values.valid, absent_low=True)
     if values.doubles is not None:
-        assert values.valid is not None
-        return pack_doubles(writer, values.doubles, values.valid, absent_low=True)
+        return packer.doubles(values.doubles, values.valid, absent_low=True)
     assert values.spans is not None
-    spans = Spans(heap, values.spans.starts, values.spans.lengths)
-    return pack_bounds(writer, kind, spans, absent_low=True)
+    return packer.bounds(source_of(kind), values.spans.starts, values.spans.lengths, absent_low=True)
 
 
-def _pack_columns(
-    writer: Writer, decoded: DecodedManifest, schema: Schema, record_count: Packed | None
-) -> Sequence[ColumnEntry]:
-    ids = {column_id for by_id in decoded.counts.values() for column_id in by_id}
-    ids |= {column_id for by_id in decoded.bounds.values() for column_id in by_id}
-    entries = []
-    for column_id in sorted(ids):
+def _add_columns(
+    packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
+) -> list[tuple[int, str, int]]:
+    """(column id, type, number) of each column with statistics."""
+    counts = [decoded.counts.get(name, {}) for name in COUNTS]
+    lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
+    found = []
+    for column_id in sorted(set().union(*counts, lower, upper)):
         kind = _kind_of(schema, column_id)
-        if kind is None:
-            continue
-        entries.append(_pack_column(writer, decoded, column_id, kind, record_count))
-    return entries
+        if kind is not None:
+            values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
+            given = (values, nulls, nans, sizes)
+            number = packer.column(source_of(kind), given, lower.get(column_id), upper.get(column_id), record_count)
+            found.append((column_id, kind, number))
+    return found
 
 
 def _kind_of(schema: Schema, column_id: int) -> str | None:
@@ -431,51 +425,3 @@ def _primitive(of: object) -> str | None:
         return canonical_primitive(of)
     except BadRequest:
         return None  # a type of a later format version: nothing is known of its order
-
-
-def _pack_column(
-    writer: Writer, decoded: DecodedManifest, column_id: int, kind: str, record_count: Packed | None
-) -> ColumnEntry:
-    rows = decoded.rows
-    values, nulls, nans, sizes = (_counts_of(decoded, name, column_id) for name in COUNTS)
-    if record_count is not None and _pack.same(values, decoded.longs["record_count"]):
-        packed_values: Packed | None = record_count  # so it is but inside lists and maps
-    else:
-        packed_values = _pack_present(writer, values)
-    nulls_only, nans_only, no_nulls, no_nans = _pack.relate(values, nulls, nans)
-    return ColumnEntry(
-        column_id,
-        kind,
-        pack_bounds(writer, kind, _spans(decoded, "lower_bounds", column_id), absent_low=True),
-        pack_bounds(writer, kind, _spans(decoded, "upper_bounds", column_id), absent_low=False),
-        (packed_values, _pack_present(writer, nulls), _pack_present(writer, nans), _pack_present(writer, sizes)),
-        _how_many(nulls_only, rows),
-        _how_many(nans_only, rows),
-        _how_many(no_nulls, rows),
-        _how_many(no_nans, rows),
-    )
-
-
-def _counts_of(decoded: DecodedManifest, name: str, column_id: int) -> Longs:
-    """int64[rows], MISSING where the manifest says nothing, or what cannot be."""
-    given = decoded.counts.get(name, {}).get(column_id)
-    if given is None:
-        return np.full(decoded.rows, MISSING, dtype=np.int64)
-    return _pack.scatter(given[0], given[1], decoded.rows)
-
-
-def _spans(decoded: DecodedManifest, name: str, column_id: int) -> Spans:
-    given = decoded.bounds.get(name, {}).get(column_id)
-    if given is not None and len(given[0]) == decoded.rows:
-        return Spans(decoded.heap, given[1], given[2])
-    starts = np.zeros(decoded.rows, dtype=np.int64)
-    lengths = np.full(decoded.rows, -1, dtype=np.int32)
-    if given is not None:
-        rows, given_starts, given_lengths = given
-        starts[rows] = given_starts
-        lengths[rows] = given_lengths
-    return Spans(decoded.heap, starts, lengths)
-
-
-def _how_many(count: int, rows: int) -> int:
-    return _NONE if count == 0 else _ALL if count == rows else _SOME

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from metaserver.iceberg.expressions import Value
-from metaserver.index import _pack
+from metaserver.index._pack import SOURCES
 
 MISSING = -(1 << 63)
 """Stands for an absent number in arrays of int64; that number itself counts as absent, which prunes less, not more."""
@@ -65,6 +64,7 @@ _FORMS = {
 
 _NARROW = frozenset({"int", "long", "date"})
 """Types of which four bytes hold values; a long's, from before it was widened."""
+NO_ORDER = -1
 
 
 def form_of(kind: str) -> Form | None:
@@ -75,6 +75,18 @@ def form_of(kind: str) -> Form | None:
     if match := _DECIMAL.fullmatch(kind):
         return Form.INTEGERS if int(match[1]) <= 18 else Form.STRINGS
     return Form.STRINGS if kind.startswith("fixed[") else None
+
+
+def source_of(kind: str) -> int:
+    """What `Packer` has to know of single-value binaries of an Iceberg type; NO_ORDER for types without one."""
+    form = form_of(kind)
+    if form is None:
+        return NO_ORDER
+    if kind.startswith("decimal"):
+        return SOURCES["short_decimals" if form is Form.INTEGERS else "decimals"]
+    if form is Form.INTEGERS:
+        return SOURCES["narrow" if kind in _NARROW else "wide"]
+    return SOURCES["floats" if form is Form.FLOATS else "spans"]
 
 
 def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
@@ -107,21 +119,11 @@ def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
     return key
 
 
-class Spans:
-    """Byte strings within a heap: `starts` int64[rows], `lengths` int32[rows], -1 for none."""
-
-    __slots__ = ("heap", "lengths", "starts")
-
-    def __init__(self, heap: Bytes, starts: Longs, lengths: npt.NDArray[np.int32]) -> None:
-        self.heap = heap
-        self.starts = starts
-        self.lengths = lengths
-
-
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where one column lies. Widths in bytes; a width of 0 means that every value is the same.
 
-    `low` and `high` bound the values; where any is absent the side that keeps its row is open (see `open_low`).
+    `low` and `high` bound the values; where any is absent, the one on the side that keeps its row is the least or the
+    greatest that the form has.
     Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
     """
 
@@ -142,117 +144,6 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ends: int = NONE
     """Strings: offset of uint32[rows], ends of the tails; NONE when no value is longer than its code."""
     tails: int = NONE
-
-
-class Writer:
-    """Lays arrays out one after another, aligned."""
-
-    def __init__(self) -> None:
-        self.buffers: list[bytes | memoryview] = []
-        self.size_bytes = 0
-
-    def add(self, array: npt.NDArray[np.generic]) -> int:
-        """The offset at which the array will lie."""
-        offset = self.size_bytes
-        if array.nbytes:
-            self.buffers.append(np.ascontiguousarray(array).view(np.uint8).data)
-        padding = -array.nbytes % 8
-        if padding:
-            self.buffers.append(b"\0" * padding)
-        self.size_bytes += array.nbytes + padding
-        return offset
-
-
-_NOT_GIVEN: Bytes = np.empty(0, dtype=np.uint8)
-
-
-def pack_longs(writer: Writer, values: Longs, present: Bytes | None = None, *, absent_low: bool) -> Packed | None:
-    """Integers. `present` uint8[rows] tells which are there; without it MISSING is absent. With `absent_low` what is
-    absent takes the least code, else the greatest. None when all are."""
-    packed = _pack.pack_longs(values, _NOT_GIVEN if present is None else present, absent_low)
-    if packed is None:
-        return None
-    width, base, low, high, codes, presence = packed
-    if presence is not None:
-        low, high = (MISSING, high) if absent_low else (low, LONG_MAX)
-    return Packed(Form.INTEGERS, width, _add(writer, codes), _add(writer, presence), low, high, base=base)
-
-
-def pack_doubles(
-    writer: Writer, values: npt.NDArray[np.float64], present: Bytes | None = None, *, absent_low: bool
-) -> Packed | None:
-    """Floats. `present` uint8[rows] tells a NaN that is a value from one that is absent; without it all are absent."""
-    packed = _pack.pack_doubles(values, _NOT_GIVEN if present is None else present, absent_low)
-    if packed is None:
-        return None
-    width, low, high, codes, presence = packed
-    if presence is not None:
-        low, high = (-np.inf, high) if absent_low else (low, np.inf)
-    return Packed(Form.FLOATS, width, writer.add(codes), _add(writer, presence), low, high)
-
-
-def pack_spans(writer: Writer, spans: Spans, *, absent_low: bool) -> Packed | None:
-    packed = _pack.pack_spans(spans.heap, spans.starts, spans.lengths, absent_low)
-    if packed is None:
-        return None
-    width, common, least, most, codes, presence, lengths, lengths_width, ends, tails = packed
-    low, high = _prefix(common, least, width), _prefix(common, most, width)
-    if presence is not None:
-        low, high = (0, high) if absent_low else (low, 0xFFFFFFFFFFFFFFFF)
-    return Packed(
-        Form.STRINGS,
-        width,
-        _add(writer, codes),
-        _add(writer, presence),
-        low,
-        high,
-        common=common,
-        common_at=writer.add(np.frombuffer(common, dtype=np.uint8)),
-        lengths=_add(writer, lengths),
-        lengths_width=lengths_width,
-        ends=_add(writer, ends),
-        tails=_add(writer, tails),
-    )
-
-
-def _add(writer: Writer, array: npt.NDArray[Any] | None) -> int:
-    return NONE if array is None else writer.add(array)
-
-
-def _prefix(common: bytes, code: int, width: int) -> int:
-    """The first 8 bytes of a value, by its code."""
-    return int.from_bytes((common[:8] + code.to_bytes(width, "big")).ljust(8, b"\0")[:8], "big")
-
-
-def pack_bounds(writer: Writer, kind: str, spans: Spans, *, absent_low: bool) -> Packed | None:
-    """Single-value binaries of type `kind`. None where the type has no order, or no value is there."""
-    form = form_of(kind)
-    if form is None:
-        return None
-    heap, starts, lengths = spans.heap, spans.starts, spans.lengths
-    if kind.startswith("decimal"):
-        return _pack_decimals(writer, form, *_pack.gather_decimals(heap, starts, lengths), absent_low=absent_low)
-    if form is Form.INTEGERS:
-        narrow = kind in _NARROW
-        return pack_longs(writer, _pack.gather_longs(heap, starts, lengths, absent_low, narrow), absent_low=absent_low)
-    if form is Form.FLOATS:
-        return pack_doubles(writer, _pack.gather_doubles(heap, starts, lengths), absent_low=absent_low)
-    return pack_spans(writer, spans, absent_low=absent_low)
-
-
-def _pack_decimals(
-    writer: Writer, form: Form, high: Longs, low: npt.NDArray[np.uint64], present: Bytes, *, absent_low: bool
-) -> Packed | None:
-    if form is Form.INTEGERS:
-        longs = low.view(np.int64)
-        # A value that needs more than the type's 18 digits was not written by this type's rules.
-        longs[(present == 0) | (high != (longs >> 63))] = MISSING
-        return pack_longs(writer, longs, absent_low=absent_low)
-    biased = high.view(np.uint64) ^ np.uint64(1 << 63)
-    heap = np.stack([biased, low], axis=1).astype(">u8").view(np.uint8).reshape(-1)
-    starts = np.arange(len(high), dtype=np.int64) * 16
-    lengths = np.where(present != 0, 16, -1).astype(np.int32)
-    return pack_spans(writer, Spans(heap, starts, lengths), absent_low=absent_low)
 
 
 class Column:

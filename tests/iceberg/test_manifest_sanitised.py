@@ -1,5 +1,5 @@
-"""The decoder's tests once more, on a kernel that the compiler's sanitizers watch: a read past a buffer's end, or any
-undefined behaviour, ends the process with a report instead of passing unseen."""
+"""The decoder's and the packer's tests once more, on kernels that the compiler's sanitizers watch: a read past a
+buffer's end, or any undefined behaviour, ends the process with a report instead of passing unseen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ TESTS = [
     "tests/iceberg/test_manifest.py",
     "tests/iceberg/test_manifest_list.py",
     "tests/iceberg/test_manifest_damage.py",
+    "tests/index/test_packing.py",
 ]
+KERNELS = {"_manifest", "_memory", "_pack"}
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,13 +36,13 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 @pytest.mark.slow
 @pytest.mark.timeout(1700)
-def test_the_decoder_touches_no_byte_that_is_not_its_own(tmp_path: Path) -> None:
+def test_neither_decoder_nor_packer_touches_a_byte_that_is_not_its_own(tmp_path: Path) -> None:
     for name in ("metaserver", "cache", "connector", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPO / name, tmp_path)
     for kernel in (tmp_path / "metaserver").rglob("*.pyx"):
-        if kernel.stem != "_manifest":
+        if kernel.stem not in KERNELS:
             kernel.unlink()
     built = run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path, SEAMARK_CHECKED="1")
     assert built.returncode == 0, built.stdout

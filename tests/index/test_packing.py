@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaserver.iceberg.expressions import Value
+from metaserver.iceberg.manifest import Spans
 from metaserver.iceberg.values import encode
-from metaserver.index.packing import Column, Form, Packed, Spans, Writer, form_of, key_of, pack_bounds, value_of
+from metaserver.index._pack import Packer
+from metaserver.index.packing import (
+    LONG_MAX,
+    MISSING,
+    NONE,
+    Column,
+    Form,
+    Longs,
+    Packed,
+    form_of,
+    key_of,
+    source_of,
+    value_of,
+)
 
 INT = st.integers(-(2**31), 2**31 - 1)
 LONG = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -37,28 +53,35 @@ VALUES: dict[str, st.SearchStrategy[Value]] = {
 }
 
 
-def spans_of(kind: str, values: list[Value | None]) -> Spans:
-    heap, starts, lengths = bytearray(b"x"), [], []
+def spans_of(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
+    """The values' single-value binaries, put at the end of `heap`."""
+    starts, lengths = [], []
     for value in values:
         data = None if value is None else encode(kind, value)
         starts.append(len(heap))
         lengths.append(-1 if data is None else len(data))
         heap += data or b""
-    return Spans(
-        np.frombuffer(bytes(heap), dtype=np.uint8),
-        np.array(starts, dtype=np.int64),
-        np.array(lengths, dtype=np.int32),
-    )
+    return Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
+
+
+def bytes_of(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(bytes(heap), dtype=np.uint8)
+
+
+def packed_spans(kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool) -> tuple[Column, Packed] | None:
+    packer = Packer(bytes_of(heap), len(spans.starts))
+    number = packer.bounds(source_of(kind), spans.starts, spans.lengths, absent_low=absent_low)
+    memory = np.frombuffer(packer.pack(), dtype=np.uint8)
+    packed = packer.packed(number)
+    if packed is None:
+        return None
+    return Column(memory, Packed(*packed), len(spans.starts)), Packed(*packed)
 
 
 def packed_bounds(kind: str, values: list[Value | None], *, absent_low: bool) -> tuple[Column | None, Packed | None]:
-    writer = Writer()
-    packed = pack_bounds(writer, kind, spans_of(kind, values), absent_low=absent_low)
-    if packed is None:
-        return None, None
-    memory = np.frombuffer(b"".join(writer.buffers), dtype=np.uint8)
-    assert len(memory) == writer.size_bytes
-    return Column(memory, packed, len(values)), packed
+    heap = bytearray(b"x")
+    spans = spans_of(kind, values, heap)
+    return packed_spans(kind, heap, spans, absent_low=absent_low) or (None, None)
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -121,24 +144,33 @@ def test_doubles_that_floats_hold_take_four_bytes() -> None:
     assert exact.width == 8
 
 
+def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
+    spans = Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
+    found = packed_spans(kind, heap, spans, absent_low=True)
+    assert found is not None
+    return [found[0].key(row) for row in range(len(starts))]
+
+
 def test_bounds_of_impossible_lengths_are_left_out() -> None:
-    heap = np.frombuffer(b"abcdefgh" * 4, dtype=np.uint8)
-    starts, lengths = np.array([0, 8, 16], dtype=np.int64), np.array([3, 8, 7], dtype=np.int32)
-    writer = Writer()
-    packed = pack_bounds(writer, "long", Spans(heap, starts, lengths), absent_low=True)
-    assert packed is not None
-    column = Column(np.frombuffer(b"".join(writer.buffers), dtype=np.uint8), packed, 3)
-    assert [column.key(row) for row in range(3)] == [None, int.from_bytes(b"abcdefgh", "little"), None]
+    number = int.from_bytes(b"abcdefgh", "little")
+    assert keys_of("long", b"abcdefgh" * 4, [0, 8, 16], [3, 8, 7]) == [None, number, None]
 
 
-def test_a_span_outside_the_heap_is_left_out() -> None:
-    heap = np.frombuffer(b"\x01\0\0\0", dtype=np.uint8)
-    spans = Spans(heap, np.array([0, 2], dtype=np.int64), np.array([4, 4], dtype=np.int32))
-    writer = Writer()
-    packed = pack_bounds(writer, "int", spans, absent_low=True)
-    assert packed is not None
-    column = Column(np.frombuffer(b"".join(writer.buffers), dtype=np.uint8), packed, 2)
-    assert [column.key(0), column.key(1)] == [1, None]
+@pytest.mark.parametrize(
+    ("kind", "heap", "first"),
+    [
+        ("int", b"\x01\0\0\0", 1),
+        ("timestamp", struct.pack("<q", 7), 7),
+        ("float", struct.pack("<f", 0.5), 0.5),
+        ("decimal(9, 2)", b"\x01\x02", 258),
+        ("decimal(38, 2)", b"\x01\x02", (2**127 + 258).to_bytes(16, "big")),
+        ("string", b"four", b"four"),
+    ],
+)
+def test_a_span_outside_the_heap_is_left_out(kind: str, heap: bytes, first: Any) -> None:
+    size = len(heap)
+    starts = [0, size - 1, -1, size + 1, 2**62, -(2**62)]
+    assert keys_of(kind, heap, starts, [size] * len(starts)) == [first] + [None] * (len(starts) - 1)
 
 
 def test_the_least_long_is_no_lower_bound_and_one_more_is_a_true_upper_one() -> None:
@@ -151,24 +183,13 @@ def test_the_least_long_is_no_lower_bound_and_one_more_is_a_true_upper_one() -> 
 
 
 def test_days_left_by_a_promoted_date_are_no_bounds_of_a_timestamp() -> None:
-    heap = np.frombuffer(struct.pack("<iq", 19_000, 5), dtype=np.uint8)
-    spans = Spans(heap, np.array([0, 4], dtype=np.int64), np.array([4, 8], dtype=np.int32))
+    heap = struct.pack("<iq", 19_000, 5)
     for kind, first in (("timestamp", None), ("timestamptz_ns", None), ("long", 19_000)):
-        writer = Writer()
-        packed = pack_bounds(writer, kind, spans, absent_low=True)
-        assert packed is not None
-        column = Column(np.frombuffer(b"".join(writer.buffers), dtype=np.uint8), packed, 2)
-        assert [column.key(0), column.key(1)] == [first, 5]
+        assert keys_of(kind, heap, [0, 4], [4, 8]) == [first, 5]
 
 
 def test_nan_is_no_bound() -> None:
-    heap = np.frombuffer(struct.pack("<dd", float("nan"), 2.0), dtype=np.uint8)
-    spans = Spans(heap, np.array([0, 8], dtype=np.int64), np.array([8, 8], dtype=np.int32))
-    writer = Writer()
-    packed = pack_bounds(writer, "double", spans, absent_low=True)
-    assert packed is not None
-    column = Column(np.frombuffer(b"".join(writer.buffers), dtype=np.uint8), packed, 2)
-    assert [column.key(0), column.key(1)] == [None, 2.0]
+    assert keys_of("double", struct.pack("<dd", float("nan"), 2.0), [0, 8], [8, 8]) == [None, 2.0]
 
 
 def test_types_without_order_have_no_form() -> None:
@@ -177,14 +198,12 @@ def test_types_without_order_have_no_form() -> None:
 
 def test_a_decimal_too_long_for_its_type_is_left_out() -> None:
     data = (10**30).to_bytes(16, "big", signed=True)
-    heap = np.frombuffer(data + b"\x05", dtype=np.uint8)
-    spans = Spans(heap, np.array([0, 16], dtype=np.int64), np.array([16, 1], dtype=np.int32))
-    writer = Writer()
-    packed = pack_bounds(writer, "decimal(9, 2)", spans, absent_low=True)
-    assert packed is not None
-    assert packed.form == Form.INTEGERS
-    column = Column(np.frombuffer(b"".join(writer.buffers), dtype=np.uint8), packed, 2)
-    assert [column.key(0), column.key(1)] == [None, 5]
+    assert keys_of("decimal(9, 2)", data + b"\x05", [0, 16], [16, 1]) == [None, 5]
+
+
+def test_a_decimal_may_repeat_its_sign() -> None:
+    heap = (-300).to_bytes(40, "big", signed=True) + (1).to_bytes(17, "big") + b"\x01" + bytes(16)
+    assert keys_of("decimal(18, 0)", heap, [0, 40, 57], [40, 17, 17]) == [-300, 1, None]
 
 
 @pytest.mark.parametrize("literal", [10**44, -(10**44), 2**127, -(2**127) - 1])
@@ -196,3 +215,165 @@ def test_a_literal_beyond_every_decimal_lies_beyond_every_decimal(literal: int) 
     assert isinstance(key, bytes)
     assert len(key) == 16
     assert all((key > edge) == (literal > 0) and key != edge for edge in edges)  # type: ignore[operator]
+
+
+def test_presence_tells_which_values_count() -> None:
+    longs = np.array([MISSING, 5, 9, LONG_MAX], dtype=np.int64)
+    doubles = np.array([math.nan, 0.1, -math.inf, 7.0])
+    present = np.array([1, 0, 1, 0], dtype=np.uint8)
+    packer = Packer(bytes_of(b""), 4)
+    numbers = [packer.longs(longs, present, absent_low=True), packer.doubles(doubles, present, absent_low=False)]
+    memory = np.frombuffer(packer.pack(), dtype=np.uint8)
+    found = []
+    for number in numbers:
+        packed = packer.packed(number)
+        assert packed is not None
+        found.append(Column(memory, Packed(*packed), 4))
+    assert [found[0].key(row) for row in range(4)] == [MISSING, None, 9, None]
+    assert str([found[1].key(row) for row in range(4)]) == "[nan, None, -inf, None]"
+    assert (found[1].packed.low, found[1].packed.high) == (-math.inf, math.inf)
+
+
+SPREADS = [
+    0,
+    1,
+    2**7,
+    2**8 - 2,
+    2**8 - 1,
+    2**8,
+    2**16 - 2,
+    2**16 - 1,
+    2**16,
+    2**32 - 2,
+    2**32 - 1,
+    2**32,
+    2**63,
+    2**64 - 2,
+]
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("absent_low", [True, False])
+@pytest.mark.parametrize("gap", [True, False])
+def test_codes_order_as_values_and_what_is_absent_is_at_its_end(spread: int, absent_low: bool, gap: bool) -> None:
+    """At the edges of each width, where the code that absent values take decides it."""
+    low = -(2**63) + 1
+    values = [low, low + spread // 2, low + spread] + ([MISSING] if gap else [])
+    packer = Packer(bytes_of(b""), len(values))
+    number = packer.longs(np.array(values, dtype=np.int64), absent_low=absent_low)
+    memory = np.frombuffer(packer.pack(), dtype=np.uint8)
+    fields = packer.packed(number)
+    assert fields is not None
+    packed = Packed(*fields)
+    assert Column(memory, packed, len(values)).longs().tolist() == values
+    assert (packed.presence == NONE) == (not gap)
+    if not gap and spread == 0:
+        assert packed.width == 0
+        return
+    assert packed.width == next(width for width in (1, 2, 4, 8) if spread + gap < 1 << 8 * width or width == 8)
+    codes = np.frombuffer(memory, f"<u{packed.width}", len(values), packed.codes).tolist()
+    assert codes[0] <= codes[1] <= codes[2]
+    if gap:
+        assert codes[3] == (0 if absent_low else 2 ** (8 * packed.width) - 1)
+        assert (packed.low, packed.high) == ((MISSING, values[2]) if absent_low else (low, LONG_MAX))
+        assert codes[3] <= codes[0] if absent_low else codes[3] >= codes[2]
+
+
+COUNT = st.one_of(st.none(), st.sampled_from([0, 1, 5, -1, 2**40]))
+"""What a file says of a column; no count is negative."""
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_manifest_of_columns_comes_back(data: st.DataObject) -> None:
+    """All kinds side by side, each column with rows that it leaves out: nothing runs over into its neighbour."""
+    rows = data.draw(st.integers(0, 20), label="rows")
+    kinds = data.draw(st.lists(st.sampled_from([*VALUES, "variant"]), max_size=6), label="kinds")
+    records = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=rows, max_size=rows), label="records")
+    heap = bytearray()
+    said: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
+    for kind in kinds:
+        counts = [data.draw(st.lists(COUNT, min_size=rows, max_size=rows)) for _ in range(4)]
+        if data.draw(st.booleans()):
+            counts[0] = list(records)
+        value = st.one_of(st.none(), VALUES.get(kind, st.none()))
+        said.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
+
+    def placed(values: list[Any]) -> npt.NDArray[np.int32]:
+        return np.array([row for row, value in enumerate(values) if value is not None], dtype=np.int32)
+
+    given_counts, given_bounds = [], []
+    for kind, (counts, sides) in zip(kinds, said, strict=True):
+        given_counts.append(
+            tuple(
+                None
+                if all(count is None for count in each) and data.draw(st.booleans())
+                else (placed(each), np.array([count for count in each if count is not None], dtype=np.int64))
+                for each in counts
+            )
+        )
+        bounds = []
+        for side in sides:
+            spans = spans_of(kind, [value for value in side if value is not None], heap)
+            bounds.append((placed(side), spans.starts, spans.lengths))
+        given_bounds.append(bounds)
+    packer = Packer(bytes_of(heap), rows)
+    record_count = packer.longs(np.array(records, dtype=np.int64), absent_low=True)
+    numbers = [
+        packer.column(source_of(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
+        for kind, counts, (lower, upper) in zip(kinds, given_counts, given_bounds, strict=True)
+    ]
+    memory = np.frombuffer(packer.pack(), dtype=np.uint8)
+
+    for kind, (counts, sides), number in zip(kinds, said, numbers, strict=True):
+        lower, upper, packed_counts, *known = packer.entry(number)
+        for fields, side in zip((lower, upper), sides, strict=True):
+            form = form_of(kind)
+            if form is None or fields is None:
+                assert fields is None
+                assert form is None or all(value is None for value in side)
+                continue
+            column = Column(memory, Packed(*fields), rows)
+            keys = [column.key(row) for row in range(rows)]
+            assert [None if key is None else value_of(form, kind, key) for key in keys] == side
+        real = [[None if count is not None and count < 0 else count for count in each] for each in counts]
+        for fields, each in zip(packed_counts, real, strict=True):
+            if fields is None:
+                assert all(count is None for count in each)
+                continue
+            assert longs_of(memory, fields, rows) == each
+        values, nulls, nans, _ = real
+        if values == records and rows:
+            assert packed_counts[0] == packer.packed(record_count)
+        pairs = [(nulls, values), (nans, values), (nulls, [0] * rows), (nans, [0] * rows)]
+        sure = [sum(one is not None and one == other for one, other in zip(*pair, strict=True)) for pair in pairs]
+        assert known == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
+
+
+def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:
+    found: Longs = Column(memory, Packed(*fields), rows).longs()
+    return [None if value == MISSING else value for value in found.tolist()]
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    heap, two = bytes_of(b"abc"), np.array([0, 1], dtype=np.int64)
+    packer = Packer(heap, 2)
+    rows, lengths = np.array([0, 2], dtype=np.int32), np.array([1, 1], dtype=np.int32)
+    nothing = (None, None, None, None)
+    with pytest.raises(ValueError, match="beyond"):
+        packer.column(0, nothing, (rows[1:], two[:1], lengths[:1]), None)
+    with pytest.raises(ValueError, match="a row of its own"):
+        packer.column(0, nothing, (rows, two[:1], lengths[:1]), None)
+    with pytest.raises(ValueError, match="a start and a length"):
+        packer.bounds(source_of("string"), two, lengths[:1], absent_low=True)
+    with pytest.raises(ValueError, match="each row"):
+        packer.bounds(source_of("string"), two[:1], lengths[:1], absent_low=True)
+    with pytest.raises(ValueError, match="each value"):
+        packer.longs(two, np.ones(1, dtype=np.uint8), absent_low=True)
+    with pytest.raises(ValueError, match="no such job"):
+        packer.column(0, nothing, None, None, 7)
+    with pytest.raises(IndexError):
+        packer.packed(0)
+    packer.pack()
+    with pytest.raises(ValueError, match="already"):
+        packer.pack()
