@@ -8,7 +8,7 @@ One file's group is that file's filter as it stands.
 Rows lie in pages with a checksum each, because a probe reads k rows of a group and cannot check the rest of it. A bit
 that was lost would rule out a file that has the key, so no row is used that was not checked.
 
-Null and NaN are in no filter. A predicate that asks for either learns nothing here (`hashes_of`).
+Null and NaN are in no filter: a predicate that matches either learns nothing here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from metaserver.index import _bloom
-from metaserver.index.hashing import Hashes, checksum, hash_key, hash_keys
-from metaserver.index.keys import Bytes, KeyRanges, Keys, Longs, Mask
+from metaserver.index.hashing import Hashes, checksum, hash_keys
+from metaserver.index.keys import Bytes, Keys, Longs, Mask
 
 FPP = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
@@ -85,17 +85,6 @@ def build(keys: Keys, fpp: float = FPP) -> Built:
     distinct = _bloom.distinct(hashes if present is None else hashes[present])
     k = hash_count(fpp)
     return Built(k, _bloom.fill(distinct, filter_bits(len(distinct), fpp), k))
-
-
-def hashes_of(ranges: KeyRanges) -> Hashes | None:
-    """What to probe with for a predicate; None when a filter proves nothing about it.
-
-    Wide ranges are no keys, and whether a file has nulls or NaNs no filter knows.
-    """
-    points = ranges.points
-    if points is None or ranges.nulls or ranges.nans:
-        return None
-    return np.array([hash_key(point, _SEED) for point in points], dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

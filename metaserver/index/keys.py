@@ -19,7 +19,7 @@ ValueError: readers differ on it, and a file that is not indexed is kept.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -99,7 +99,7 @@ class KeyRange(NamedTuple):
 class KeyRanges:
     """What a predicate asks of one term: keys in ascending, disjoint ranges; nulls and NaNs by flags of their own.
 
-    Raises ValueError where the ranges overlap or are out of order; `of` takes them in any state.
+    Raises ValueError where the ranges overlap or are out of order.
     """
 
     kind: str
@@ -111,23 +111,6 @@ class KeyRanges:
         for before, after in pairwise(self.ranges):
             if _overlap(before, after):
                 raise ValueError(f"ranges of keys overlap or are out of order: {before}, {after}")
-
-    @staticmethod
-    def of(kind: str, ranges: Iterable[KeyRange], *, nulls: bool = False, nans: bool = False) -> KeyRanges:
-        """The union of ranges in any order; empty ones go, those that overlap become one."""
-        joined: list[KeyRange] = []
-        for one in sorted((one for one in map(_closed, ranges) if one is not None), key=_low_first):
-            if joined and _overlap(joined[-1], one):
-                joined[-1] = _union(joined[-1], one)
-            else:
-                joined.append(one)
-        return KeyRanges(kind, tuple(joined), nulls, nans)
-
-    @staticmethod
-    def at(kind: str, keys: Iterable[Key], *, nulls: bool = False, nans: bool = False) -> KeyRanges:
-        """Single keys, in any order and as often as they come."""
-        distinct: list[Any] = list(set(keys))
-        return KeyRanges(kind, tuple(KeyRange(key, key) for key in sorted(distinct)), nulls, nans)
 
     def holds(self, key: Key) -> bool:
         """Whether a row with this key is asked for."""
@@ -162,10 +145,6 @@ class KeyRanges:
         return tuple(found)
 
 
-def _low_first(one: KeyRange) -> tuple[Any, ...]:
-    return (0,) if one.low is None else (1, one.low)
-
-
 def _overlap(before: KeyRange, after: KeyRange) -> bool:
     """Whether a key may be in both, or they are out of order."""
     high: Any = before.high
@@ -173,14 +152,6 @@ def _overlap(before: KeyRange, after: KeyRange) -> bool:
     if high is None or low is None:
         return True
     return bool(high > low) or (high == low and not before.high_open and not after.low_open)
-
-
-def _union(before: KeyRange, after: KeyRange) -> KeyRange:
-    one: Any = before.high
-    other: Any = after.high
-    if one is None or (other is not None and (one > other or (one == other and not before.high_open))):
-        return before
-    return before._replace(high=after.high, high_open=after.high_open)
 
 
 def _closed(one: KeyRange) -> KeyRange | None:
@@ -233,6 +204,8 @@ def key_of(value: Value, kind: str) -> Key:
     match value:
         case bool() if kind == "boolean":
             return int(value)
+        case _ if isinstance(value, bool) or kind == "boolean":
+            pass
         case int() | float() if kind in FLOATS:
             if value != value:
                 raise ValueError("NaN has no key: it is asked for by a flag of its own")
@@ -332,6 +305,10 @@ def _valid(array: pa.Array) -> Mask | None:
     return found
 
 
+def _none_valid(rows: int) -> Mask | None:
+    return np.zeros(rows, dtype=np.bool_) if rows else None
+
+
 def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
     """The fixed-width values of an array where they lie, `width` items a row; of nulls whatever lies there."""
     values = np.dtype(dtype)
@@ -344,7 +321,7 @@ def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
 def _coded(array: pa.Array, kind: str) -> _Piece:
     rows, name = len(array), base_name(kind)
     if pa.types.is_null(array.type):
-        return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, np.zeros(rows, dtype=np.bool_), None)
+        return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _none_valid(rows), None)
     valid, nan = _valid(array), None
     if name in FLOATS and pa.types.is_floating(array.type):
         codes, nan = _float_codes(array, valid)
@@ -445,7 +422,7 @@ def _spelled(array: pa.Array, kind: str) -> _Piece:
     rows, arrow = len(array), array.type
     if pa.types.is_null(arrow):
         nothing = np.zeros(0, dtype=np.uint8)
-        return _Piece(rows, None, np.zeros(rows + 1, dtype=np.int64), nothing, np.zeros(rows, dtype=np.bool_), None)
+        return _Piece(rows, None, np.zeros(rows + 1, dtype=np.int64), nothing, _none_valid(rows), None)
     valid = _valid(array)
     if base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
         high, low = _halves(array, kind, valid)

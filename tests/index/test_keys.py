@@ -1,0 +1,353 @@
+"""Keys say what a column holds, row by row, whatever way Arrow keeps it; ranges of keys hold what they should."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import struct
+from decimal import Decimal
+from itertools import product
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaserver.index.keys import (
+    CODE_MAX,
+    Key,
+    KeyRange,
+    KeyRanges,
+    Keys,
+    bits_of,
+    has_codes,
+    key_of,
+    keys_of,
+    mask_of,
+)
+
+LONG = st.integers(-(2**63), 2**63 - 1)
+INT = st.integers(-(2**31), 2**31 - 1)
+
+COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "boolean": (pa.bool_(), st.booleans()),
+    "int": (pa.int32(), INT),
+    "long": (pa.int64(), LONG),
+    "float": (pa.float32(), st.floats(width=32)),
+    "double": (pa.float64(), st.floats()),
+    "date": (pa.date32(), INT),
+    "time": (pa.time64("us"), st.integers(0, 86_399_999_999)),
+    "timestamp": (pa.timestamp("us"), LONG),
+    "timestamptz": (pa.timestamp("us", "UTC"), LONG),
+    "timestamp_ns": (pa.timestamp("ns"), LONG),
+    "timestamptz_ns": (pa.timestamp("ns", "UTC"), LONG),
+    "decimal(9, 2)": (pa.decimal128(9, 2), st.integers(-(10**9) + 1, 10**9 - 1)),
+    "decimal(18, 0)": (pa.decimal128(18, 0), st.integers(-(10**18) + 1, 10**18 - 1)),
+    "decimal(38, 10)": (pa.decimal128(38, 10), st.integers(-(10**38) + 1, 10**38 - 1)),
+    "string": (pa.string(), st.text(max_size=20)),
+    "binary": (pa.binary(), st.binary(max_size=20)),
+    "uuid": (pa.binary(16), st.binary(min_size=16, max_size=16)),
+    "fixed[3]": (pa.binary(3), st.binary(min_size=3, max_size=3)),
+}
+"""By Iceberg type: how a reader of Parquet gives it, and values as in `expressions.py`."""
+
+
+def arrow_of(kind: str, values: list[Any]) -> pa.Array:
+    arrow, _ = COLUMNS[kind]
+    if kind.startswith("decimal"):
+        scale = arrow.scale
+        values = [None if value is None else Decimal(f"{value}e-{scale}") for value in values]
+        return pa.array(values, arrow)
+    if kind.startswith(("date", "time")):
+        return pa.array(values, pa.int32() if kind == "date" else pa.int64()).view(arrow)
+    return pa.array(values, arrow, from_pandas=False)
+
+
+def expected(kind: str, value: Any) -> Key:
+    """The key by the words of the design document, in plain Python."""
+    if kind == "boolean":
+        return 1 if value else 0
+    if kind in ("float", "double"):
+        bits = int.from_bytes(struct.pack(">d", value), "big")
+        return bits ^ 0xFFFFFFFFFFFFFFFF if bits >> 63 else bits | 1 << 63
+    if kind == "decimal(38, 10)":
+        return int(value + 2**127).to_bytes(16, "big")
+    if isinstance(value, int):
+        return value + 2**63
+    return value.encode() if isinstance(value, str) else value
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def check(keys: Keys, kind: str, values: list[Any]) -> None:
+    """The keys are of these values, and keep what `Keys` promises of nulls and NaNs."""
+    rows = len(values)
+    assert (keys.kind, keys.rows) == (kind, rows)
+    valid = [True] * rows if keys.valid is None else mask_of(keys.valid, rows).tolist()
+    nan = [False] * rows if keys.nan is None else mask_of(keys.nan, rows).tolist()
+    assert valid == [value is not None for value in values]
+    assert nan == [is_nan(value) for value in values]
+    for bits in (keys.valid, keys.nan):
+        if bits is not None:
+            assert len(bits) == math.ceil(rows / 64)
+            assert not int.from_bytes(bits.tobytes(), "little") >> rows
+    assert (keys.valid is None) == all(valid)
+    assert (keys.nan is None) == (not any(nan))
+    present = keys.present
+    assert ([True] * rows if present is None else present.tolist()) == [
+        value is not None and not is_nan(value) for value in values
+    ]
+    if has_codes(kind):
+        assert keys.codes is not None
+        assert keys.codes.dtype == np.uint64
+        assert keys.starts is None
+        found: list[Any] = keys.codes.tolist()
+        empty: Key = 0
+    else:
+        assert keys.codes is None
+        assert keys.starts is not None
+        assert keys.heap is not None
+        assert keys.starts.tolist()[0] == 0
+        assert keys.starts.tolist()[-1] == len(keys.heap)
+        found = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
+        empty = b""
+    assert found == [empty if value is None or is_nan(value) else expected(kind, value) for value in values]
+
+
+def layouts(array: pa.Array) -> dict[str, Any]:
+    """The same rows in other ways."""
+    doubled = pa.concat_arrays([array, array])
+    half = len(array) // 2
+    found = {
+        "plain": array,
+        "sliced": doubled.slice(len(array)),
+        "chunks": pa.chunked_array([array.slice(0, half), array.slice(0, 0), array.slice(half)]),
+        "dictionary": array.dictionary_encode(),
+        "dictionary, sliced": doubled.dictionary_encode().slice(len(array)),
+    }
+    if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
+        found["view"] = doubled.cast(pa.string_view() if pa.types.is_string(array.type) else pa.binary_view()).slice(
+            len(array)
+        )
+        found["large"] = array.cast(pa.large_binary())
+    if pa.types.is_decimal(array.type):
+        found["wide"] = doubled.cast(pa.decimal256(array.type.precision, array.type.scale)).slice(len(array))
+    return found
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_keys_are_the_values_of_each_row_in_every_layout(kind: str, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=150))
+    for name, array in layouts(arrow_of(kind, values)).items():
+        try:
+            check(keys_of(array, kind), kind, values)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_key_of_a_literal_is_the_key_of_the_value_in_a_column_and_keeps_its_order(
+    kind: str, data: st.DataObject
+) -> None:
+    values = COLUMNS[kind][1].filter(lambda value: not is_nan(value))
+    one, other = data.draw(values), data.draw(values)
+    keys: list[Any] = [key_of(one, kind), key_of(other, kind)]
+    assert keys == [expected(kind, one), expected(kind, other)]
+    if one != other:
+        # code points of strings are in the order of their UTF-8
+        assert (one < other) == (keys[0] < keys[1])
+
+
+def test_zeros_of_both_signs_are_neighbours() -> None:
+    minus, plus = key_of(-0.0, "double"), key_of(0.0, "float")
+    assert isinstance(minus, int)
+    assert plus == minus + 1
+    assert KeyRanges("double", (KeyRange(minus, plus),)).points == (minus, plus)
+
+
+def test_bytes_that_lie_under_a_null_are_no_key() -> None:
+    # Arrow lets a null have bytes of its own
+    offsets, heap = pa.py_buffer(np.array([0, 2, 4, 6], dtype=np.int32)), pa.py_buffer(b"aabbcc")
+    array = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(b"\x05"), offsets, heap])
+    check(keys_of(array, "string"), "string", ["aa", None, "cc"])
+    numbers = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(np.arange(5, 8))])
+    check(keys_of(numbers, "long"), "long", [5, None, 7])
+    fixed = pa.Array.from_buffers(pa.binary(2), 3, [pa.py_buffer(b"\x05"), heap])
+    check(keys_of(fixed, "fixed[2]"), "fixed[2]", [b"aa", None, b"cc"])
+
+
+@pytest.mark.parametrize("kind", [*COLUMNS, "unknown"])
+def test_a_column_of_nulls_only_has_no_type_of_its_own(kind: str) -> None:
+    check(keys_of(pa.nulls(70), kind), kind, [None] * 70)
+    check(keys_of(pa.chunked_array([], pa.null()), kind), kind, [])
+
+
+def test_values_written_before_a_promotion_have_the_keys_of_the_wider_type() -> None:
+    check(keys_of(pa.array([-5, 7], pa.int32()), "long"), "long", [-5, 7])
+    check(keys_of(pa.array([0.1, math.nan], pa.float32()), "double"), "double", [float(np.float32(0.1)), math.nan])
+    check(keys_of(pa.array([Decimal("-1.50")], pa.decimal32(5, 2)), "decimal(9, 2)"), "decimal(9, 2)", [-150])
+    check(keys_of(pa.array([Decimal("1e-10")], pa.decimal64(15, 10)), "decimal(38, 10)"), "decimal(38, 10)", [1])
+    days = pa.array([datetime.date(1969, 12, 31)])
+    check(keys_of(days, "timestamp"), "timestamp", [-86_400_000_000])
+    check(keys_of(days.cast(pa.date64()), "date"), "date", [-1])
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1_000_000), ("ms", 1_000), ("us", 1), ("ns", 0.001)])
+def test_timestamps_of_any_unit_are_counted_in_the_unit_of_the_column(unit: str, factor: float) -> None:
+    array = pa.array([-1_000, None, 5_000], pa.int64()).view(pa.timestamp(unit, "Europe/Paris"))
+    counts = [-1_000 * factor, None, 5_000 * factor]
+    whole = [None if count is None else int(count) for count in counts]
+    check(keys_of(array, "timestamptz"), "timestamptz", whole)
+    check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [None if one is None else one * 1000 for one in whole])
+
+
+def test_uuids_of_the_extension_type_are_their_bytes() -> None:
+    one = UUID(int=2**100 + 7)
+    check(keys_of(pa.array([one.bytes, None], pa.uuid()), "uuid"), "uuid", [one.bytes, None])
+
+
+def test_huge_strings_and_runs_are_read() -> None:
+    values = ["x" * 3_000_000, "", "é" * 100_000]
+    check(keys_of(pa.array(values), "string"), "string", values)
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([3, 5], pa.int32()), pa.array([7, 8], pa.int64()))
+    check(keys_of(runs, "long"), "long", [7, 7, 7, 8, 8])
+
+
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        (pa.array([1]), "string"),
+        (pa.array(["1"]), "int"),
+        (pa.array([1.5]), "long"),
+        (pa.array([1]), "double"),
+        (pa.array([True]), "int"),
+        (pa.array([1]), "timestamp"),
+        (pa.array([2**63], pa.uint64()), "long"),
+        (pa.array([1_001], pa.timestamp("ns")), "timestamp"),
+        (pa.array([1], pa.time64("ns")), "time"),
+        (pa.array([2**62], pa.timestamp("s")), "timestamp"),
+        (pa.array([2**31 - 1], pa.int32()).view(pa.date32()), "timestamp_ns"),
+        (pa.array([Decimal("1.5")], pa.decimal128(9, 1)), "decimal(9, 2)"),
+        (pa.array([Decimal(10**30)], pa.decimal128(38, 0)), "decimal(18, 0)"),
+        (pa.array([Decimal(10**50)], pa.decimal256(60, 0)), "decimal(38, 0)"),
+        (pa.array([b"12345678"]), "decimal(38, 0)"),
+        (pa.array([[1]]), "long"),
+        (pa.array([1]), "variant"),
+        (pa.array([b""]), "geometry"),
+    ],
+)
+def test_a_column_that_does_not_hold_the_types_values_is_refused_not_guessed(array: pa.Array, kind: str) -> None:
+    with pytest.raises(ValueError, match="type"):
+        keys_of(array, kind)
+
+
+def test_what_is_wrong_in_a_null_is_not_wrong() -> None:
+    array = pa.Array.from_buffers(
+        pa.timestamp("ns"), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([1_001, 5_000], dtype=np.int64))]
+    )
+    check(keys_of(array, "timestamp"), "timestamp", [None, 5])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (math.nan, "double"),
+        (2**63, "long"),
+        (1, "string"),
+        ("1", "int"),
+        (True, "int"),
+        (1, "boolean"),
+        (b"x", "string"),
+        (b"x", "long"),
+        (2**127, "decimal(38, 0)"),
+        (1, "binary"),
+    ],
+)
+def test_a_literal_that_has_no_key_is_refused(value: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=r"NaN has no key|is no value of type"):
+        key_of(value, kind)
+
+
+def test_bits_and_masks_are_each_other() -> None:
+    for rows in (0, 1, 63, 64, 65, 1000):
+        mask = np.random.default_rng(rows).random(rows) < 0.5
+        bits = bits_of(mask)
+        assert len(bits) == math.ceil(rows / 64)
+        assert [bool(int(bits[row // 64]) >> (row % 64) & 1) for row in range(rows)] == mask.tolist()
+        assert mask_of(bits, rows).tolist() == mask.tolist()
+
+
+SMALL_CODES = st.one_of(st.integers(0, 12), st.integers(CODE_MAX - 3, CODE_MAX))
+SMALL_BYTES = st.text("\0a", max_size=3).map(str.encode)
+
+
+@st.composite
+def ascending(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
+    """Ranges of a `KeyRanges`, some of them empty."""
+    bounds = sorted(draw(st.lists(keys, unique=True, max_size=8)))
+    bounds = [None, *bounds] if draw(st.booleans()) else bounds
+    bounds = [*bounds, None] if draw(st.booleans()) or len(bounds) % 2 else bounds
+    pairs = zip(bounds[::2], bounds[1::2], strict=False)
+    found = [KeyRange(low, high, draw(st.booleans()), draw(st.booleans())) for low, high in pairs]
+    return [one if draw(st.booleans()) else one._replace(high=one.low, high_open=False) for one in found]
+
+
+def within(key: Any, one: KeyRange) -> bool:
+    low: Any = one.low
+    high: Any = one.high
+    if low is not None and (key < low or (one.low_open and key == low)):
+        return False
+    return not (high is not None and (key > high or (one.high_open and key == high)))
+
+
+@pytest.mark.parametrize("kind", ["long", "string"])
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_ranges_hold_the_keys_between_their_bounds_however_they_are_asked(kind: str, data: st.DataObject) -> None:
+    keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
+    given_ranges = data.draw(ascending(keys))
+    ranges = KeyRanges(kind, tuple(given_ranges))
+    asked: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
+    if kind == "string":
+        asked = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
+    for key in asked:
+        wanted = any(within(key, one) for one in given_ranges)
+        assert ranges.holds(key) == wanted
+        assert any(within(key, one) for one in ranges.closed) == wanted
+        if ranges.points is not None:
+            assert (key in ranges.points) == wanted
+    if kind == "long":
+        assert all(one.low is not None and one.high is not None for one in ranges.closed)
+        assert not any(one.low_open or one.high_open for one in ranges.closed)
+
+
+def test_points_are_all_keys_or_none() -> None:
+    assert KeyRanges("string", (KeyRange(b"a", b"a"), KeyRange(b"b", b"b")), nulls=True).points == (b"a", b"b")
+    assert KeyRanges("long", ()).points == ()
+    assert KeyRanges("long", (KeyRange(3, 6, True, True),)).points == (4, 5)
+    assert KeyRanges("string", (KeyRange(b"a", b"a\0", False, True),)).points == (b"a",)
+    assert KeyRanges("string", (KeyRange(b"a", b"b"),)).points is None
+    assert KeyRanges("long", (KeyRange(None, 5),)).points == (0, 1, 2, 3, 4, 5)
+    assert KeyRanges("long", (KeyRange(5, None),)).points is None
+    evens = tuple(KeyRange(key, key) for key in range(0, 10_000, 2))
+    assert KeyRanges("long", evens).points == tuple(range(0, 10_000, 2))
+
+
+def test_ranges_that_overlap_or_are_out_of_order_are_refused() -> None:
+    for one, other in (
+        (KeyRange(1, 3), KeyRange(3, 5)),
+        (KeyRange(4, 5), KeyRange(1, 2)),
+        (KeyRange(None, None), KeyRange(1, 2)),
+    ):
+        with pytest.raises(ValueError, match="overlap"):
+            KeyRanges("long", (one, other))
+    KeyRanges("long", (KeyRange(1, 3, False, True), KeyRange(3, 5)))
