@@ -68,8 +68,9 @@ def _weight(parameters: Sequence[str]) -> float:
 
 
 def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
-    """One record batch."""
-    schema = pa.schema([pa.field(name, array.type) for name, array in columns.items()], metadata=dict(metadata))
+    """One record batch, whose columns have _ for - in their names."""
+    fields = [pa.field(name.replace("-", "_"), array.type) for name, array in columns.items()]
+    schema = pa.schema(fields, metadata=dict(metadata))
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -84,7 +85,7 @@ def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
     present = values != MISSING
     if pa.types.is_boolean(wanted):
         return pa.array(values == 1, mask=~present)
-    narrow = np.where(present, values, 0).astype(np.int32) if wanted.bit_width == 32 else values
+    narrow = np.where(present, values, 0).astype(np.int32) if wanted.bit_width == 32 else np.ascontiguousarray(values)
     return pa.Array.from_buffers(wanted, len(values), [_validity(present), pa.py_buffer(narrow)])
 
 
@@ -114,6 +115,11 @@ def arrow_type(kind: str) -> pa.DataType:
     return _TYPES.get(name, pa.null())
 
 
+def is_integer(kind: pa.DataType) -> bool:
+    """Whether values of the type are integers of 32 or 64 bits inside: numbers, dates and times."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
+
+
 def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
     """What `Stats.bounds` found, as the column's type."""
     wanted = arrow_type(kind)
@@ -122,7 +128,7 @@ def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.A
     if isinstance(values, Strings):
         return _long_decimals(values, wanted) if pa.types.is_decimal(wanted) else texts(values, wanted)
     if values.dtype == np.float64:
-        narrow = values.astype(np.float32) if wanted.bit_width == 32 else values
+        narrow = np.ascontiguousarray(values, dtype=np.float32 if wanted.bit_width == 32 else np.float64)
         return pa.Array.from_buffers(wanted, len(values), [_validity(~np.isnan(values)), pa.py_buffer(narrow)])
     longs = values.astype(np.int64, copy=False)
     if pa.types.is_decimal(wanted):

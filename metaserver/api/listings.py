@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from metaserver.api import arrow
+from metaserver.api.arrow_stream import Columns
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.values import MICROS_PER_DAY, NANOS_PER_MICRO, encode_json
 from metaserver.index.packing import MISSING, Form, Longs, value_of
-from metaserver.planner.lookup import Found, StatsColumn, Strings
+from metaserver.planner.lookup import Found, Stats, StatsColumn, Strings
 from metaserver.planner.partitions import Grouped, Partition, grouped
 from metaserver.planner.prefix import field_kind
 from metaserver.planner.scan import Scan
@@ -76,11 +77,12 @@ class Listing(Protocol):
     @property
     def total(self) -> int: ...
 
-    def arrays(self, names: Sequence[str], start: int, end: int) -> dict[str, pa.Array]:
-        """The columns of that name for the items from `start` up to, not including, `end`."""
+    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes | bytearray:
+        """An Arrow IPC stream of the items from `start` up to, not including, `end`: the columns of those names, with _
+        for -, and `about` as metadata of the schema."""
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """As `arrays`, values for JSON, one list a name."""
+        """The same columns as values for JSON, one list a name."""
 
 
 def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
@@ -98,9 +100,9 @@ class Files:
         self._scan = scan
         self.total = data.files + deletes.files
 
-    def arrays(self, names: Sequence[str], start: int, end: int) -> dict[str, pa.Array]:
+    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
         pages = [_FilesPage(self._metadata, found, scan) for found, scan in self._page(start, end)]
-        return {name: pa.concat_arrays([page.array(name) for page in pages]) for name in names}
+        return arrow.stream({name: pa.concat_arrays([page.array(name) for page in pages]) for name in names}, about)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         pages = [_FilesPage(self._metadata, found, scan) for found, scan in self._page(start, end)]
@@ -188,18 +190,30 @@ class ColumnStats:
         self._column = column
         self.total = found.files
 
-    def arrays(self, names: Sequence[str], start: int, end: int) -> dict[str, pa.Array]:
+    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
         found = self._found.part(start, end)
         stats = found.stats(self._column)
-        made = {}
+        columns = Columns(found.files)
         for name in names:
+            shown = name.replace("-", "_")
             if name == "file-path":
-                made[name] = arrow.texts(found.texts("file_path"))
+                columns.add(shown, pa.string(), arrow.texts(found.texts("file_path")))
+            elif name == "file":
+                columns.add(shown, pa.int64(), arrow.integers(found.rows()))
             elif side := _SIDES.get(name):
-                made[name] = arrow.bounds(stats.bounds(side), self._column.kind)
+                self._add_bounds(columns, shown, stats, side)
             else:
-                made[name] = arrow.integers(found.rows() if name == "file" else stats.counts(_COUNTS[name]))
-        return made
+                columns.add(shown, pa.int64(), stats.integer_counts(_COUNTS[name]))
+        return columns.stream(about)
+
+    def _add_bounds(self, columns: Columns, name: str, stats: Stats, side: str) -> None:
+        kind = arrow.arrow_type(self._column.kind)
+        packed = stats.integer_bounds(side) if arrow.is_integer(kind) else None
+        if packed is not None:
+            columns.add(name, kind, packed)
+        else:
+            values = arrow.bounds(stats.bounds(side), self._column.kind)
+            columns.add(name, values.type, values)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         found = self._found.part(start, end)
@@ -239,14 +253,14 @@ class Partitions:
     def total(self) -> int:
         return len(self._items)
 
-    def arrays(self, names: Sequence[str], start: int, end: int) -> dict[str, pa.Array]:
+    def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
         made = {}
         for name, values in zip(names, self.lists(names, start, end), strict=True):
             if name == "partition":
                 made[name] = pa.array([to_json(value).decode() for value in values], pa.string())
             else:
                 made[name] = pa.array(values, pa.int64())
-        return made
+        return arrow.stream(made, about)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         return [[item[name] for item in self._items[start:end]] for name in names]

@@ -13,7 +13,7 @@ import asyncio
 import base64
 import binascii
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -295,7 +295,9 @@ def _delete_view(view: TableView) -> TableView:
 
 
 async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> web.Response:
-    work = partial(_arrow_body if page.arrow else _json_body, page, what, names, listing)
+    work: Callable[[], bytes | bytearray] = partial(
+        _arrow_body if page.arrow else _json_body, page, what, names, listing
+    )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
     small = items_of_page <= (IN_THREAD_ARROW if page.arrow else IN_THREAD_JSON)
     body = work() if small else await asyncio.to_thread(work)
@@ -303,13 +305,12 @@ async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listi
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes:
+def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
     end = min(listing.total, page.start + page.limit)
-    columns = listing.arrays(names, min(page.start, end), end)
     token = page.token(listing.total)
     about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
     about |= {} if token is None else {"next-page-token": token}
-    return arrow.stream({name.replace("-", "_"): array for name, array in columns.items()}, about)
+    return listing.stream(names, min(page.start, end), end, about)
 
 
 def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes:

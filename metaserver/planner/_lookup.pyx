@@ -9,8 +9,10 @@ block whose form is another one than that asked for has no values.
 """
 
 from libc.math cimport NAN
-from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 
 import numpy as np
 
@@ -20,8 +22,35 @@ cdef extern from *:
     #error "packed columns are little-endian"
     #endif
     #define seamark_big_endian(code) __builtin_bswap64(code)
+    #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+    #define SEAMARK_CLONES __attribute__((target_clones("avx2", "default")))
+    #else
+    #define SEAMARK_CLONES
+    #endif
+    #include <stdint.h>
+
+    /* Codes of rows that follow one another, in the shape that compilers turn into vectors. */
+    #define SEAMARK_WIDEN(NAME, CODE, TO)                                                              \\
+        SEAMARK_CLONES static void NAME(const CODE *codes, uint64_t base, TO *to, int64_t n) {         \\
+            for (int64_t i = 0; i < n; i++) to[i] = (TO)(base + codes[i]);                             \\
+        }
+    #define SEAMARK_WIDENS(TO)                                 \\
+        SEAMARK_WIDEN(seamark_u8_##TO, uint8_t, TO)            \\
+        SEAMARK_WIDEN(seamark_u16_##TO, uint16_t, TO)          \\
+        SEAMARK_WIDEN(seamark_u32_##TO, uint32_t, TO)          \\
+        SEAMARK_WIDEN(seamark_u64_##TO, uint64_t, TO)          \\
+        static void seamark_widen_##TO(int width, const void *codes, uint64_t base, int64_t first, TO *to, int64_t n) { \\
+            if (width == 1) seamark_u8_##TO((const uint8_t *)codes + first, base, to, n);              \\
+            else if (width == 2) seamark_u16_##TO((const uint16_t *)codes + first, base, to, n);       \\
+            else if (width == 4) seamark_u32_##TO((const uint32_t *)codes + first, base, to, n);       \\
+            else seamark_u64_##TO((const uint64_t *)codes + first, base, to, n);                       \\
+        }
+    SEAMARK_WIDENS(int64_t)
+    SEAMARK_WIDENS(int32_t)
     """
     uint64_t seamark_big_endian(uint64_t code) nogil
+    void seamark_widen_int64_t(int width, const void *codes, uint64_t base, int64_t first, int64_t *to, int64_t n) nogil
+    void seamark_widen_int32_t(int width, const void *codes, uint64_t base, int64_t first, int32_t *to, int64_t n) nogil
 
 cdef enum:
     FORM = 0
@@ -77,16 +106,23 @@ cdef int64_t _check(
     return total
 
 
-cdef void _integers(
-    const Code *codes, uint64_t base, int64_t *out, int64_t first, int64_t count, const int64_t *picks
-) noexcept nogil:
+def count(const int64_t[:, ::1] segments):
+    """How many rows they have."""
+    cdef int64_t s, total = 0
+    for s in range(segments.shape[0]):
+        total += segments[s, 2]
+    return total
+
+
+ctypedef fused Whole:
+    int32_t
+    int64_t
+
+
+cdef void _integers(const Code *codes, uint64_t base, Whole *out, int64_t count, const int64_t *picks) noexcept nogil:
     cdef int64_t i
-    if picks == NULL:
-        for i in range(count):
-            out[i] = <int64_t>(base + codes[first + i])
-    else:
-        for i in range(count):
-            out[i] = <int64_t>(base + codes[picks[i]])
+    for i in range(count):
+        out[i] = <Whole>(base + codes[picks[i]])
 
 
 cdef void _reals(
@@ -105,52 +141,143 @@ cdef inline bint _there(const uint8_t *presence, int64_t row) noexcept nogil:
     return (presence[row >> 3] >> (row & 7)) & 1
 
 
-def longs(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
-    """int64[rows], MISSING where absent."""
-    cdef int64_t total = _check(layout, segments, picks)
-    found = np.empty(total, dtype=np.int64)
-    cdef int64_t[::1] out = found
-    cdef int64_t s, i, number, first, count, done = 0
-    cdef int width
-    cdef uint64_t base
+cdef void _decode(
+    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Whole *to
+) noexcept nogil:
+    """The integers of one segment, whatever stands where one is absent."""
+    cdef int width = <int>column[WIDTH]
+    cdef uint64_t base = <uint64_t>column[BASE]
+    cdef const void *codes = <const void *><size_t>column[CODES]
+    cdef int64_t i
+    if width == 0:
+        for i in range(count):
+            to[i] = <Whole>base
+    elif rows == NULL:
+        if Whole is int64_t:
+            seamark_widen_int64_t(width, codes, base, first, to, count)
+        else:
+            seamark_widen_int32_t(width, codes, base, first, to, count)
+    elif width == 1:
+        _integers(<const uint8_t *>codes, base, to, count, rows)
+    elif width == 2:
+        _integers(<const uint16_t *>codes, base, to, count, rows)
+    elif width == 4:
+        _integers(<const uint32_t *>codes, base, to, count, rows)
+    else:
+        _integers(<const uint64_t *>codes, base, to, count, rows)
+
+
+cdef void _longs(
+    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks, int64_t *to
+) noexcept nogil:
+    """MISSING where absent."""
+    cdef int64_t s, i, first, count
     cdef const int64_t *rows
-    cdef int64_t *to
-    cdef const void *codes
+    cdef const int64_t *column
     cdef const uint8_t *presence
-    if total == 0:
-        return found
-    with nogil:
-        for s in range(segments.shape[0]):
-            number, first, count = segments[s, 0], segments[s, 1], segments[s, 2]
-            if count == 0:
-                continue
-            rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
-            to = &out[done]
-            done += count
-            if layout[number, FORM] != INTEGERS:
-                for i in range(count):
-                    to[i] = INT64_MIN
-                continue
-            width = <int>layout[number, WIDTH]
-            base = <uint64_t>layout[number, BASE]
-            codes = <const void *><size_t>layout[number, CODES]
-            if width == 0:
-                for i in range(count):
-                    to[i] = <int64_t>base
-            elif width == 1:
-                _integers(<const uint8_t *>codes, base, to, first, count, rows)
-            elif width == 2:
-                _integers(<const uint16_t *>codes, base, to, first, count, rows)
-            elif width == 4:
-                _integers(<const uint32_t *>codes, base, to, first, count, rows)
-            else:
-                _integers(<const uint64_t *>codes, base, to, first, count, rows)
-            presence = <const uint8_t *><size_t>layout[number, PRESENCE]
+    for s in range(segments.shape[0]):
+        column, first, count = &layout[segments[s, 0], 0], segments[s, 1], segments[s, 2]
+        if count == 0:
+            continue
+        rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
+        if column[FORM] != INTEGERS:
+            for i in range(count):
+                to[i] = INT64_MIN
+        else:
+            _decode(column, first, count, rows, to)
+            presence = <const uint8_t *><size_t>column[PRESENCE]
             if presence != NULL:
                 for i in range(count):
                     if not _there(presence, first + i if rows == NULL else rows[i]):
                         to[i] = INT64_MIN
+        to += count
+
+
+def longs(layouts, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """For each of the layouts an int64[rows], MISSING where absent."""
+    cdef const int64_t[:, ::1] layout
+    cdef int64_t[::1] out
+    cdef int64_t total
+    found = []
+    for one in layouts:
+        layout = one
+        total = _check(layout, segments, picks)
+        values = np.empty(total, dtype=np.int64)
+        if total:
+            out = values
+            with nogil:
+                _longs(layout, segments, picks, &out[0])
+        found.append(values)
     return found
+
+
+cdef int64_t _mark(
+    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, uint8_t *bits, int64_t done
+) noexcept nogil:
+    """Sets the bits of values that are there, from bit `done` on, in zeros. Returns how many are not."""
+    cdef const uint8_t *presence = <const uint8_t *><size_t>column[PRESENCE]
+    cdef int64_t i, place, absent = 0
+    for i in range(count):
+        if presence == NULL or _there(presence, first + i if rows == NULL else rows[i]):
+            place = done + i
+            bits[place >> 3] |= 1 << (place & 7)
+        else:
+            absent += 1
+    return absent
+
+
+def whole(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments):
+    """Whether each of the rows has an integer, so that no bitmap is needed."""
+    cdef int64_t s
+    cdef const int64_t *column
+    for s in range(segments.shape[0]):
+        if segments[s, 0] < 0 or segments[s, 0] >= layout.shape[0]:
+            raise IndexError(f"there is no block {segments[s, 0]}")
+        column = &layout[segments[s, 0], 0]
+        if column[FORM] != INTEGERS or column[PRESENCE] or column[BASE] == INT64_MIN:
+            return False
+    return True
+
+
+def write_integers(
+    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks,
+    uint8_t[::1] values, int width, uint8_t[::1] bits,
+):
+    """The integers as Arrow has them: `values` of 4 or 8 bytes each, `bits` (zeros; none where all are there).
+
+    Returns how many are absent; what stands in their place is undefined. ValueError where there is no room for them.
+    """
+    cdef int64_t total = _check(layout, segments, picks), s, i, first, count, done = 0, absent = 0
+    cdef bint marked = bits.shape[0] > 0
+    cdef const int64_t *rows
+    cdef const int64_t *column
+    if width not in (4, 8) or values.shape[0] != total * width or (marked and bits.shape[0] < (total + 7) // 8):
+        raise ValueError("the buffers are not of the size that the rows need")
+    if total == 0:
+        return 0
+    with nogil:
+        for s in range(segments.shape[0]):
+            column, first, count = &layout[segments[s, 0], 0], segments[s, 1], segments[s, 2]
+            if count == 0:
+                continue
+            rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
+            if column[FORM] != INTEGERS:
+                memset(&values[done * width], 0, count * width)
+                absent += count
+            else:
+                if width == 8:
+                    _decode(column, first, count, rows, <int64_t *>&values[done * 8])
+                else:
+                    _decode(column, first, count, rows, <int32_t *>&values[done * 4])
+                if marked:
+                    absent += _mark(column, first, count, rows, &bits[0], done)
+            done += count
+    return absent
+
+
+def buffer(Py_ssize_t size):
+    """A bytearray whose bytes are whatever was in memory: all of them are to be written before anyone else sees it."""
+    return PyByteArray_FromStringAndSize(NULL, size)
 
 
 def rows(const int64_t[:, ::1] extents, const int64_t[:, ::1] segments, const int64_t[::1] picks):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,6 +30,7 @@ from metaserver.planner.view import Side, TableView
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
 """Columns whose places are kept per view: 150 bytes a block each."""
+_SIDES = frozenset({"lower", "upper"})
 _ROW_BITS = 32
 """Of a row's name: its place in its manifest (see `view.py`)."""
 _ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
@@ -78,7 +79,7 @@ class Found:
 
     def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
         self.view = view
-        self.files = int(segments[:, 2].sum())
+        self.files = _lookup.count(segments)
         self._table, self._picks = segments, picks
         self._places = _places_of(view)
 
@@ -148,7 +149,7 @@ class Found:
         side = _of_form(sides, Form.INTEGERS)
         if side is None:
             return np.ndarray(self.files, np.int64, _ABSENT_LONG, strides=(0,))
-        return _lookup.longs(side.layout, self._table, self._picks)
+        return _lookup.longs((side.layout,), self._table, self._picks)[0]
 
     def _read_doubles(self, sides: tuple[Side, ...]) -> npt.NDArray[np.float64]:
         side = _of_form(sides, Form.FLOATS)
@@ -172,6 +173,43 @@ class Stats:
         self.column = column
         self.form = form_of(column.kind)
         """None for a type without bounds."""
+
+    def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
+        """`bounds` of lower and upper, `counts` of any other name; together they take less time than one by one."""
+        found = self._found
+        view, places, column_id = found.view, found._places, self.column.id
+        plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._dated())
+        made: list[Any] = [None] * len(names)
+        at, layouts = [], []
+        for number, name in enumerate(names):
+            if name not in _SIDES:
+                sides = places.counts(view, name, column_id)
+            elif plain:
+                sides = places.bounds(view, name, column_id)
+            else:
+                made[number] = self.bounds(name)
+                continue
+            side = _of_form(sides, Form.INTEGERS)
+            if side is None:
+                made[number] = found._read_longs(())
+            else:
+                at.append(number)
+                layouts.append(side.layout)
+        for number, longs in zip(at, _lookup.longs(layouts, found._table, found._picks), strict=True):
+            made[number] = longs
+        return made
+
+    def integer_counts(self, name: str) -> Integers:
+        """As `counts`, not read yet."""
+        found = self._found
+        return Integers(found, _of_form(found._places.counts(found.view, name, self.column.id), Form.INTEGERS))
+
+    def integer_bounds(self, side: str) -> Integers | None:
+        """As `bounds`, not read yet; None where they are no integers, or have to be converted."""
+        if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._dated()):
+            return None
+        found = self._found
+        return Integers(found, _of_form(found._places.bounds(found.view, side, self.column.id), Form.INTEGERS))
 
     def counts(self, name: str) -> Longs:
         """int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING where absent."""
@@ -197,14 +235,43 @@ class Stats:
             return self._promoted(longs)
         return longs
 
+    def _dated(self) -> bool:
+        """Whether bounds may be of dates: of a column of dates, or of one of times that held dates once."""
+        column = self.column
+        if column.kind not in UNITS_PER_DAY:
+            return False
+        return any(segment.block.kind(column.id) == "date" for segment in self._found.segments)
+
     def _promoted(self, longs: Longs) -> Longs:
         """Bounds that were written when the column held dates, in the unit that it has now (spec, "Evolution")."""
+        if not self._dated():
+            return longs
         found = self._found
         dates = [segment.block.kind(self.column.id) == "date" for segment in found.segments]
-        if not any(dates):
-            return longs
         units = found.by_segment([UNITS_PER_DAY[self.column.kind] if date else 1 for date in dates])
         return np.where(longs == MISSING, longs, longs * units)
+
+
+class Integers:
+    """A column of integers that can be written straight into an answer."""
+
+    def __init__(self, found: Found, side: Side | None) -> None:
+        self._found = found
+        self._layout = None if side is None else side.layout
+        self.nullable = self._layout is None or not _lookup.whole(self._layout, found._table)
+        """Whether one may be absent."""
+
+    def write(self, values: memoryview, width: int, bits: memoryview) -> int:
+        """Fills `values` with `width` bytes each, 4 or 8, and `bits` (empty where not `nullable`) as Arrow has them.
+
+        Returns how many are absent.
+        """
+        found = self._found
+        bits[:] = bytes(len(bits))
+        if self._layout is None:
+            values[:] = bytes(len(values))
+            return found.files
+        return _lookup.write_integers(self._layout, found._table, found._picks, values, width, bits)
 
 
 def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> Found:
@@ -212,7 +279,7 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> Found:
     numbers = prefix.whole_blocks(view)
     if numbers is None:
         return files_at(view, prefix.select(view).rows())
-    return Found(view, _places_of(view).whole[numbers])
+    return Found(view, _places_of(view).whole.take(numbers, axis=0))
 
 
 def files_at(view: TableView, rows: Longs) -> Found:

@@ -423,9 +423,30 @@ def test_rows_that_a_block_has_not_are_refused() -> None:
     layout = np.zeros((1, 13), dtype=np.int64)
     layout[0, 4] = 5
     none: Any = np.empty(0, dtype=np.int64)
-    for read in (_lookup.longs, _lookup.doubles, _lookup.strings):
+
+    def longs(layout: Any, segments: Any, picks: Any) -> Any:
+        return _lookup.longs((layout,), segments, picks)
+
+    def written(layout: Any, segments: Any, picks: Any) -> Any:
+        rows = max(0, int(segments[0, 2]))
+        return _lookup.write_integers(layout, segments, picks, np.zeros(rows * 8, np.uint8), 8, np.zeros(0, np.uint8))
+
+    for read in (longs, written, _lookup.rows, _lookup.doubles, _lookup.strings):
         for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
             with pytest.raises(IndexError):
                 read(layout, np.array([segment], dtype=np.int64), none)
         with pytest.raises(IndexError):
             read(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
+
+
+def test_integers_go_only_where_there_is_room_for_them() -> None:
+    layout = np.zeros((1, 13), dtype=np.int64)
+    layout[0, 4] = 20
+    segments: Any = np.array([[0, 0, 20, -1]], dtype=np.int64)
+    picks: Any = np.empty(0, dtype=np.int64)
+    for size, width, bits in ((159, 8, 0), (161, 8, 0), (80, 8, 0), (80, 2, 0), (80, 4, 2)):
+        with pytest.raises(ValueError):
+            _lookup.write_integers(layout, segments, picks, np.zeros(size, np.uint8), width, np.zeros(bits, np.uint8))
+    marks: Any = np.zeros(3, np.uint8)
+    assert _lookup.write_integers(layout, segments, picks, np.zeros(80, np.uint8), 4, marks) == 0
+    assert marks.tolist() == [255, 255, 15]
