@@ -46,6 +46,7 @@ CODE_MAX = (1 << 64) - 1
 POINTS_MAX = 1024
 """So many keys of wider ranges are listed one by one, beside single keys, of which there may be any number."""
 
+_RAW = frozenset({"binary", "fixed", "uuid"})
 _SIGN = 1 << 63
 _BIAS = 1 << 127
 _CODE_DIGITS_MAX, _DIGITS_MAX = 18, 38
@@ -182,7 +183,7 @@ def has_codes(kind: str) -> bool:
     name = base_name(kind)
     if name == "decimal":
         return decimal_precision(kind) <= _CODE_DIGITS_MAX
-    if name in ("string", "binary", "fixed", "uuid"):
+    if name == "string" or name in _RAW:
         return False
     # a column of type unknown has nulls only, and their code is 0
     if name in ("boolean", "unknown") or name in INTS or name in LONGS or name in FLOATS:
@@ -217,7 +218,7 @@ def key_of(value: Value, kind: str) -> Key:
             return (value + _BIAS).to_bytes(_WIDE_DECIMAL, "big")
         case str() if kind == "string":
             return value.encode()
-        case bytes() if not has_codes(kind):
+        case bytes() if base_name(kind) in _RAW:
             return value
     raise ValueError(f"{value!r} is no value of type {kind}")
 

@@ -1,0 +1,139 @@
+"""Hashes are XXH64 of exactly the bytes that the format says, on every path; `xxhash` is the judge."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaserver.index.hashing import checksum, file_id, file_ids, hash_key, hash_keys, hash_rows
+from metaserver.index.keys import Keys, key_of, keys_of
+
+SEEDS = st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1])
+CODES = st.integers(0, 2**64 - 1)
+
+
+def test_vectors_of_the_specification() -> None:
+    # xxHash's own sanity check: bytes of a generator of fixed state, lengths on every path, two seeds
+    data, state = bytearray(), 2654435761
+    for _ in range(222):
+        data.append(state >> 56 & 0xFF)
+        state = state * 11400714785074694797 % 2**64
+    prime = 2654435761
+    known = {
+        (0, 0): 0xEF46DB3751D8E999,
+        (0, prime): 0xAC75FDA2929B17EF,
+        (1, 0): 0xE934A84ADB052768,
+        (1, prime): 0x5014607643A9B4C3,
+        (4, 0): 0x9136A0DCA57457EE,
+        (14, 0): 0x8282DCC4994E35C8,
+        (14, prime): 0xC3BD6BF63DEB6DF0,
+        (222, 0): 0xB641AE8CB691C174,
+        (222, prime): 0x20CB8AB7AE10C14A,
+    }
+    assert {(n, seed): hash_key(bytes(data[:n]), seed) for n, seed in known} == known
+
+
+@given(data=st.binary(max_size=200), seed=SEEDS)
+@settings(max_examples=300, deadline=None)
+def test_bytes_of_any_length_hash_as_xxhash_says(data: bytes, seed: int) -> None:
+    assert hash_key(data, seed) == xxhash.xxh64_intdigest(data, seed)
+    assert checksum(memoryview(data), seed) == xxhash.xxh64_intdigest(data, seed)
+
+
+@given(codes=st.lists(CODES, max_size=50), seed=SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_codes_hash_as_their_eight_bytes(codes: list[int], seed: int) -> None:
+    keys = Keys("long", len(codes), np.array(codes, dtype=np.uint64), None, None, None, None)
+    expected = [xxhash.xxh64_intdigest(struct.pack("<Q", code), seed) for code in codes]
+    assert hash_keys(keys, seed).tolist() == expected
+    assert [hash_key(code, seed) for code in codes] == expected
+
+
+@given(texts=st.lists(st.text(max_size=80), max_size=30), seed=SEEDS, skipped=st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_strings_hash_as_their_bytes_and_as_the_key_of_the_literal(texts: list[str], seed: int, skipped: int) -> None:
+    hashes = hash_keys(keys_of(pa.array(texts, pa.string()).slice(skipped), "string"), seed).tolist()
+    assert hashes == [xxhash.xxh64_intdigest(text.encode(), seed) for text in texts[skipped:]]
+    assert hashes == [hash_key(key_of(text, "string"), seed) for text in texts[skipped:]]
+
+
+def row_bytes(kinds: list[str], row: tuple[Any, ...]) -> bytes:
+    """A composite key as the design says, spelt out."""
+    spelt = b""
+    for kind, value in zip(kinds, row, strict=True):
+        if value is None:
+            spelt += b"\xff\xff\xff\xff"
+        elif value != value:
+            spelt += b"\xfe\xff\xff\xff"
+        else:
+            key = key_of(value, kind)
+            data = struct.pack("<Q", key) if isinstance(key, int) else key
+            spelt += struct.pack("<I", len(data)) + data
+    return spelt
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1)),
+            st.one_of(st.none(), st.text(max_size=100)),
+            st.one_of(st.none(), st.floats()),
+        ),
+        max_size=80,
+    ),
+    columns=st.lists(st.integers(0, 2), min_size=1, max_size=4),
+    seed=SEEDS,
+)
+@settings(max_examples=150, deadline=None)
+def test_composite_keys_hash_lengths_and_bytes_in_turn(rows: list[Any], columns: list[int], seed: int) -> None:
+    kinds, types = ["int", "string", "double"], [pa.int32(), pa.string(), pa.float64()]
+    parts = [keys_of(pa.array([row[at] for row in rows], types[at], from_pandas=False), kinds[at]) for at in columns]
+    expected = [
+        xxhash.xxh64_intdigest(row_bytes([kinds[at] for at in columns], tuple(row[at] for at in columns)), seed)
+        for row in rows
+    ]
+    assert hash_rows(parts, seed).tolist() == expected
+
+
+def test_columns_of_a_composite_key_need_the_same_rows() -> None:
+    one, other = keys_of(pa.array([1, 2]), "long"), keys_of(pa.array([1]), "long")
+    with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
+        hash_rows([one, other], 0)
+
+
+def test_keys_that_point_out_of_their_bytes_are_refused() -> None:
+    heap = np.zeros(4, dtype=np.uint8)
+    for starts in ([0, 5], [0, -1], [3, 1], [-2, 1]):
+        keys = Keys("string", 1, None, np.array(starts, dtype=np.int64), heap, None, None)
+        with pytest.raises(ValueError, match="lie within"):
+            hash_keys(keys, 0)
+        with pytest.raises(ValueError, match="lie within"):
+            hash_rows([keys], 0)
+
+
+@given(
+    files=st.lists(st.tuples(st.text(max_size=60), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=20)
+)
+@settings(max_examples=100, deadline=None)
+def test_a_file_is_known_by_path_size_and_records(files: list[tuple[str, int, int]]) -> None:
+    expected = [
+        tuple(xxhash.xxh64_intdigest(path.encode() + struct.pack("<QQ", size, records), seed) for seed in (0, 1))
+        for path, size, records in files
+    ]
+    paths, sizes, records = ([file[at] for file in files] for at in range(3))
+    found = file_ids(paths, np.array(sizes, dtype=np.uint64), np.array(records, dtype=np.uint64))
+    assert found.shape == (len(files), 2)
+    assert [tuple(row) for row in found.tolist()] == expected
+    assert [file_id(*file) for file in files] == expected
+
+
+def test_files_that_lack_a_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 paths have 1 sizes"):
+        file_ids(["a", "b"], [1], [1, 2])
