@@ -12,20 +12,20 @@ and never to PyIceberg, which does not come back for them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import msgspec
 from aiohttp import web
-from isal import isal_zlib
 from multidict import CIMultiDict
 
 from cache.memory import MemoryCache
 from metaserver.api.endpoints import add_operations
-from metaserver.api.keys import CATALOG, CLOCK, PLANNER, REQUEST_ID, SETTINGS, STORE
+from metaserver.api.keys import CATALOG, CLOCK, PLANNER, SETTINGS, STORE
 from metaserver.api.metrics import METRICS
-from metaserver.api.render import DELEGATION, GZIP_FROM_BYTES, accepts_gzip, access_config, json_answer
+from metaserver.api.pending import Pending
+from metaserver.api.pieces import send
+from metaserver.api.pointers import Pointers
+from metaserver.api.render import DELEGATION, access_config, json_answer
 from metaserver.api.requests import allow, parse_body, path_table, read_body, read_json
 from metaserver.catalog.values import LoadedTable
 from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
@@ -36,28 +36,16 @@ from metaserver.planner.answer import Answer, Longs, dialect_of
 from metaserver.planner.request import Question, ScanRequest, expired_ancestor
 from metaserver.planner.scan import Scan
 from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
+from metaserver.store.changes import watch
 from metaserver.store.port import Entry
 from metaserver.wire import decode_json, encode_json, show
 
-STREAM_FROM_BYTES = 4 << 20
-"""Answers are gathered up to this, so that one that fails is an error, and sent as they come beyond it."""
-ANSWER_BYTES_MAX = 512 << 10
-"""Larger answers are written piece by piece, and made anew each time; what they are made of is kept."""
 LONG_FILTER_BYTES = 64 << 10
 """Longer ones are parsed beside the event loop."""
-TURN_S = 0.001
-"""How long an answer is written before others have their turn."""
 POLL_S = 0.5
 """How long a question after a plan that is being made is held open for it."""
-PENDING_LIMIT = 64
-"""Plans being made for clients that come back, per worker; more are waited for at once."""
-FINISHED_LIMIT = 4
-"""Finished plans kept for clients that come back, each with its view of the snapshot."""
 PLAN_ID_CHARACTERS_MAX = 4000
 """A plan id stands in a URL, whose length servers and proxies bound. A longer one is not given out."""
-_GZIP = 31
-"""zlib's window bits for gzip."""
-_HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
 
 
 class _PlanTableScan(msgspec.Struct, rename="kebab"):
@@ -86,54 +74,9 @@ class _FetchScanTasks(msgspec.Struct, rename="kebab"):
     plan_task: str
 
 
-class Pending:
-    """Plans that are being made while their client waits elsewhere. Belongs to one worker; nothing depends on it."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[Scan]] = {}
-
-    @property
-    def full(self) -> bool:
-        return sum(not task.done() for task in self._tasks.values()) >= PENDING_LIMIT
-
-    def start(self, plan_id: str, make: Callable[[], Awaitable[Scan]]) -> asyncio.Task[Scan]:
-        """The plan's task, which goes on by itself. A plan that another worker began is begun here, too."""
-        task = self._tasks.get(plan_id)
-        if task is None:
-
-            async def run() -> Scan:
-                return await make()
-
-            task = self._tasks[plan_id] = asyncio.create_task(run(), name="plan")
-            task.add_done_callback(lambda done: self._finish(plan_id, done))
-        return task
-
-    def cancel(self, plan_id: str) -> None:
-        task = self._tasks.pop(plan_id, None)
-        if task is not None:
-            task.cancel()
-
-    async def close(self, _: web.Application) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _finish(self, plan_id: str, task: asyncio.Task[Scan]) -> None:
-        """Keeps the latest plans for those who come back: the planner may have let a large one go already."""
-        if self._tasks.get(plan_id) is not task:
-            return
-        if task.cancelled() or task.exception() is not None:  # met again by who asks
-            del self._tasks[plan_id]
-            return
-        self._tasks[plan_id] = self._tasks.pop(plan_id)
-        finished = [key for key, kept in self._tasks.items() if kept.done()]
-        for key in finished[:-FINISHED_LIMIT]:
-            del self._tasks[key]
-
-
 ANSWERS: web.AppKey[MemoryCache[tuple[object, ...], _Kept]] = web.AppKey("plan-answers")
 PENDING: web.AppKey[Pending] = web.AppKey("pending", Pending)
+POINTERS: web.AppKey[Pointers] = web.AppKey("pointers", Pointers)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 
 
@@ -142,7 +85,7 @@ async def plan_table_scan(request: web.Request) -> web.StreamResponse:
     app = request.app
     namespace, name = path_table(request)
     allow(request, namespace)
-    entry = await app[CATALOG].tables.entry(namespace, name)
+    entry = await app[POINTERS].entry(namespace, name)
     body = await _body_of(request)
     given = request.headers.get
     # Everything that an answer is made of beside the settings: metadata files never change, so nor does the answer.
@@ -150,6 +93,7 @@ async def plan_table_scan(request: web.Request) -> web.StreamResponse:
     known = (
         entry.metadata_location,
         entry.uuid,
+        entry.index_version,
         namespace,
         name,
         body,
@@ -239,7 +183,7 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
     except BadRequest as error:  # it was good when the task was made: a snapshot on the way has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
-    return await _send(request, _body(b"{", _answer(request, task.asked, scan), scan.rows[first:end], b"}"))
+    return await send(request, _body(b"{", _answer(request, task.asked, scan), scan.rows[first:end], b"}"))
 
 
 async def _loaded(request: web.Request) -> LoadedTable:
@@ -409,7 +353,7 @@ async def _completed(
             tasks = _pages(request.app[TOKENS], packed, rows, pages, _uuid(loaded))
             head += b'"plan-tasks":' + encode_json(tasks) + b","
             rows = rows[:0]
-    return await _send(request, _body(head, answer, rows, tail))
+    return await send(request, _body(head, answer, rows, tail))
 
 
 def _pages(tokens: Tokens, packed: bytes, rows: Longs, pages: int, table_uuid: str) -> list[str]:
@@ -448,114 +392,19 @@ def _body(head: bytes, answer: Answer, rows: Longs, tail: bytes) -> Iterator[byt
     yield b"]" + tail
 
 
-class _Encoder:
-    """Gathers an answer, packed from the moment that it is worth it."""
-
-    def __init__(self, *, gzip: bool) -> None:
-        self._gzip = gzip
-        self._packer: Any = None
-        self._pieces: list[bytes] = []
-        self.size_bytes = 0
-
-    def add(self, piece: bytes) -> None:
-        if self._packer is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
-            self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
-            piece = b"".join(self.take()) + piece
-        if self._packer is not None:
-            piece = self._packer.compress(piece)
-        self._pieces.append(piece)
-        self.size_bytes += len(piece)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return _HEADERS if self._packer is None else {**_HEADERS, "Content-Encoding": "gzip"}
-
-    def take(self) -> list[bytes]:
-        """What was gathered since the last time."""
-        taken, self._pieces = self._pieces, []
-        self.size_bytes = 0
-        return taken
-
-    def finish(self) -> list[bytes]:
-        """The rest."""
-        if self._packer is not None:
-            self._pieces.append(self._packer.flush())
-        return self.take()
-
-
-async def _send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """The pieces as one JSON answer; others have their turn after each `TURN_S` of work.
-
-    One that fails before it has `STREAM_FROM_BYTES` is an error.
-    """
-    encoder = _Encoder(gzip=accepts_gzip(request))
-    monotonic = request.app[CLOCK].monotonic
-    until_s = monotonic() + TURN_S
-    for piece in pieces:
-        encoder.add(piece)
-        if encoder.size_bytes >= STREAM_FROM_BYTES:
-            return await _stream(request, encoder, pieces)
-        if monotonic() >= until_s:
-            await asyncio.sleep(0)
-            until_s = monotonic() + TURN_S
-    gathered = encoder.finish()
-    size = sum(map(len, gathered))
-    if size <= ANSWER_BYTES_MAX:
-        return web.Response(body=b"".join(gathered), headers=encoder.headers)
-    # Not as one body: to join megabytes and to hand them over takes milliseconds.
-    response = await _begin(request, encoder, size)
-    with _cut_off(request):
-        await _write(response, gathered)
-        await response.write_eof()
-    return response
-
-
-async def _stream(request: web.Request, encoder: _Encoder, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """Sends what was gathered, and the rest as it comes."""
-    response = await _begin(request, encoder)
-    with _cut_off(request):
-        await _write(response, encoder.take())
-        for piece in pieces:
-            encoder.add(piece)
-            await _write(response, encoder.take())
-        await _write(response, encoder.finish())
-        await response.write_eof()
-    return response
-
-
-async def _write(response: web.StreamResponse, pieces: list[bytes]) -> None:
-    """Others have their turn between two of them."""
-    for piece in pieces:
-        await response.write(piece)
-        await asyncio.sleep(0)
-
-
-async def _begin(request: web.Request, encoder: _Encoder, size: int | None = None) -> web.StreamResponse:
-    response = web.StreamResponse(headers={**encoder.headers, "X-Request-Id": request[REQUEST_ID], "Server": "seamark"})
-    response.content_length = size
-    await response.prepare(request)
-    return response
-
-
-@contextlib.contextmanager
-def _cut_off(request: web.Request) -> Iterator[None]:
-    """Whoever reads an answer that fails half-way must not take it for a whole one."""
+async def _opened(app: web.Application) -> AsyncIterator[None]:
+    app[POINTERS] = Pointers(app[CATALOG].tables, watch(app[SETTINGS].database_url()))
+    app[TOKENS] = Tokens(await app[STORE].secret(SECRET_NAME, app[CLOCK].random_bytes(32)))
     try:
         yield
-    except BaseException:
-        if request.transport is not None:
-            request.transport.abort()
-        raise
-
-
-async def _open_tokens(app: web.Application) -> None:
-    app[TOKENS] = Tokens(await app[STORE].secret(SECRET_NAME, app[CLOCK].random_bytes(32)))
+    finally:
+        app[POINTERS].close()
 
 
 def add_routes(app: web.Application) -> None:
     app[PENDING] = Pending()
     app[ANSWERS] = MemoryCache(app[SETTINGS].plan_answers_bytes)
-    app.on_startup.append(_open_tokens)
+    app.cleanup_ctx.append(_opened)
     app.on_cleanup.append(app[PENDING].close)
     table = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
     add_operations(app, f"{table}/plan", {"POST": plan_table_scan})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,12 +12,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
-from metaserver.api import planning
+from metaserver.access.tokens import create_token
+from metaserver.api import pieces, planning
+from metaserver.clock import SystemClock
 from metaserver.errors import StorageError
 from metaserver.planner.answer import Answer
 from metaserver.planner.planner import Planner
 from metaserver.planner.request import Question, ScanRequest
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant, RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
 from tests.api.client import Answer as Response
 from tests.api.planned import append, file_of
@@ -343,7 +349,7 @@ async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Respo
 async def test_an_answer_too_large_to_gather_is_streamed_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coding: str
 ) -> None:
-    monkeypatch.setattr(planning, "STREAM_FROM_BYTES", 500)
+    monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
     async with running(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
@@ -359,7 +365,7 @@ async def test_an_answer_too_large_to_gather_is_streamed_whole(
 async def test_an_answer_that_fails_half_way_is_not_taken_for_a_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "STREAM_FROM_BYTES", 500)
+    monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
     tasks = Answer.tasks
 
     def failing(self: Any, rows: Any) -> Any:
@@ -421,7 +427,9 @@ async def test_a_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: 
         await append(here, "t", tens(3), snapshot_id=1)
         plan_id = (await here("POST", f"{T}/plan", {})).json["plan-id"]
         slow.go.set()
-        assert numbers(await there("GET", f"{T}/plan/{plan_id}")) == [0, 1, 2]
+        while (done := await there("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
+            await asyncio.sleep(0.01)
+        assert numbers(done) == [0, 1, 2]
         assert (await there("DELETE", f"{T}/plan/{plan_id}")).status == 204
         other = await there("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
         assert other.error[:2] == (404, "NoSuchPlanIdException")
@@ -491,6 +499,63 @@ async def test_a_key_is_taken_and_a_repeat_is_answered_alike_without_a_record(pl
     assert (first.status, first.raw) == (second.status, second.raw)
     store, clock = planned.server.parts.store, planned.server.parts.clock
     assert await store.idempotency(key, clock.now_ms()) is None
+
+
+async def test_a_plan_is_of_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
+    """Also where the same request was answered a moment ago."""
+    async with running(tmp_path) as one, running(tmp_path) as two:
+        here, there = Api(one), Api(two)
+        await here.table()
+        for count in range(1, 5):
+            await append(here, "t", tens(count), snapshot_id=count)
+            for api in (there, there, here):
+                assert numbers(await api("POST", f"{T}/plan", {})) == list(range(count))
+        await here("DELETE", T)
+        assert (await there("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
+
+
+async def test_an_answer_that_is_kept_is_refused_once_the_grant_is_taken_away(tmp_path: Path) -> None:
+    clock, grant = SystemClock(), Grant("rita", "admin")
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        secret = await create_token(store, clock, "rita", None, [grant])
+    async with running(tmp_path, auth="token") as server:
+        server.http.headers["Authorization"] = f"Bearer {secret}"
+        api = Api(server)
+        await api("POST", "/v1/namespaces", {"namespace": ["db"]})
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        for _ in range(2):
+            assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await server.parts.store.transact([RemoveGrant(grant=grant)])
+        assert (await api("POST", f"{T}/plan", {})).error[:2] == (403, "ForbiddenException")
+        del server.http.headers["Authorization"]
+        assert (await api("POST", f"{T}/plan", {})).error[:2] == (401, "NotAuthorizedException")
+
+
+async def test_a_large_answer_is_written_in_pieces_and_says_its_length(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await planned("POST", f"{T}/plan", {})
+    packed = await planned("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
+    monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
+    anew = {"case-sensitive": False}
+    written = await planned("POST", f"{T}/plan", anew)
+    assert written.raw == whole.raw
+    assert written.headers["Content-Length"] == str(len(whole.raw))
+    assert written.headers["X-Request-Id"]
+    assert (await planned("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
+
+
+async def test_a_request_whose_body_comes_after_its_headers_is_answered_alike(planned: Api) -> None:
+    body = json.dumps({"filter": EQ_5}).encode()
+    head = f"POST {T}/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", URL(planned.server.url).port)
+    for part in (head.encode(), body[:7], body[7:]):
+        writer.write(part)
+        await asyncio.sleep(0.02)
+    answer = await reader.read()
+    writer.close()
+    assert answer.endswith((await planned("POST", f"{T}/plan", {"filter": EQ_5})).raw)
 
 
 MODES = [

@@ -1,0 +1,43 @@
+"""Where tables' pointers stand, without reading them for each request.
+
+Any worker, replica or command may move a pointer at any time, and the next request must see it. So the database is
+asked each time, but for a number only, which changes with each commit (`store/changes.py`).
+"""
+
+from __future__ import annotations
+
+from metaserver.catalog.tables import Tables
+from metaserver.store.changes import Changes
+from metaserver.store.port import Entry, NamespacePath
+
+ENTRIES_LIMIT = 10_000
+
+
+class Pointers:
+    """Belongs to one event loop. `changes` None reads each time."""
+
+    def __init__(self, tables: Tables, changes: Changes | None) -> None:
+        self._tables = tables
+        self._changes = changes
+        self._number: int | None = None
+        self._entries: dict[tuple[NamespacePath, str], Entry] = {}
+
+    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
+        """As `Tables.entry`."""
+        number = None if self._changes is None else self._changes.number()
+        if number is None:
+            return await self._tables.entry(namespace, name)
+        if number != self._number or len(self._entries) >= ENTRIES_LIMIT:
+            self._entries.clear()
+            self._number = number
+        key = (namespace, name)
+        known = self._entries.get(key)
+        if known is None:
+            known = await self._tables.entry(namespace, name)
+            if number == self._number:  # read after the number, so as new as it at least
+                self._entries[key] = known
+        return known
+
+    def close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()

@@ -1,0 +1,35 @@
+"""The number that tells whether anybody has committed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metaserver.clock import SystemClock
+from metaserver.store.changes import watch
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant, PointerStore, SaveGrant
+
+
+async def _commit(store: PointerStore, name: str) -> None:
+    await store.transact([SaveGrant(grant=Grant(name, "reader"))])
+
+
+async def test_the_number_changes_with_each_commit_of_anybody_and_stands_still_between_them(tmp_path: Path) -> None:
+    url, clock = f"sqlite:///{tmp_path}/seamark.db", SystemClock()
+    async with open_store(url, clock=clock) as one, open_store(url, clock=clock) as two:
+        changes = watch(url)
+        assert changes is not None
+        seen = changes.number()
+        for count, store in enumerate((one, two, one, one, two)):
+            assert changes.number() == seen, "nothing was committed"
+            await store.grants("somebody")
+            assert changes.number() == seen, "reading is no change"
+            await _commit(store, f"name-{count}")
+            assert changes.number() != seen
+            seen = changes.number()
+        changes.close()
+        assert changes.number() is None, "a database that cannot be asked says so"
+
+
+def test_a_database_that_has_no_such_number_is_not_watched() -> None:
+    assert watch("postgresql://user@host/database") is None
