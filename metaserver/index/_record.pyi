@@ -1,0 +1,29 @@
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+Longs = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.uint32]
+Bytes = npt.NDArray[np.uint8]
+
+PAGE_BYTES: int
+ENTRIES_A_PAGE: int
+ENTRY_BYTES: int
+DROPPED_FILE: int
+
+def row_hash(parts: Sequence[int | bytes | float | None]) -> tuple[int, int]: ...
+def sorted_run(hi: Words, lo: Words) -> Bytes: ...
+def stretches(fences: Words, hi: Words) -> Longs: ...
+
+class Merger:
+    def __init__(self, runs: list[tuple[Bytes, int, Numbers]], files: int) -> None: ...
+    def fill(self, pages: Bytes, first_page: int, fences: Words, counts: Words) -> int: ...
+
+class Pages:
+    def __init__(self, pages: Bytes, fences: Words, numbers: Longs, files: int) -> None: ...
+    def find(self, hi: int, lo: int) -> list[tuple[int, int]]: ...
+    def lookup(self, hi: Words, lo: Words) -> tuple[Longs, Ints, Longs]: ...
+    def check(self, counts: Words) -> int: ...
