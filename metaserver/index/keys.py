@@ -122,9 +122,7 @@ class KeyRanges:
         """The same keys in ranges whose bounds are closed wherever keys have a neighbour; ranges of codes have both."""
         ranges = self.ranges
         if has_codes(self.kind):
-            ranges = tuple(
-                one._replace(low=one.low or 0, high=CODE_MAX if one.high is None else one.high) for one in ranges
-            )
+            ranges = tuple(_bounded(one) for one in ranges)
         return tuple(closed for closed in map(_closed, ranges) if closed is not None)
 
     @cached_property
@@ -153,6 +151,13 @@ def _overlap(before: KeyRange, after: KeyRange) -> bool:
     if high is None or low is None:
         return True
     return bool(high > low) or (high == low and not before.high_open and not after.low_open)
+
+
+def _bounded(one: KeyRange) -> KeyRange:
+    """Of codes: with the least and the greatest code where there is no bound."""
+    low = (0, False) if one.low is None else (one.low, one.low_open)
+    high = (CODE_MAX, False) if one.high is None else (one.high, one.high_open)
+    return KeyRange(low[0], high[0], low[1], high[1])
 
 
 def _closed(one: KeyRange) -> KeyRange | None:

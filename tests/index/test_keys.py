@@ -298,7 +298,8 @@ def ascending(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
     bounds = [*bounds, None] if draw(st.booleans()) or len(bounds) % 2 else bounds
     pairs = zip(bounds[::2], bounds[1::2], strict=False)
     found = [KeyRange(low, high, draw(st.booleans()), draw(st.booleans())) for low, high in pairs]
-    return [one if draw(st.booleans()) else one._replace(high=one.low, high_open=False) for one in found]
+    # single keys, too
+    return [one if one.low is None or draw(st.booleans()) else one._replace(high=one.low) for one in found]
 
 
 def within(key: Any, one: KeyRange) -> bool:
