@@ -199,7 +199,8 @@ class ColumnStats:
             if name == "file-path":
                 columns.add(shown, pa.string(), arrow.texts(found.texts("file_path")))
             elif name == "file":
-                columns.add(shown, pa.int64(), arrow.integers(found.rows()))
+                rows = pa.py_buffer(found.rows())
+                columns.add(shown, pa.int64(), pa.Array.from_buffers(pa.int64(), found.files, [None, rows]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, shown, stats, side)
             else:
