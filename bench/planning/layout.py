@@ -26,11 +26,6 @@ def snapshot_id(manifest: int) -> int:
     return LAST_SNAPSHOT + manifest * 7919
 
 
-def partition_path(day: int, bucket: int) -> str:
-    """Hive-style, as Spark names the folders of data files. `day` is in days since the epoch."""
-    return f"day={day_text(day)}/user_id_bucket={bucket}"
-
-
 def day_text(day: int) -> str:
     return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -156,7 +157,8 @@ class Column:
         self.packed = packed
         self.rows = rows
 
-    def _array(self, offset: int, dtype: str, count: int) -> npt.NDArray[np.generic]:
+    def array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
+        """`count` values of the column's memory as they lie, from one of `packed`'s offsets on."""
         return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def present(self) -> npt.NDArray[np.bool_]:
@@ -171,7 +173,7 @@ class Column:
         packed = self.packed
         if packed.width == 0:
             return np.full(self.rows, packed.base, dtype=np.int64)
-        codes = self._array(packed.codes, f"<u{packed.width}", self.rows).astype(np.uint64)
+        codes = self.array(packed.codes, f"<u{packed.width}", self.rows).astype(np.uint64)
         values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
         if packed.presence != NONE:
             values[~self.present()] = MISSING
@@ -179,7 +181,7 @@ class Column:
 
     def doubles(self) -> npt.NDArray[np.float64]:
         """float64[rows], NaN where absent."""
-        return self._array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
+        return self.array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def key(self, row: int) -> int | float | bytes | None:
         """The value of one row as `key_of` makes it; None where absent."""
@@ -191,7 +193,7 @@ class Column:
         if packed.width == 0:
             return packed.base
         if packed.form == Form.FLOATS:
-            return float(self._array(packed.codes + row * packed.width, f"<f{packed.width}", 1)[0])
+            return float(self.array(packed.codes + row * packed.width, f"<f{packed.width}", 1)[0])
         code = int.from_bytes(self._bytes(packed.codes + row * packed.width, packed.width), "little")
         return packed.base + code
 

@@ -32,20 +32,20 @@ def strings(column: Column | None, rows: Longs) -> list[bytes | None]:
 
 def codes(column: Column, rows: Longs) -> npt.NDArray[np.uint64]:
     """uint64[n]: the first `packed.width` bytes after the common prefix, big-endian, zeros behind shorter values."""
-    return _array(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
+    return _uints(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
 
 
 def _decoded(column: Column, rows: Longs) -> list[bytes | None]:
     packed = column.packed
     width, common = packed.width, packed.common
-    heads = _array(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()
-    lengths = _array(column, packed.lengths, packed.lengths_width)[rows].astype(np.int64)
+    heads = _uints(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()
+    lengths = _uints(column, packed.lengths, packed.lengths_width)[rows].astype(np.int64)
     if packed.ends == NONE:
         return [common + heads[at : at + size] for at, size in zip(_steps(width, rows), lengths.tolist(), strict=True)]
-    upto = _array(column, packed.ends, 4)[rows].astype(np.int64)
+    upto = _uints(column, packed.ends, 4)[rows].astype(np.int64)
     froms = upto - np.maximum(lengths - width, 0)
     first = int(froms.min())
-    tails = column._memory[packed.tails + first : packed.tails + int(upto.max())].tobytes()
+    tails = column.array(packed.tails + first, "u1", int(upto.max()) - first).tobytes()
     stops = np.arange(len(rows)) * width + np.minimum(lengths, width)
     return [
         common + heads[at:stop] + tails[start:end]
@@ -59,5 +59,5 @@ def _steps(width: int, rows: Longs) -> range:
     return range(0, width * len(rows), width)
 
 
-def _array(column: Column, offset: int, width: int) -> npt.NDArray[Any]:
-    return np.frombuffer(column._memory, dtype=f"<u{width}", count=column.rows, offset=offset)
+def _uints(column: Column, offset: int, width: int) -> npt.NDArray[Any]:
+    return column.array(offset, f"<u{width}", column.rows)
