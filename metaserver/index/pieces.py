@@ -1,0 +1,107 @@
+"""Pieces: byte strings one after the other, each with a coding and a checksum of its own, below one checked header.
+
+    bytes  0–7   a number              bytes 8–15   another
+    byte   16    form                  byte 17      layout
+    byte   18    flags                 byte 19      zero
+    bytes 20–23  how many pieces
+    per piece    u32 length, u32 coding, u32 CRC-32 of its bytes
+    u32          CRC-32 of all before it
+    zeros        up to a multiple of 8; each piece follows, and zeros up to a multiple of 8
+
+All numbers are little-endian. What the numbers, the form, the layout and the codings mean is the owner's. A piece is
+checked when it is first read, so that a question costs no more than what it touches. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+
+_HEAD = struct.Struct("<QQBBBxI")
+_CHECK = struct.Struct("<I")
+_ENTRY_BYTES = 12
+_LENGTH_MAX = (1 << 32) - 1
+PIECES_MAX = 1024
+
+
+class Piece(NamedTuple):
+    coding: int
+    data: bytes | memoryview
+
+
+class Head(NamedTuple):
+    """What the owner says of its pieces: two numbers below 2^64 and three below 256."""
+
+    first: int
+    second: int
+    form: int
+    layout: int
+    flags: int
+
+
+def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
+    """Header and pieces, a multiple of 8 bytes. ValueError where a piece is of 4 GiB or more."""
+    if any(len(piece.data) > _LENGTH_MAX for piece in pieces):
+        raise ValueError("a part of an index of 4 GiB or more cannot be stored; index fewer rows a file")
+    table = np.array([(len(piece.data), piece.coding, isal_zlib.crc32(piece.data)) for piece in pieces], dtype="<u4")
+    said = _HEAD.pack(*head, len(pieces)) + table.tobytes()
+    said += _CHECK.pack(isal_zlib.crc32(said))
+    parts: list[bytes | memoryview] = [said, bytes(-len(said) % 8)]
+    for piece in pieces:
+        parts += (piece.data, bytes(-len(piece.data) % 8))
+    return b"".join(parts)
+
+
+class Pieces:
+    """Reads what `write_pieces` wrote, where it lies. ValueError where header, length or a checksum is wrong."""
+
+    __slots__ = ("_checked", "_memory", "_starts", "_table", "count", "head")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        if len(memory) < _HEAD.size + _CHECK.size:
+            raise ValueError(f"{len(memory)} bytes are too few for a header")
+        *numbers, count = _HEAD.unpack_from(memory)
+        end = _HEAD.size + _ENTRY_BYTES * count
+        if count > PIECES_MAX or end + _CHECK.size > len(memory):
+            raise ValueError(f"a header of {count} pieces cannot be right")
+        if isal_zlib.crc32(memory[:end]) != _CHECK.unpack_from(memory, end)[0]:
+            raise ValueError("a header does not match its checksum")
+        self.head = Head(*numbers)
+        self.count: int = count
+        self._table: npt.NDArray[np.uint32] = np.frombuffer(memory[_HEAD.size : end], dtype="<u4").reshape(-1, 3)
+        lengths = self._table[:, 0].astype(np.int64)
+        starts = np.cumsum(np.concatenate([[-(-(end + _CHECK.size) // 8) * 8], -(-lengths // 8) * 8])).tolist()
+        if starts[-1] != len(memory):
+            raise ValueError(f"pieces of {starts[-1]} bytes do not fill {len(memory)}")
+        self._starts: list[int] = starts
+        self._checked = bytearray(count)
+
+    def read(self, number: int) -> Piece:
+        """The piece, checked."""
+        length, coding, checksum = self._table[number].tolist()
+        start = self._starts[number]
+        data = self._memory[start : start + length]
+        if not self._checked[number]:
+            if isal_zlib.crc32(data) != checksum:
+                raise ValueError(f"piece {number} of {self.count} does not match its checksum")
+            self._checked[number] = 1
+        return Piece(coding, data)
+
+    def coding(self, number: int) -> int:
+        return int(self._table[number, 1])
+
+    def length(self, number: int) -> int:
+        """Of a piece, in bytes."""
+        return int(self._table[number, 0])
+
+    def verify(self) -> None:
+        """Checks every piece."""
+        for number in range(self.count):
+            self._checked[number] = 0
+            self.read(number)

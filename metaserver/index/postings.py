@@ -1,0 +1,285 @@
+"""Which of many data files hold a key: the distinct keys of all files in order, and the files of each.
+
+Where keys are shared by files, the files of a key are stored, as a row of bits or as a list, whichever is smaller.
+Where they are not, that would store every key twice to say little: then each file's least and most are kept, and what
+those leave open is asked of the files' own dictionaries. A range of many keys is decided for most files by their least
+and most alone. Pure.
+
+Stored as `pieces.py`: the numbers distinct keys and files, the form of the keys, the layout. Pieces of MATRIX and
+LISTS: dictionary; each file's least and most rank, u32[files] twice (2^32 - 1 and 0 of a file without keys); then the
+bits, u64[keys][ceil(files / 64)], or the files of each key one after the other, in 1, 2 or 4 bytes, and their starts,
+`pack_numbers` of keys + 1. Of EDGES: each file's least and most key, u64[files] twice, or their first 64 bytes with
+zeros behind, twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from metaserver.index import _bitmap, _ordered, bits
+from metaserver.index.bits import MARGIN, Coding
+from metaserver.index.dictionary import CODES, Bounds, Intervals, aligned, distinct_of, opened, pack
+from metaserver.index.keys import Bytes
+from metaserver.index.pieces import Head, Piece, Pieces, write_pieces
+from metaserver.index.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
+
+MATRIX, LISTS, EDGES = 0, 1, 2
+"""Layouts."""
+_DICTIONARY, _LEAST, _MOST, _FILES, _STARTS = range(5)
+"""Pieces; of EDGES the first two are the edges."""
+EDGE_BYTES = 64
+
+SHARE = 0.25
+"""Of the bytes of the files' sections: so much may be spent on the files of each key,"""
+SPEND_MIN = 1 << 16
+"""or so many bytes at any rate."""
+KEYS_MAX = 1 << 22
+HEAP_MAX = 1 << 28
+"""Distinct keys, and bytes of them, that are put in order in memory; more are too many to be shared by files."""
+_NEVER = (1 << 32) - 1
+"""The least rank of a file without keys: no range begins there or before, and ends behind it."""
+_BATCH_KEYS = 1 << 22
+_WIDE_MAX = 32
+"""Ranges of several keys that are first held against each file's least and most."""
+
+_ZSTD = pa.Codec("zstd", 1)
+_INFLATED_MAX = 1 << 31
+
+Marks = npt.NDArray[np.uint8]
+Dictionaries = Sequence[Callable[[], "_ordered.Numbers | _ordered.Strings"]]
+
+
+class Searchable(Protocol):
+    """A file's section, as far as it is asked for keys."""
+
+    def intervals(self, bounds: Bounds) -> Intervals: ...
+
+
+def build_postings(sections: Sequence[Any], form: int, section_bytes: int) -> bytes:
+    """Of data files whose sections have a `dictionary`, in their order, and take `section_bytes`."""
+    spend = max(SHARE * section_bytes, SPEND_MIN)
+    total = sum(section.cardinality for section in sections)
+    distinct = _union(sections, form, spend) if len(sections) < 1 << 32 else None
+    if distinct is not None:
+        made = _by_key(sections, form, distinct, total, spend)
+        if made is not None:
+            return made
+    return _edges(sections, form)
+
+
+def _batches(sections: Sequence[Any]) -> list[list[int]]:
+    """Numbers of files, as many at a time as have `_BATCH_KEYS` keys between them, or one."""
+    batches: list[list[int]] = [[]]
+    held = 0
+    for number, section in enumerate(sections):
+        if batches[-1] and held + section.cardinality > _BATCH_KEYS:
+            batches.append([])
+            held = 0
+        batches[-1].append(number)
+        held += section.cardinality
+    return batches
+
+
+def _union(sections: Sequence[Any], form: int, spend: float) -> Distinct | None:
+    """The distinct keys of all; None where they are too many."""
+    found = _ranked([], form)[0]
+    for batch in _batches(sections):
+        parts = [distinct_of(sections[number].dictionary) for number in batch]
+        found = _ranked([found, *parts], form)[0]
+        if len(found) > min(KEYS_MAX, spend) or (found.heap is not None and len(found.heap) > HEAP_MAX):
+            return None  # each key takes a byte at least
+    return found
+
+
+def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
+    """All keys of the parts together, and the rank of each in turn."""
+    if form == CODES:
+        codes = [part.codes for part in parts if part.codes is not None]
+        return ranked_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
+    starts, heaps, base = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)], 0
+    for part in parts:
+        if part.starts is not None and part.heap is not None:
+            starts.append(part.starts[1:] + base)
+            heaps.append(part.heap)
+            base += len(part.heap)
+    together = np.concatenate(starts)
+    return ranked_bytes(together[:-1], together[1:], np.concatenate(heaps))
+
+
+def _by_key(sections: Sequence[Any], form: int, distinct: Distinct, total: int, spend: float) -> bytes | None:
+    """None where it would take more than `spend` bytes. `total`: keys of all files, together."""
+    files, keys = len(sections), len(distinct)
+    words, width = bits.words_of(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
+    matrix_bytes, lists_bytes = 8 * words * keys, width * total
+    dictionary = pack(distinct)
+    if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > spend:
+        return None
+    layout = MATRIX if matrix_bytes <= lists_bytes else LISTS
+    least, most = np.full(files, _NEVER, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
+    matrix = np.zeros((keys, words) if layout == MATRIX else (0, 0), dtype=np.uint64)
+    pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
+    for batch in _batches(sections):
+        parts = [distinct_of(sections[number].dictionary) for number in batch]
+        ranks = _ranked([distinct, *parts], form)[1][keys:]
+        lengths = np.array([len(part) for part in parts], dtype=np.int64)
+        owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
+        ends = np.cumsum(lengths)
+        there = np.flatnonzero(lengths)
+        at = np.array(batch, dtype=np.int64)[there]
+        least[at], most[at] = ranks[(ends - lengths)[there]], ranks[ends[there] - 1]
+        if layout == MATRIX:
+            _bitmap.fill_matrix(matrix, ranks, owners)
+        else:
+            pairs.append((ranks, owners))
+    pieces = [_flat(dictionary), _packed(least), _packed(most)]
+    if layout == MATRIX:
+        pieces.append(_packed(matrix))
+    else:
+        pieces += _lists(pairs, keys, width)
+    return write_pieces(Head(keys, files, form, layout, 0), pieces)
+
+
+def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, width: int) -> list[Piece]:
+    ranks = np.concatenate([pair[0] for pair in pairs])
+    owners = np.concatenate([pair[1] for pair in pairs])
+    starts = np.zeros(keys + 1, dtype=np.uint64)
+    np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
+    listed = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
+    return [_packed(listed), _flat(_ordered.pack_numbers(starts))]
+
+
+def _edges(sections: Sequence[Any], form: int) -> bytes:
+    """The least and the most key of each file; of one without keys zeros."""
+    if form == CODES:
+        sides = np.zeros((2, len(sections)), dtype=np.uint64)
+    else:
+        sides = np.zeros((2, len(sections)), dtype=f"S{EDGE_BYTES}")
+    for number, section in enumerate(sections):
+        if section.cardinality:
+            sides[0, number], sides[1, number] = section.dictionary.edges()
+    pieces = [_packed(np.ascontiguousarray(side)) for side in sides]
+    return write_pieces(Head(0, len(sections), form, EDGES, 0), pieces)
+
+
+def _flat(array: Bytes) -> Piece:
+    return Piece(Coding.FLAT, array.data)
+
+
+def _packed(array: npt.NDArray[Any]) -> Piece:
+    """Flat, or zstd behind the length of what it inflates to (u64) where that is clearly smaller."""
+    data = array.reshape(-1).view(np.uint8).data
+    packed = len(data).to_bytes(8, "little") + _ZSTD.compress(data, asbytes=True)
+    return Piece(Coding.ZSTD, packed) if len(packed) < MARGIN * len(data) else Piece(Coding.FLAT, data)
+
+
+class Postings:
+    """Reads what `build_postings` made. ValueError where something cannot be right, when it is first read."""
+
+    def __init__(self, memory: memoryview, form: int, files: int) -> None:
+        self._pieces = Pieces(memory)
+        self._keys, there, has_form, self.layout, _ = self._pieces.head
+        pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
+        if (there, has_form, self._pieces.count) != (files, form, pieces):
+            raise ValueError(f"postings of {there} files in {self._pieces.count} pieces cannot be right")
+        self._form = form
+        self._files = files
+        self._arrays: dict[int, npt.NDArray[Any]] = {}
+        self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
+        self._starts: _ordered.Numbers | None = None
+
+    def verify(self) -> None:
+        self._pieces.verify()
+
+    def files_with(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Callable[[int], Searchable]) -> Marks:
+        """uint8[files]: 1 where a file holds a key within the bounds. `there`: the files that have keys."""
+        if not bounds.count:
+            return np.zeros(self._files, dtype=np.uint8)
+        if self.layout == EDGES:
+            return self._by_edges(bounds, there, section)
+        return self._by_key(bounds)
+
+    def _by_key(self, bounds: Bounds) -> Marks:
+        if self._dictionary is None:
+            self._dictionary = opened(self._pieces.read(_DICTIONARY).data, self._keys, self._form)
+        begins, ends = bounds.intervals(self._dictionary)
+        marks = np.zeros(self._files, dtype=np.uint8)
+        if not len(begins):
+            return marks
+        many = ends - begins > 1
+        if 0 < np.count_nonzero(many) <= _WIDE_MAX:
+            least, most = self._array(_LEAST, "<u4"), self._array(_MOST, "<u4")
+            open_ = np.zeros(self._files, dtype=np.bool_)
+            for begin, end in zip(begins[many].tolist(), ends[many].tolist(), strict=True):
+                below, above = least < begin, most >= end
+                apart = (most < begin) | (least >= end)
+                marks |= ~apart & ~(below & above)
+                open_ |= ~apart & below & above
+            if not (open_ & (marks == 0)).any():
+                begins, ends = begins[~many], ends[~many]
+        if len(begins):
+            marks |= self._listed(begins, ends)
+        return marks
+
+    def _listed(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
+        if self.layout == MATRIX:
+            words = bits.words_of(self._files)
+            matrix = self._array(_FILES, "<u8")
+            if len(matrix) != words * self._keys:
+                raise ValueError(f"postings of {self._keys} keys have {len(matrix)} words")
+            found = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
+            return np.unpackbits(found.view(np.uint8), count=self._files, bitorder="little")
+        if self._starts is None:
+            self._starts = _ordered.Numbers(aligned(self._pieces.read(_STARTS).data), self._keys + 1)
+        width = 1 if self._files <= 1 << 8 else 2 if self._files <= 1 << 16 else 4
+        marks = np.zeros(self._files, dtype=np.uint8)
+        listed = self._array(_FILES, f"<u{width}")
+        _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
+        return marks
+
+    def _by_edges(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Callable[[int], Searchable]) -> Marks:
+        """By least and most key where that decides; otherwise by the file's own dictionary."""
+        dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
+        least, most = self._array(0, dtype), self._array(1, dtype)
+        if len(least) != self._files or len(most) != self._files:
+            raise ValueError(f"postings of {self._files} files have the edges of {len(least)}")
+        lows, highs = bounds.edges(EDGE_BYTES)
+        # the first range that does not end before the least key of a file begins no later than its most, or none does
+        place = np.searchsorted(highs, least, side="left")
+        possible = there & (place < len(highs))
+        possible[possible] = lows[place[possible]] <= most[possible]
+        marks = np.zeros(self._files, dtype=np.uint8)
+        if self._form == CODES:
+            sure = possible.copy()
+            sure[possible] = lows[place[possible]] <= least[possible]
+            marks[sure] = 1
+            possible &= ~sure
+        for number in np.flatnonzero(possible).tolist():
+            marks[number] = len(section(number).intervals(bounds).begins) > 0
+        return marks
+
+    def _array(self, number: int, dtype: str) -> npt.NDArray[Any]:
+        """A piece as numbers, kept when it had to be inflated."""
+        held = self._arrays.get(number)
+        if held is not None:
+            return held
+        piece = self._pieces.read(number)
+        if piece.coding == Coding.ZSTD:
+            size = int.from_bytes(piece.data[:8], "little")
+            if size > _INFLATED_MAX:
+                raise ValueError(f"a piece of {size:,} bytes is too large")
+            try:
+                data = _ZSTD.decompress(piece.data[8:], size, asbytes=True)
+            except OSError as error:
+                raise ValueError(f"a piece does not inflate: {error}") from None
+            found = np.frombuffer(data, dtype=dtype)
+        elif piece.coding == Coding.FLAT:
+            found = aligned(piece.data).view(dtype)
+        else:
+            raise ValueError(f"a piece has the coding {piece.coding}")
+        self._arrays[number] = found
+        return found

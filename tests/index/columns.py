@@ -1,0 +1,197 @@
+"""Columns of every type that has keys, as Python values and as Arrow arrays, and predicates on them judged row by row.
+
+The judge compares Python values; it knows nothing of codes, ranks or dictionaries. Values are as in expressions
+(`expressions.py`): integers for dates, times and timestamps, unscaled integers for decimals.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from metaserver.index.keys import KeyRange, KeyRanges, key_of
+
+NAN = math.nan
+LONG = "x" * 1023
+STRINGS = ["", "a", "ab", "abc", "b", "a\0", "a\0\0", "ä", "ß", "日本語", "😀", "\uffff", "Customer#1", "Customer#10"]
+HUGE = [LONG, LONG + "a", LONG + "aa", LONG + "ab", LONG + "aab", LONG + "b" * 3000, LONG + "é" * 5, LONG + "c\0"]
+FLOATS = [0.0, -0.0, 1.5, -1.5, math.inf, -math.inf, 5e-324, -5e-324, 1.7e38, -2.25, 3.0, 7.0]
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    draw: Callable[[random.Random], Any]
+    arrow: Callable[[Sequence[Any]], pa.Array]
+    nans: bool = False
+
+
+def _typed(arrow: pa.DataType, through: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
+    return lambda values: (
+        pa.array(values, through or arrow).cast(arrow) if through != arrow else pa.array(values, arrow)
+    )
+
+
+def _ints(bits: int) -> Callable[[random.Random], int]:
+    def draw(rng: random.Random) -> int:
+        return rng.choice([rng.randrange(-5, 5), rng.getrandbits(bits) - (1 << (bits - 1)), -(1 << (bits - 1))])
+
+    return draw
+
+
+def _decimals(digits: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
+    def array(values: Sequence[Any]) -> pa.Array:
+        width = 16
+        heap = b"".join((value or 0).to_bytes(width, "little", signed=True) for value in values)
+        valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
+        return pa.Array.from_buffers(pa.decimal128(digits, scale), len(values), [valid, pa.py_buffer(heap)])
+
+    return array
+
+
+def _unscaled(digits: int) -> Callable[[random.Random], int]:
+    most = 10**digits - 1
+    return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-most, most + 1), most, -most])
+
+
+def _text(huge: bool) -> Callable[[random.Random], str]:
+    def draw(rng: random.Random) -> str:
+        if huge and rng.random() < 0.5:
+            return rng.choice(HUGE)
+        made = "".join(rng.choice("abé日\0z") for _ in range(rng.randrange(20)))
+        return rng.choice([rng.choice(STRINGS), made])
+
+    return draw
+
+
+KINDS = [
+    Kind("boolean", lambda rng: rng.random() < 0.5, _typed(pa.bool_())),
+    Kind("int", _ints(32), _typed(pa.int32())),
+    Kind("long", _ints(64), _typed(pa.int64())),
+    Kind("date", _ints(20), _typed(pa.date32(), pa.int32())),
+    Kind("time", lambda rng: rng.randrange(86_400_000_000), _typed(pa.time64("us"), pa.int64())),
+    Kind("timestamp", _ints(50), _typed(pa.timestamp("us"), pa.int64())),
+    Kind("timestamptz", _ints(50), _typed(pa.timestamp("us", "UTC"), pa.int64())),
+    Kind("timestamp_ns", _ints(63), _typed(pa.timestamp("ns"), pa.int64())),
+    Kind("float", lambda rng: rng.choice([*FLOATS[:6], 1.25, -7.5]), _typed(pa.float32()), nans=True),
+    Kind("double", lambda rng: rng.choice([*FLOATS, rng.gauss(0, 1e9)]), _typed(pa.float64()), nans=True),
+    Kind("decimal(9, 2)", _unscaled(9), _decimals(9, 2)),
+    Kind("decimal(18, 0)", _unscaled(18), _decimals(18, 0)),
+    Kind("decimal(38, 10)", _unscaled(38), _decimals(38, 10)),
+    Kind("string", _text(False), _typed(pa.string())),
+    Kind("string, huge", _text(True), _typed(pa.large_string())),
+    Kind("binary", lambda rng: rng.randbytes(rng.randrange(6)), _typed(pa.binary())),
+    Kind("fixed[3]", lambda rng: rng.randbytes(3), _typed(pa.binary(3))),
+    Kind("uuid", lambda rng: rng.randbytes(16), _typed(pa.binary(16))),
+]
+
+
+def kind_of(kind: Kind) -> str:
+    return kind.name.partition(", huge")[0]
+
+
+def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] | None = None) -> list[Any]:
+    """Values of one file, in a shape that columns have: constant, of few values, all anew, sorted; with nulls."""
+    pool = pool or [kind.draw(rng) for _ in range(rng.choice([1, 2, 3, 5, 12, 100]))]
+    values = [rng.choice(pool) if rng.random() < 0.9 else kind.draw(rng) for _ in range(rows)]
+    if rng.random() < 0.3:
+        values = [pool[0]] * rows
+    if rng.random() < 0.3:
+        values.sort(key=order)
+    nulls, nans = rng.choice([0, 0, 0.2, 1]), rng.choice([0, 0.2]) if kind.nans else 0
+    values = [NAN if rng.random() < nans else value for value in values]
+    return [None if rng.random() < nulls else value for value in values]
+
+
+def order(value: Any) -> Any:
+    """What Iceberg orders a value by: numbers with -0.0 before 0.0, text by its UTF-8."""
+    if isinstance(value, float):
+        return (value, math.copysign(1, value) if value == 0 else 0)
+    return value.encode() if isinstance(value, str) else value
+
+
+Range = tuple[Any, Any, bool, bool]
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """Ranges of values, and whether nulls and NaNs are asked for."""
+
+    kind: str
+    ranges: tuple[Range, ...]
+    nulls: bool
+    nans: bool
+
+    def keys(self) -> KeyRanges:
+        made = []
+        for low, high, low_open, high_open in joined(self.ranges):
+            low_key, high_key = (None if end is None else key_of(end, self.kind) for end in (low, high))
+            made.append(KeyRange(low_key, high_key, low_open, high_open))
+        return KeyRanges(self.kind, tuple(made), self.nulls, self.nans)
+
+    def holds(self, value: Any) -> bool:
+        if value is None:
+            return self.nulls
+        if value != value:
+            return self.nans
+        at = order(value)
+        for low, high, low_open, high_open in self.ranges:
+            above = low is None or order(low) < at or (order(low) == at and not low_open)
+            below = high is None or at < order(high) or (order(high) == at and not high_open)
+            if above and below:
+                return True
+        return False
+
+
+def joined(ranges: Sequence[Range]) -> list[Range]:
+    """The same values in ranges that ascend and are disjoint."""
+    found: list[Range] = []
+    for one in sorted(ranges, key=lambda one: (one[0] is not None, order(one[0]) if one[0] is not None else 0, one[2])):
+        if not found:
+            found.append(one)
+            continue
+        low, high, low_open, high_open = found[-1]
+        if high is not None and one[0] is not None:
+            gap = order(one[0]) > order(high) or (order(one[0]) == order(high) and (one[2] or high_open))
+            if gap:
+                found.append(one)
+                continue
+        if high is None or one[1] is None:
+            found[-1] = (low, None, low_open, False)
+        elif (order(one[1]), not one[3]) > (order(high), not high_open):
+            found[-1] = (low, one[1], low_open, one[3])
+    return found
+
+
+def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Predicate:
+    """On values that are there, and on others: =, <, between, IN of a few and of hundreds, everything, nothing."""
+    there = [value for value in values if value is not None and value == value]
+
+    def literal() -> Any:
+        return rng.choice(there) if there and rng.random() < 0.7 else kind.draw(rng)
+
+    ranges: list[Range] = []
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 5, 300])):
+        match rng.randrange(4):
+            case 0:
+                low = high = literal()
+                ranges.append((low, high, False, False))
+            case 1:
+                low, high = sorted((literal(), literal()), key=order)
+                ranges.append((low, high, rng.random() < 0.5, rng.random() < 0.5))
+            case 2:
+                end = literal()
+                ranges.append((*rng.choice([(None, end), (end, None)]), rng.random() < 0.5, rng.random() < 0.5))
+            case _:
+                value = literal()
+                ranges.append((value, value, False, False))
+    if rng.random() < 0.1:
+        ranges.append((None, None, False, False))
+    if len(ranges) >= 300 or rng.random() < 0.3:
+        ranges = [one for one in ranges if one[0] is not None and one[0] == one[1]]
+    return Predicate(kind_of(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)

@@ -1,0 +1,135 @@
+"""A damaged bitmap index never gives a wrong answer: flipped, cut or mixed up, it says so or is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from metaserver.index import bitmap, postings
+from metaserver.index.bitmap import Bitmap
+from metaserver.index.keys import KeyRange, KeyRanges, keys_of
+
+Answers = list[tuple[list[int], list[list[int]]]]
+
+
+def longs(rng: np.random.Generator) -> list[pa.Array]:
+    shapes = [
+        rng.integers(0, 9, 200),
+        np.sort(rng.integers(0, 300, 900)),
+        np.where(rng.random(2000) < 0.01, 1, 0),
+        np.full(70, 5),
+    ]
+    return [pa.array(values, pa.int64(), mask=rng.random(len(values)) < 0.1) for values in shapes]
+
+
+def strings(rng: np.random.Generator) -> list[pa.Array]:
+    return [pa.array([f"name {number % 97}" for number in rng.integers(0, 500, rows)]) for rows in (40, 300, 0)]
+
+
+def asked(kind: str) -> list[KeyRanges]:
+    keys: Sequence[Any] = (
+        [value + (1 << 63) for value in (0, 1, 5, 150, 400)]
+        if kind == "long"
+        else [b"name 1", b"name 3", b"name 50", b"name 77", b"z"]
+    )
+    points = tuple(KeyRange(key, key) for key in keys)
+    return [
+        KeyRanges(kind, points[1:2]),
+        KeyRanges(kind, points, nulls=True),
+        KeyRanges(kind, (KeyRange(keys[1], keys[3], True, True),)),
+        KeyRanges(kind, (KeyRange(None, None),)),
+    ]
+
+
+def answers(blob: bytes | bytearray, kind: str) -> Answers:
+    index = Bitmap(memoryview(blob))
+    return [
+        (index.files_with(ranges).tolist(), [index.rows(file, ranges).tolist() for file in range(index.files)])
+        for ranges in asked(kind)
+    ]
+
+
+@pytest.fixture(params=["long", "string", "long by edges", "string by edges"])
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, str]:
+    kind, _, edges = str(request.param).partition(" ")
+    if edges:
+        monkeypatch.setattr(postings, "SPEND_MIN", -1)
+        monkeypatch.setattr(postings, "SHARE", -1)
+    rng = np.random.default_rng(11)
+    arrays = longs(rng) if kind == "long" else strings(rng)
+    return b"".join(bitmap.encode([bitmap.build(keys_of(array, kind)) for array in arrays])), kind
+
+
+def test_a_flipped_byte_anywhere_is_found_or_harmless(case: tuple[bytes, str]) -> None:
+    blob, kind = case
+    right = answers(blob, kind)
+    found = 0
+    for at in range(len(blob)):
+        damaged = bytearray(blob)
+        damaged[at] ^= 1 << (at * 7 % 8)
+        try:
+            assert answers(damaged, kind) == right, f"byte {at} of {len(blob)}"
+        except ValueError:
+            found += 1
+    assert found > 0.9 * len(blob)
+
+
+def test_verify_finds_every_flipped_byte_that_is_not_padding(case: tuple[bytes, str]) -> None:
+    blob, _ = case
+    missed = 0
+    for at in range(len(blob)):
+        damaged = bytearray(blob)
+        damaged[at] ^= 0x10
+        try:
+            Bitmap(memoryview(damaged)).verify()
+            missed += 1
+        except ValueError:
+            pass
+    padded = sum(Bitmap(memoryview(blob)).section(file).cardinality + 4 for file in range(2)) * 8
+    assert missed < padded
+
+
+def test_a_blob_cut_anywhere_is_refused(case: tuple[bytes, str]) -> None:
+    blob, _ = case
+    for end in range(len(blob)):
+        with pytest.raises(ValueError, match=r"."):
+            Bitmap(memoryview(blob[:end]))
+    with pytest.raises(ValueError, match="bytes long"):
+        Bitmap(memoryview(blob + b"\0" * 8))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_bytes_overwritten_are_found_or_harmless(case: tuple[bytes, str], seed: int) -> None:
+    blob, kind = case
+    rng = random.Random(seed)
+    damaged = bytearray(blob)
+    start = rng.randrange(len(blob))
+    length = rng.randrange(1, 200)
+    damaged[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
+    try:
+        assert answers(damaged[: len(blob)], kind) == answers(blob, kind)
+    except ValueError:
+        pass
+
+
+def test_sections_that_changed_places_are_refused() -> None:
+    builts = [bitmap.build(keys_of(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
+    longer = bitmap.build(keys_of(pa.array([1, 2, 3, 3], pa.int64()), "long"))
+    assert len(longer.section) == len(builts[0].section)
+    head, directory, files, first, _ = bitmap.encode([builts[0], longer])
+    index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
+    with pytest.raises(ValueError, match="section 0 of a bitmap index is another file's"):
+        index.rows(0, asked("long")[0])
+
+
+def test_a_damaged_section_is_not_merged() -> None:
+    blob = bytearray(b"".join(bitmap.encode([bitmap.build(keys_of(pa.array(range(999), pa.int64()), "long"))])))
+    start, length = Bitmap(memoryview(blob)).section_range(0)
+    blob[start + length - 20] ^= 1
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        bitmap.merge([(Bitmap(memoryview(blob)), np.array([True]))])
