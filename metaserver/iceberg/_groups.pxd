@@ -6,6 +6,7 @@ as they are met, one numbering for all maps of a file.
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
 from libc.stdlib cimport realloc
+from libc.string cimport memcmp
 
 from metaserver.iceberg._avro cimport FINE, NOT_32_BITS, OUT_OF_MEMORY, TOO_MANY_COLUMNS
 from metaserver.iceberg._memory cimport retake
@@ -174,3 +175,36 @@ cdef inline void scatter(
             if lengths != NULL:
                 lengths[to] = group.lengths[1][i]
             ends[slot] = to + 1
+
+
+cdef inline int64_t row_width(const Group* group, int64_t live, int64_t* met) noexcept nogil:
+    """How many columns each of `live` rows names, when all name the same ones, each once, in one order; else 0.
+    `met` has a zero for each slot."""
+    cdef int64_t width, i
+    if live == 0 or group.used % live:
+        return 0
+    width = group.used // live
+    for i in range(live):
+        if group.starts[i] != i * width or memcmp(group.slots, group.slots + i * width, width * sizeof(int32_t)):
+            return 0
+    for i in range(width):
+        if met[group.slots[i]]:
+            return 0
+        met[group.slots[i]] = 1
+    return width
+
+
+cdef inline void transpose(
+    const Group* group, int64_t live, int64_t width, int64_t* values, int32_t* lengths
+) noexcept nogil:
+    """As `scatter` where each row names the same columns: by the order of their columns in a row. `lengths` is NULL
+    when the values are numbers."""
+    cdef int64_t first, last, column, row
+    for first in range(0, live, 64):  # so many rows as stay in the cache while all columns are taken from them
+        last = min(first + 64, live)
+        for column in range(width):
+            for row in range(first, last):
+                values[column * live + row] = group.values[1][row * width + column]
+            if lengths != NULL:
+                for row in range(first, last):
+                    lengths[column * live + row] = group.lengths[1][row * width + column]

@@ -18,7 +18,7 @@ from metaserver.iceberg._avro cimport (
     BAD_BOOLEAN, BAD_ENUM, BAD_UNION, FINE, LEFT_OVER, NEGATIVE, NOT_32_BITS, NOT_64_BITS, NOT_UTF8, NULL_ELEMENT,
     OUT_OF_MEMORY, TOO_LONG, TOO_MANY_COLUMNS, TOO_MANY_ROWS, TRUNCATED, is_utf8, read_count, read_length, read_long,
 )
-from metaserver.iceberg._groups cimport SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, scatter
+from metaserver.iceberg._groups cimport SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, row_width, scatter, transpose
 from metaserver.iceberg._memory cimport Memory, give, take
 
 import numpy as np
@@ -458,32 +458,44 @@ cdef class Run:
         cdef bint bounds = group.texts[1]
         cdef int32_t slots = self.state.slots.used
         cdef int32_t slot
-        cdef int64_t begin, end
-        if group.used == 0:
+        cdef int64_t begin, end, i, width, used = group.used, live = self.state.row
+        if used == 0:
             return {}
-        cdef int64_t used = group.used
         cdef Memory memory = Memory(used * (sizeof(int64_t) + 2 * sizeof(int32_t)))
-        cdef int32_t* at = <int32_t*>(memory.data + used * sizeof(int64_t))
+        cdef int64_t* numbers = <int64_t*>memory.data
+        cdef int32_t* places = <int32_t*>(numbers + used)
+        cdef int32_t* sizes = places + used if bounds else NULL
         values, rows = array_of(memory, 0, np.int64, used), array_of(memory, used * 8, np.int32, used)
-        lengths = array_of(memory, used * 12, np.int32, used)
+        lengths = array_of(memory, used * 12, np.int32, used) if bounds else None
         cdef Memory edges = Memory(2 * slots * sizeof(int64_t))
         cdef int64_t* begins = <int64_t*>edges.data
         cdef int64_t* ends = begins + slots
-        memset(ends, 0, slots * sizeof(int64_t))
-        with nogil:
-            scatter(
-                group, self.state.row, slots, begins, ends, at, <int64_t*>memory.data, at + used if bounds else NULL
-            )
         cdef dict found = {}
+        with nogil:
+            memset(ends, 0, slots * sizeof(int64_t))
+            width = row_width(group, live, ends)
+            if width:
+                transpose(group, live, width, numbers, sizes)
+                for i in range(live):
+                    places[i] = <int32_t>i
+            else:
+                memset(ends, 0, slots * sizeof(int64_t))
+                scatter(group, live, slots, begins, ends, places, numbers, sizes)
+        if width:
+            rows = rows[:live]
+            for i in range(width):
+                part = slice(i * live, (i + 1) * live)
+                found[self.state.slots.ids[group.slots[i]]] = (
+                    (rows, values[part], lengths[part]) if bounds else (rows, values[part])
+                )
+            return found
         for slot in range(slots):
             begin, end = begins[slot], ends[slot]
-            if begin == end:
-                continue
-            part = slice(begin, end)
-            if bounds:
-                found[self.state.slots.ids[slot]] = (rows[part], values[part], lengths[part])
-            else:
-                found[self.state.slots.ids[slot]] = (rows[part], values[part])
+            if begin < end:
+                part = slice(begin, end)
+                found[self.state.slots.ids[slot]] = (
+                    (rows[part], values[part], lengths[part]) if bounds else (rows[part], values[part])
+                )
         return found
 
     cdef list elements(self, Group* group):

@@ -11,6 +11,7 @@ Memory, little-endian: `SMB1`, the directory's length (uint32), the directory (M
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -318,10 +319,16 @@ def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> t
 
 def _schema_of(decoded: DecodedManifest) -> Schema:
     try:
-        schema = msgspec.json.decode(_normal(decoded.metadata["schema"]), type=Schema)
-        _ = schema.index
+        return _schema(decoded.metadata["schema"])
     except (KeyError, ValueError, BadRequest, msgspec.DecodeError) as error:
         raise Corrupt(f"The schema in the header of manifest {decoded.location} cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=16)
+def _schema(text: str) -> Schema:
+    """All manifests of a snapshot have but a few schemas between them."""
+    schema = msgspec.json.decode(_normal(text), type=Schema)
+    _ = schema.index
     return schema
 
 

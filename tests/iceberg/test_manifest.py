@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import fastavro
@@ -218,6 +219,34 @@ def test_deleted_entries_leave_nothing_behind() -> None:
     assert decoded.counts["column_sizes"] == decoded.bounds["upper_bounds"] == {}
     assert decoded.partition[0].longs is not None
     assert decoded.partition[0].longs.tolist() == [1, 3]
+
+
+def twice(ids: list[int]) -> list[int]:
+    return [*ids[:-1], ids[0]]
+
+
+@pytest.mark.parametrize("odd", [None, 0, 1, 99, 149])
+@pytest.mark.parametrize(
+    "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], twice, lambda ids: []]
+)
+def test_columns_that_every_row_names_and_ones_that_one_row_does_not(
+    odd: int | None, unlike: Callable[[list[int]], list[int]]
+) -> None:
+    """Rows that all name the same columns in one order are taken apart in another way than others."""
+    usual, rows = [4, 1, 7], []
+    for i in range(150):
+        ids = unlike(usual) if i == odd else usual
+        counts = [{"key": id_, "value": 10 * i + at} for at, id_ in enumerate(ids)]
+        bounds = [{"key": id_, "value": b"%d" % (i + at)} for at, id_ in enumerate(ids)]
+        rows.append(entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
+    data = manifest(SCHEMA, *rows, codec="deflate")
+    assert comparable(files.flat(decode_manifest(data, "m.avro"))) == comparable(files.read_by_fastavro(data))
+
+
+def test_all_rows_naming_a_column_twice_keep_the_last_value() -> None:
+    counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
+    decoded = decode_manifest(manifest(SCHEMA, *[entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
+    assert [each["value_counts"] for each in files.flat(decoded)] == [{3: 2}] * 5
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])

@@ -283,7 +283,7 @@ COUNT = st.one_of(st.none(), st.sampled_from([0, 1, 5, -1, 2**40]))
 """What a file says of a column; no count is negative."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_manifest_of_columns_comes_back(data: st.DataObject) -> None:
     """All kinds side by side, each column with rows that it leaves out: nothing runs over into its neighbour."""
