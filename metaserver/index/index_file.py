@@ -41,8 +41,9 @@ Mask = npt.NDArray[np.bool_]
 KINDS = {"bloom": 1, "bitmap": 1, "record": 1}
 """The version of each kind's blob that is written and read."""
 FILES_TYPE = "seamark-files-v1"
-ALIGNMENT = 64
-"""Of the kind's blob in the file, at least: a mapped file's arrays may begin on cache lines."""
+ALIGNMENT = {"bloom": 64, "bitmap": 64, "record": 4096}
+"""What the offset of the kind's blob is a multiple of: arrays of a mapped file begin on cache lines, the pages of a
+record index are pages of the disk."""
 PATHS_LIMIT_BYTES = 1 << 30
 """Of a files table, inflated."""
 
@@ -208,9 +209,8 @@ def assemble(
     table_uuid: str,
     field_ids: Sequence[int],
     level: int = 0,
-    alignment: int = ALIGNMENT,
 ) -> Iterator[Part]:
-    """The file, part by part; `blob` is the kind's, whose offset becomes a multiple of `alignment`."""
+    """The file, part by part; `blob` is the kind's, whose parts are taken as they are needed."""
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind]}", tuple(field_ids)
     properties = {
         _CREATED_BY: f"Seamark {importlib.metadata.version('seamark')}",
@@ -221,7 +221,7 @@ def assemble(
         _FILES: str(len(files)),
     }
     properties[_CHECKSUM] = _checksum(properties, kind_type, fields)
-    blobs = (Blob(FILES_TYPE, files.encode(alignment), fields), Blob(kind_type, blob, fields))
+    blobs = (Blob(FILES_TYPE, files.encode(ALIGNMENT[kind]), fields), Blob(kind_type, blob, fields))
     return write_puffin(blobs, properties)
 
 

@@ -50,8 +50,6 @@ ROWS_MAX = (1 << 32) - 1
 """Of one data file: positions are uint32."""
 FILES_MAX = (1 << 31) - 1
 TRAILER_BYTES = 64
-ALIGNMENT = PAGE_BYTES
-"""What the blob's offset in its file is a multiple of, so that a page of the blob is a page of the disk."""
 
 _MAGIC = b"SMRECORD"
 _TRAILER = struct.Struct("<8sQQIIQ16x")
@@ -102,28 +100,6 @@ def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
         files += kept
         runs.append((record.memory, len(record.fences.first), numbers))
     return _written(Merger(runs, files), files)
-
-
-def split(parts: Sequence[tuple[Record, Mask]], entries_max: int) -> list[list[tuple[Record, Mask]]]:
-    """The same parts as several merges of at most `entries_max` entries each, whole data files, in their order. A data
-    file that is larger is a merge of its own."""
-    merges: list[list[tuple[Record, Mask]]] = [[]]
-    room = entries_max
-    for record, keep in parts:
-        mask = np.zeros(record.files, np.bool_)
-        for number in np.flatnonzero(keep).tolist():
-            entries = int(record.counts[number])
-            if entries > room and room < entries_max:
-                if mask.any():
-                    merges[-1].append((record, mask))
-                    mask = np.zeros(record.files, np.bool_)
-                merges.append([])
-                room = entries_max
-            mask[number] = True
-            room -= entries
-        if mask.any():
-            merges[-1].append((record, mask))
-    return [one for one in merges if one]
 
 
 def _written(merger: Merger, files: int) -> Iterator[Part]:
