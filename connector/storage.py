@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyarrow import fs
 
 S3_SCHEMES = ("s3", "s3a", "s3n")
@@ -50,7 +51,16 @@ class Storage:
             force_virtual_addressing=given.get("s3.path-style-access", "true").lower() == "false",
         )
 
-    def write(self, location: str, parts: Iterable[bytes | memoryview]) -> int:
+    def read(self, location: str) -> memoryview:
+        """The whole object; a local file is mapped, not read."""
+        filesystem, path = self.open(location)
+        if isinstance(filesystem, fs.LocalFileSystem):
+            with pa.memory_map(path) as mapped:
+                return memoryview(mapped.read_buffer())
+        with filesystem.open_input_file(path) as file:
+            return memoryview(file.read_buffer())
+
+    def write(self, location: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
         """Its size in bytes. A local file appears whole or not at all, and survives a power cut."""
         filesystem, path = self.open(location)
         if isinstance(filesystem, fs.LocalFileSystem):
@@ -69,7 +79,7 @@ class Storage:
             filesystem.delete_file(path)
 
 
-def _write_local(path: Path, parts: Iterable[bytes | memoryview]) -> int:
+def _write_local(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

@@ -18,6 +18,7 @@ def test_local_locations_in_every_spelling_are_one_file(tmp_path: Path) -> None:
     for location in (path, f"file:{path}", f"file://{path}", f"file://localhost{path}"):
         filesystem, place = Storage().open(location)
         assert filesystem.open_input_file(place).read() == b"abcd"
+        assert Storage().read(location) == b"abcd"
 
 
 def test_a_file_is_never_overwritten_and_nothing_is_left_of_the_attempt(tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_s3_is_reached_by_what_the_catalog_says(s3: S3, s3_bucket: str) -> None:
     filesystem, place = storage.open(location)
     assert isinstance(filesystem, fs.S3FileSystem)
     assert filesystem.open_input_file(place).read() == b"abcd"
+    assert storage.read(location) == b"abcd"
     storage.delete(location)
     storage.delete(location)
     assert filesystem.get_file_info(place).type == fs.FileType.NotFound

@@ -1,0 +1,210 @@
+"""Index files built from Parquet files, asked about what was written."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from connector.indexing import DataFile, IndexTask, index_data_files, keys_of_term
+from connector.parquet.columns import Projection
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.iceberg.transforms import apply
+from metaserver.index.bitmap import Bitmap
+from metaserver.index.bits import positions
+from metaserver.index.bloom import Bloom
+from metaserver.index.definitions import define
+from metaserver.index.hashing import hash_key, hash_keys, hash_rows
+from metaserver.index.index_file import open_index_file
+from metaserver.index.keys import KeyRange, KeyRanges, Keys, key_of, keys_of, mask_of
+from metaserver.index.record import Record
+from metaserver.index.terms import LOWER, lowered, resolve
+
+SCHEMA = Schema(
+    (
+        Field(1, "id", True, "long"),
+        Field(2, "name", False, "string"),
+        Field(3, "at", False, "timestamptz"),
+        Field(4, "price", False, "decimal(20, 2)"),
+        Field(5, "code", False, "uuid"),
+        Field(6, "day", False, "date"),
+    )
+)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+ARROW = {
+    1: pa.int64(),
+    2: pa.string(),
+    3: pa.timestamp("us", "UTC"),
+    4: pa.decimal128(20, 2),
+    5: pa.binary(16),
+    6: pa.date32(),
+}
+
+
+def column(rng: random.Random, column_id: int, rows: int) -> list[Any]:
+    def value() -> Any:
+        match column_id:
+            case 1:
+                return rng.choice([-(2**63), -1, 0, 5, 2**63 - 1])
+            case 2:
+                return rng.choice(["", "Ab", "AB", "ÀÉ", "straße", "İ", "\U0001f600x", "longer than the rest"])
+            case 3:
+                return EPOCH + dt.timedelta(microseconds=rng.choice([-1, 0, 1, 86_400_000_000, -(10**15), 10**15]))
+            case 4:
+                return Decimal(rng.choice([-1, 0, 1, -(10**19), 10**19])).scaleb(-2)
+            case 5:
+                return rng.choice([bytes(16), b"\xff" * 16, bytes(range(16))])
+        return dt.date(1970, 1, 1) + dt.timedelta(days=rng.choice([-1, 0, 400, -700]))
+
+    return [None if column_id != 1 and rng.random() < 0.2 else value() for _ in range(rows)]
+
+
+def iceberg(value: Any) -> Any:
+    """As `expressions.py` has it."""
+    if isinstance(value, dt.datetime):
+        return (value - EPOCH) // dt.timedelta(microseconds=1)
+    if isinstance(value, dt.date):
+        return (value - dt.date(1970, 1, 1)).days
+    return int(value.scaleb(2)) if isinstance(value, Decimal) else value
+
+
+def key_at(keys: Keys, row: int) -> Any:
+    if keys.valid is not None and not mask_of(keys.valid, keys.rows)[row]:
+        return None
+    if keys.codes is not None:
+        return int(keys.codes[row])
+    assert keys.starts is not None
+    assert keys.heap is not None
+    return keys.heap[keys.starts[row] : keys.starts[row + 1]].tobytes()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id",
+        "bucket[7](id)",
+        "truncate[10](id)",
+        "name",
+        "lower(name)",
+        "truncate[2](name)",
+        "bucket[16](name)",
+        "hour(at)",
+        "day(at)",
+        "month(at)",
+        "year(at)",
+        "bucket[5](at)",
+        "truncate[50](price)",
+        "bucket[3](price)",
+        "bucket[9](code)",
+        "day(day)",
+        "year(day)",
+    ],
+)
+def test_the_keys_of_a_term_are_those_of_what_it_makes_of_each_value(text: str) -> None:
+    term = resolve(text, SCHEMA)
+    for seed in range(20):
+        rng = random.Random(f"{text} {seed}")
+        values = column(rng, term.column_id, rng.choice([0, 1, 7, 100]))
+        split = rng.randint(0, len(values))
+        chunks = [pa.array(part, ARROW[term.column_id]) for part in (values[:split], values[split:])]
+        keys = keys_of_term(term, pa.chunked_array(chunks))
+        assert keys.rows == len(values)
+        for row, value in enumerate(values):
+            plain = None if value is None else iceberg(value)
+            made = lowered(plain) if term.transform == LOWER and plain is not None else plain
+            result = made if term.transform == LOWER else apply(term.transform, term.source, plain)
+            expected = None if result is None else key_of(result, term.kind)
+            assert key_at(keys, row) == expected, (seed, row, value)
+
+
+def written(folder: Path, name: str, ids: list[int], names: list[Any]) -> DataFile:
+    fields = [
+        pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"}),
+        pa.field("name", pa.string(), metadata={"PARQUET:field_id": "2"}),
+    ]
+    path = folder / name
+    pq.write_table(pa.table([pa.array(ids), pa.array(names, pa.string())], pa.schema(fields)), path, row_group_size=3)
+    return DataFile(path.as_uri(), path.stat().st_size, len(ids))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[DataFile]:
+    (tmp_path / "broken.parquet").write_bytes(b"no Parquet")
+    return [
+        written(tmp_path, "a.parquet", [1, 2, 3, 4], ["x", None, "Y", "x"]),
+        DataFile((tmp_path / "broken.parquet").as_uri(), 10, 4),
+        DataFile((tmp_path / "rows.avro").as_uri(), 10, 4, format="AVRO"),
+        written(tmp_path, "b.parquet", [5, 6], [None, None]),
+        written(tmp_path, "empty.parquet", [], []),
+    ]
+
+
+def task(folder: Path, kind: str, *columns: str) -> IndexTask:
+    definition = define("i", kind, columns, SCHEMA)
+    return IndexTask("table-uuid", definition, Projection(SCHEMA), f"{folder.as_uri()}/metadata/seamark-index")
+
+
+def opened(location: str | None) -> Any:
+    assert location is not None
+    return open_index_file(Path(location.removeprefix("file://")).read_bytes(), location)
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("bloom", ["name"]), ("bitmap", ["name"]), ("record", ["id", "name"])])
+def test_an_index_file_tells_of_the_files_it_was_made_of_and_of_no_other(
+    tmp_path: Path, files: list[DataFile], kind: str, columns: list[str]
+) -> None:
+    made = index_data_files(task(tmp_path, kind, *columns), files)
+    assert [Path(path).name for path, _ in made.skipped] == ["broken.parquet", "rows.avro"]
+    assert "AVRO" in made.skipped[1][1]
+    assert (made.files, made.rows) == (3, 6)
+    found = opened(made.location)
+    assert found.header.size_bytes == made.size_bytes
+    assert found.header.definition == task(tmp_path, kind, *columns).definition.id
+    assert [Path(path).name for path in found.files.paths] == ["a.parquet", "b.parquet", "empty.parquet"]
+    assert found.files.records.tolist() == [4, 2, 0]
+
+
+def test_a_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
+    bloom = Bloom(opened(index_data_files(task(tmp_path, "bloom", "lower(name)"), files).location).blob)
+    assert bloom.probe(hash_keys(keys_of(pa.array(["y"]), "string"), 0)).tolist()[0] == 1
+    assert bloom.probe(hash_keys(keys_of(pa.array(["Y"]), "string"), 0)).tolist() == [0, 0, 0]
+
+
+def test_a_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
+    bitmap = Bitmap(opened(index_data_files(task(tmp_path, "bitmap", "name"), files).location).blob)
+    x = KeyRanges("string", (KeyRange(b"x", b"x"),))
+    nulls = KeyRanges("string", (), nulls=True)
+    assert bitmap.files_with(x).tolist() == [1, 0, 0]
+    assert bitmap.files_with(nulls).tolist() == [1, 1, 0]
+    assert positions(bitmap.rows(0, x)).tolist() == [0, 3]
+    assert positions(bitmap.rows(1, nulls)).tolist() == [0, 1]
+
+
+def test_a_record_index_finds_the_place_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
+    record = Record(opened(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
+    keys = [keys_of(pa.array([3, 5, 3]), "long"), keys_of(pa.array(["Y", None, "x"]), "string")]
+    found = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
+    assert sorted(zip(*(part.tolist() for part in found), strict=True)) == [(0, 0, 2), (1, 1, 0)]
+    assert record.count == 6
+
+
+def test_a_group_without_a_readable_file_makes_no_index_file(tmp_path: Path, files: list[DataFile]) -> None:
+    made = index_data_files(task(tmp_path, "bitmap", "name"), files[1:3])
+    assert (made.location, made.files) == (None, 0)
+    assert len(made.skipped) == 2
+    assert not (tmp_path / "metadata").exists()
+
+
+def test_hashes_of_literals_and_of_columns_agree() -> None:
+    column = keys_of(pa.array(["a", "é", ""]), "string")
+    literals = [hash_key(key_of(value, "string"), 0) for value in ("a", "é", "")]
+    assert hash_keys(column, 0).tolist() == literals
+    assert hash_keys(keys_of(pa.array([7], pa.int32()), "int"), 0).tolist() == [hash_key(key_of(7, "long"), 0)]
+    assert np.array(literals).shape == (3,)

@@ -1,0 +1,158 @@
+"""Merged index files answer as their parts did; which are merged follows from levels, sizes and ages alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from connector.indexing import DataFile, index_file
+from connector.merging import Registered, due, merge_index_files
+from connector.storage import Storage
+from metaserver.errors import Corrupt
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.index import bitmap, bloom, record
+from metaserver.index.bits import positions
+from metaserver.index.definitions import IndexDefinition, define
+from metaserver.index.hashing import hash_keys, hash_rows
+from metaserver.index.index_file import open_index_file
+from metaserver.index.keys import KeyRange, KeyRanges, Keys, key_of, keys_of
+
+SCHEMA = Schema((Field(1, "id", True, "long"),))
+
+
+def columns(values: list[int]) -> Keys:
+    return keys_of(pa.array(values, pa.int64()), "long")
+
+
+def built(definition: IndexDefinition, values: list[int]) -> Any:
+    match definition.kind:
+        case "bloom":
+            return bloom.build(columns(values), 0.001)
+        case "bitmap":
+            return bitmap.build(columns(values))
+    return record.build([columns(values)])
+
+
+class Written:
+    """Index files on disk, and what is in each data file by its path."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.definition = define("i", kind, ["id"], SCHEMA)
+        self.rows: dict[str, list[int]] = {}
+        self.locations: list[str] = []
+
+    def add(self, files: dict[str, list[int]]) -> str:
+        self.rows |= files
+        location = f"{self.folder.as_uri()}/{len(self.locations)}.puffin"
+        listed = [DataFile(path, 1000, len(values)) for path, values in files.items()]
+        builts = [built(self.definition, values) for values in files.values()]
+        Storage().write(location, index_file("table", self.definition, listed, builts))
+        self.locations.append(location)
+        return location
+
+    def check(self, location: str | None, expected: set[str]) -> None:
+        """The index file describes just these data files, and each as it is."""
+        assert location is not None
+        one = open_index_file(Storage().read(location), location)
+        assert sorted(one.files.paths) == sorted(expected)
+        everything = sorted({value for values in self.rows.values() for value in values})
+        for number, path in enumerate(one.files.paths):
+            held = self.rows[path]
+            for value in everything:
+                at = [row for row, other in enumerate(held) if other == value]
+                if self.definition.kind == "bitmap":
+                    key = key_of(value, "long")
+                    found = bitmap.Bitmap(one.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
+                    assert positions(found).tolist() == at
+                elif self.definition.kind == "bloom":
+                    hit = bloom.Bloom(one.blob).probe(hash_keys(columns([value]), 0))[number]
+                    assert hit or not at
+                else:
+                    hashes = [hash_rows([columns([value])], seed) for seed in (0, 1)]
+                    _, files, rows = record.Record(one.blob).lookup(hashes[0], hashes[1])
+                    assert sorted(rows[files == number].tolist()) == at
+        if self.definition.kind == "record":
+            assert record.Record(one.blob).count == sum(len(self.rows[path]) for path in expected)
+
+
+@pytest.fixture(params=["bloom", "bitmap", "record"])
+def written(tmp_path: Path, request: pytest.FixtureRequest) -> Written:
+    return Written(tmp_path, request.param)
+
+
+def test_a_merged_file_answers_as_its_parts_did(written: Written) -> None:
+    rng = random.Random(7)
+    for part in range(4):
+        written.add(
+            {f"f{part}-{n}": [rng.randrange(40) for _ in range(rng.choice([0, 1, 9, 70]))] for n in range(part + 1)}
+        )
+    merged = merge_index_files(written.locations, written.folder.as_uri(), Storage())
+    assert (merged.files, merged.rows) == (10, sum(map(len, written.rows.values())))
+    written.check(merged.location, set(written.rows))
+    assert open_index_file(Storage().read(merged.location or ""), "").header.level == 1
+
+
+def test_what_no_snapshot_holds_is_left_out_and_what_is_described_twice_is_there_once(written: Written) -> None:
+    first = written.add({"a": [1, 2], "b": [3], "gone": [4]})
+    second = written.add({"b": [3], "c": [5, 5]})
+    merged = merge_index_files([first, second], written.folder.as_uri(), Storage(), dropped={first: [2]})
+    written.check(merged.location, {"a", "b", "c"})
+
+
+def test_nothing_is_written_where_nothing_is_left(written: Written) -> None:
+    first = written.add({"a": [1]})
+    merged = merge_index_files([first], f"{written.folder.as_uri()}/new", Storage(), dropped={first: [0]})
+    assert merged.location is None
+    assert not (written.folder / "new").exists()
+
+
+def test_a_damaged_part_is_named_and_nothing_is_written(written: Written) -> None:
+    first, second = written.add({"a": [1, 2, 3]}), written.add({"b": [3]})
+    path = Path(first.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    for place in np.random.default_rng(3).integers(0, len(data), 40).tolist():
+        broken = data.copy()
+        broken[place] ^= 0x40
+        path.write_bytes(broken)
+        try:
+            merged = merge_index_files([first, second], f"{written.folder.as_uri()}/new", Storage())
+        except (Corrupt, ValueError):
+            continue
+        written.check(merged.location, {"a", "b"})  # the byte was of no consequence
+
+
+def registered(*given: tuple[int, int]) -> list[Registered]:
+    return [Registered(f"f{number}", level, size, number) for number, (level, size) in enumerate(given)]
+
+
+def test_a_full_level_is_merged_the_lowest_first() -> None:
+    few = registered(*[(0, 10)] * 3, *[(1, 100)] * 3)
+    assert due(few, fanout=4) == []
+    both = registered(*[(1, 100)] * 4, *[(0, 10)] * 5)
+    assert [one.level for one in due(both, fanout=4)] == [0] * 5
+
+
+def test_a_merge_is_bounded_and_large_files_are_left_alone() -> None:
+    files = registered(*[(0, 30)] * 6)
+    assert len(due(files, fanout=4, size_max_bytes=100)) == 3
+    assert due(registered(*[(2, 60)] * 9), fanout=4, size_max_bytes=100) == []
+
+
+def test_however_many_builds_there_are_the_files_stay_few() -> None:
+    files: list[Registered] = []
+    copied = 0
+    for number in range(4000):
+        files.append(Registered(f"n{number}", 0, 10, number))
+        while chosen := due(files, fanout=8, size_max_bytes=10**6):
+            size = sum(one.size_bytes for one in chosen)
+            copied += size
+            files = [one for one in files if one not in chosen]
+            files.append(Registered(f"m{number}-{len(files)}", chosen[0].level + 1, size, number))
+    assert len(files) < 8 * 5
+    assert copied < 4000 * 10 * 5
