@@ -24,74 +24,86 @@ cdef extern from *:
     #define SEAMARK_CLONES
     #endif
 
-    /* The loops that touch every row of a block, in the shape that compilers turn into vectors. */
-    #define SEAMARK_LOOP(NAME, T, KEEP)                                                             \\
-        SEAMARK_CLONES static int64_t NAME(const T *codes, uint8_t *mask, int64_t n, T v, int fresh) { \\
-            int64_t kept = 0;                                                                       \\
-            for (int64_t at = 0; at < n; at += 4096) {                                              \\
-                int64_t end = at + 4096 < n ? at + 4096 : n;                                        \\
-                uint32_t part = 0;                                                                  \\
-                if (fresh) for (int64_t i = at; i < end; i++) mask[i] = (uint8_t)(KEEP);            \\
-                else for (int64_t i = at; i < end; i++) mask[i] &= (uint8_t)(KEEP);                 \\
-                for (int64_t i = at; i < end; i++) part += mask[i];                                 \\
-                kept += part;                                                                       \\
-            }                                                                                       \\
-            return kept;                                                                            \\
+    /* The loops that touch every row of a block, in the shape that compilers turn into vectors: 64 rows at a time, whose
+       bytes of 0 and 1 are then added up as eight words. */
+    #define SEAMARK_ROWS 64
+    static inline int64_t seamark_ones(const uint8_t *bytes) {
+        uint64_t words[SEAMARK_ROWS / 8], sum = 0;
+        memcpy(words, bytes, SEAMARK_ROWS);
+        for (int i = 0; i < SEAMARK_ROWS / 8; i++) sum += words[i];
+        return (int64_t)((sum * 0x0101010101010101ULL) >> 56);
+    }
+    #define SEAMARK_LOOP(NAME, T, V, KEEP)                                                                      \\
+        SEAMARK_CLONES static int64_t NAME(const T *codes, uint8_t *mask, int64_t n, V v, int fresh) {          \\
+            int64_t kept = 0;                                                                                   \\
+            uint8_t keep[SEAMARK_ROWS];                                                                         \\
+            for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, codes += SEAMARK_ROWS, mask += SEAMARK_ROWS) {         \\
+                for (int i = 0; i < SEAMARK_ROWS; i++) keep[i] = (uint8_t)(KEEP);                               \\
+                if (!fresh) for (int i = 0; i < SEAMARK_ROWS; i++) keep[i] &= mask[i];                          \\
+                memcpy(mask, keep, SEAMARK_ROWS);                                                               \\
+                kept += seamark_ones(keep);                                                                     \\
+            }                                                                                                   \\
+            for (int64_t i = 0; i < n; i++) {                                                                   \\
+                mask[i] = (uint8_t)(KEEP) & (fresh ? 1 : mask[i]);                                              \\
+                kept += mask[i];                                                                                \\
+            }                                                                                                   \\
+            return kept;                                                                                        \\
         }
     #define SEAMARK_OPS(SUFFIX, T)                                 \\
-        SEAMARK_LOOP(seamark_le_##SUFFIX, T, codes[i] <= v)        \\
-        SEAMARK_LOOP(seamark_lt_##SUFFIX, T, codes[i] < v)         \\
-        SEAMARK_LOOP(seamark_ge_##SUFFIX, T, codes[i] >= v)        \\
-        SEAMARK_LOOP(seamark_gt_##SUFFIX, T, codes[i] > v)
+        SEAMARK_LOOP(seamark_le_##SUFFIX, T, T, codes[i] <= v)     \\
+        SEAMARK_LOOP(seamark_lt_##SUFFIX, T, T, codes[i] < v)      \\
+        SEAMARK_LOOP(seamark_ge_##SUFFIX, T, T, codes[i] >= v)     \\
+        SEAMARK_LOOP(seamark_gt_##SUFFIX, T, T, codes[i] > v)
     SEAMARK_OPS(u8, uint8_t)
     SEAMARK_OPS(u16, uint16_t)
     SEAMARK_OPS(u32, uint32_t)
     SEAMARK_OPS(u64, uint64_t)
     /* NaN stands for an absent value and is kept: hence the negated comparisons. */
-    #define SEAMARK_FLOAT_LOOP(NAME, T, KEEP)                                                       \\
-        SEAMARK_CLONES static int64_t NAME(const T *codes, uint8_t *mask, int64_t n, double v, int fresh) { \\
-            int64_t kept = 0;                                                                       \\
-            for (int64_t at = 0; at < n; at += 4096) {                                              \\
-                int64_t end = at + 4096 < n ? at + 4096 : n;                                        \\
-                uint32_t part = 0;                                                                  \\
-                if (fresh) for (int64_t i = at; i < end; i++) mask[i] = (uint8_t)(KEEP);            \\
-                else for (int64_t i = at; i < end; i++) mask[i] &= (uint8_t)(KEEP);                 \\
-                for (int64_t i = at; i < end; i++) part += mask[i];                                 \\
-                kept += part;                                                                       \\
-            }                                                                                       \\
-            return kept;                                                                            \\
-        }
-    #define SEAMARK_FLOAT_OPS(SUFFIX, T)                                     \\
-        SEAMARK_FLOAT_LOOP(seamark_le_##SUFFIX, T, !((double)codes[i] > v))  \\
-        SEAMARK_FLOAT_LOOP(seamark_lt_##SUFFIX, T, !((double)codes[i] >= v)) \\
-        SEAMARK_FLOAT_LOOP(seamark_ge_##SUFFIX, T, !((double)codes[i] < v))  \\
-        SEAMARK_FLOAT_LOOP(seamark_gt_##SUFFIX, T, !((double)codes[i] <= v))
+    #define SEAMARK_FLOAT_OPS(SUFFIX, T)                                       \\
+        SEAMARK_LOOP(seamark_le_##SUFFIX, T, double, !((double)codes[i] > v))  \\
+        SEAMARK_LOOP(seamark_lt_##SUFFIX, T, double, !((double)codes[i] >= v)) \\
+        SEAMARK_LOOP(seamark_ge_##SUFFIX, T, double, !((double)codes[i] < v))  \\
+        SEAMARK_LOOP(seamark_gt_##SUFFIX, T, double, !((double)codes[i] <= v))
     SEAMARK_FLOAT_OPS(f32, float)
     SEAMARK_FLOAT_OPS(f64, double)
 
-    static int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) {
-    #define SEAMARK_CASE(SUFFIX, T)                                                        \\
+    #define SEAMARK_CASE(SUFFIX, T, V)                                                     \\
         switch (op) {                                                                      \\
-        case 0: return seamark_le_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);        \\
-        case 1: return seamark_lt_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);        \\
-        case 2: return seamark_ge_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);        \\
-        default: return seamark_gt_##SUFFIX((const T *)codes, mask, n, (T)v, fresh);       \\
+        case 0: return seamark_le_##SUFFIX((const T *)codes, mask, n, (V)v, fresh);        \\
+        case 1: return seamark_lt_##SUFFIX((const T *)codes, mask, n, (V)v, fresh);        \\
+        case 2: return seamark_ge_##SUFFIX((const T *)codes, mask, n, (V)v, fresh);        \\
+        default: return seamark_gt_##SUFFIX((const T *)codes, mask, n, (V)v, fresh);       \\
         }
-        if (width == 1) { SEAMARK_CASE(u8, uint8_t) }
-        if (width == 2) { SEAMARK_CASE(u16, uint16_t) }
-        if (width == 4) { SEAMARK_CASE(u32, uint32_t) }
-        SEAMARK_CASE(u64, uint64_t)
+    static int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) {
+        if (width == 1) { SEAMARK_CASE(u8, uint8_t, uint8_t) }
+        if (width == 2) { SEAMARK_CASE(u16, uint16_t, uint16_t) }
+        if (width == 4) { SEAMARK_CASE(u32, uint32_t, uint32_t) }
+        SEAMARK_CASE(u64, uint64_t, uint64_t)
     }
-    /* Bytes of 0 and 1, eight at a time. */
-    static int64_t seamark_sum(const uint8_t *mask, int64_t n) {
-        int64_t total = 0, i = 0;
-        uint64_t word;
-        for (; i + 8 <= n; i += 8) {
-            memcpy(&word, mask + i, 8);
-            total += (int64_t)((word * 0x0101010101010101ULL) >> 56);
-        }
-        for (; i < n; i++) total += mask[i];
+    static int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) {
+        if (width == 4) { SEAMARK_CASE(f32, float, double) }
+        SEAMARK_CASE(f64, double, double)
+    }
+    SEAMARK_CLONES static int64_t seamark_sum(const uint8_t *mask, int64_t n) {
+        int64_t total = 0;
+        for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS) total += seamark_ones(mask);
+        for (int64_t i = 0; i < n; i++) total += mask[i];
         return total;
+    }
+    /* Names of the rows whose byte is 1 into `out`; how many. Their bytes become bits, 64 at a time, and those that are
+       set are looked up: a branch for each row would be guessed wrong as often as not. */
+    static int64_t seamark_collect(const uint8_t *mask, int64_t n, int64_t name, int64_t *out) {
+        int64_t *at = out;
+        for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS, name += SEAMARK_ROWS) {
+            uint64_t word, bits = 0;
+            for (int i = 0; i < SEAMARK_ROWS; i += 8) {
+                memcpy(&word, mask + i, 8);
+                bits |= ((word * 0x0102040810204080ULL) >> 56) << i;
+            }
+            for (; bits; bits &= bits - 1) *at++ = name + __builtin_ctzll(bits);
+        }
+        for (int64_t i = 0; i < n; i++) if (mask[i]) *at++ = name + i;
+        return at - out;
     }
     #define SEAMARK_TIES(NAME, T)                                                     \\
         SEAMARK_CLONES static int NAME(const T *codes, int64_t n, T v) {              \\
@@ -109,22 +121,12 @@ cdef extern from *:
         if (width == 4) return seamark_ties_u32((const uint32_t *)codes, n, (uint32_t)v);
         return seamark_ties_u64((const uint64_t *)codes, n, v);
     }
-    static int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) {
-    #define SEAMARK_FLOAT_CASE(SUFFIX, T)                                                  \\
-        switch (op) {                                                                      \\
-        case 0: return seamark_le_##SUFFIX((const T *)codes, mask, n, v, fresh);           \\
-        case 1: return seamark_lt_##SUFFIX((const T *)codes, mask, n, v, fresh);           \\
-        case 2: return seamark_ge_##SUFFIX((const T *)codes, mask, n, v, fresh);           \\
-        default: return seamark_gt_##SUFFIX((const T *)codes, mask, n, v, fresh);          \\
-        }
-        if (width == 4) { SEAMARK_FLOAT_CASE(f32, float) }
-        SEAMARK_FLOAT_CASE(f64, double)
-    }
     """
     int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) nogil
     int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) nogil
     int seamark_ties(int width, const void *codes, int64_t n, uint64_t v) nogil
     int64_t seamark_sum(const uint8_t *mask, int64_t n) nogil
+    int64_t seamark_collect(const uint8_t *mask, int64_t n, int64_t name, int64_t *out) nogil
 
 cdef enum:
     LE = 0
@@ -146,7 +148,6 @@ cdef enum:
     ENDS = 10
     TAILS = 11
     LENGTHS_WIDTH = 12
-
 
 
 cdef inline void settle(uint8_t *state, int64_t kept, int64_t rows) noexcept nogil:
@@ -451,32 +452,19 @@ def count(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[
 def collect(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
     """int64[selected], the names of the rows in order: a block's base and on."""
     cdef Py_ssize_t b, n = layout.shape[0]
-    cdef int64_t i, name, at = 0, total = count(layout, state, mask)
-    cdef uint64_t word
+    cdef int64_t i, name, rows, at = 0, total = count(layout, state, mask)
+    if total == 0:
+        return np.empty(0, dtype=np.int64)
     found = np.empty(total, dtype=np.int64)
     cdef int64_t[::1] out = found
-    cdef int64_t end
     with nogil:
         for b in range(n):
-            if state[b] == 0:
-                continue
-            i = layout[b, FIRST]
-            end = i + layout[b, ROWS]
-            name = layout[b, BASE] - i
+            rows = layout[b, ROWS]
+            name = layout[b, BASE]
             if state[b] == 1:
-                while i < end:
-                    out[at] = name + i
-                    at += 1
-                    i += 1
-                continue
-            while i < end:
-                if i + 8 <= end:
-                    memcpy(&word, &mask[i], 8)
-                    if word == 0:
-                        i += 8
-                        continue
-                if mask[i]:
-                    out[at] = name + i
-                    at += 1
-                i += 1
+                for i in range(rows):
+                    out[at + i] = name + i
+                at += rows
+            elif state[b] == 2:
+                at += seamark_collect(&mask[layout[b, FIRST]], rows, name, &out[at])
     return found
