@@ -16,10 +16,11 @@ decide; they are bound with the kind `list` or `map`, and columns that are not p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from math import copysign
+
+import msgspec
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expressions import (
@@ -38,12 +39,10 @@ from metaserver.iceberg.expressions import (
     any_of,
 )
 from metaserver.iceberg.literals import FINITE_MAX, Above, Below, Between, Literal, parse_literal
-from metaserver.iceberg.schema import Column, ListType, MapType, Schema, StructType, is_primitive, type_name
+from metaserver.iceberg.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from metaserver.iceberg.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
 from metaserver.iceberg.types import canonical_primitive
 from metaserver.iceberg.values import FLOATS, decimal_precision, decimal_scale
-
-_canonical = lru_cache(maxsize=1024)(canonical_primitive)
 
 _WIDTH_DIGITS = 10
 """Of the widest truncation, 2³¹ - 1."""
@@ -58,6 +57,11 @@ OPPOSITE = {
 }
 OPPOSITE |= {opposite: op for op, opposite in OPPOSITE.items()}
 
+_NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
+_NANITY = frozenset({Op.IS_NAN, Op.NOT_NAN})
+_PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
+_SETS = frozenset({Op.IN, Op.NOT_IN})
+
 
 def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool) -> Expression:
     """`expression` over columns, of `Always`, `And`, `Or` and `Bound` only. Raises BadRequest.
@@ -65,12 +69,12 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
     `schema` is asked for each name first, then `schemas`, all of the table's in any order. What is bound already
     stays as it is.
     """
-    others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
+    others = [other for other in schemas if other is not schema]
+    others.sort(key=lambda other: other.id, reverse=True)
     return _Binder((schema, *others), case_sensitive).bind(expression, negated=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
+class _Term(msgspec.Struct, frozen=True, gc=False):
     column_id: int
     name: str
     kind: str
@@ -90,16 +94,16 @@ class _Binder:
 
     def bind(self, expression: Expression, *, negated: bool) -> Expression:
         match expression:
-            case Always(value):
-                return Always(value != negated)
-            case Not(child):
-                return self.bind(child, negated=not negated)
-            case And(children) | Or(children):
-                bound = [self.bind(child, negated=negated) for child in children]
-                return all_of(*bound) if isinstance(expression, And) != negated else any_of(*bound)
             case Unbound(op, name, transform, literals):
                 term = self._term(name, transform)
                 return _predicate(OPPOSITE[op] if negated else op, term, literals)
+            case And(children) | Or(children):
+                bound = [self.bind(child, negated=negated) for child in children]
+                return all_of(*bound) if isinstance(expression, And) != negated else any_of(*bound)
+            case Not(child):
+                return self.bind(child, negated=not negated)
+            case Always(value):
+                return Always(value != negated)
             case Bound() if negated:
                 raise BadRequest(f"Cannot negate the predicate on {expression.name}: it is bound already")
             case Bound():
@@ -133,13 +137,16 @@ class _Binder:
 
 def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
     """`trusted`: what the schema requires was required of the data that is read."""
-    kind = _kind(column)
+    if isinstance(column.type, str):
+        kind, result, accepted = _types(column.type, transform)
+    else:
+        kind = result = type_name(column.type)
+        accepted = False
     if transform != IDENTITY:
         if not is_known(transform):
             raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
-        if not is_primitive(column.type) or not accepts(transform, kind):
+        if not accepted:
             raise BadRequest(f"Cannot bind: {transform} cannot transform {kind} values from '{column.name}'")
-    result = result_type(transform, kind) if is_primitive(column.type) else kind
     required = column.required
     parent = column.parent
     while parent is not None:
@@ -152,32 +159,36 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
     return _Term(column.id, column.name, kind, transform, result, never_null)
 
 
-def _kind(column: Column) -> str:
-    if isinstance(column.type, ListType | MapType | StructType):
-        return type_name(column.type)
+@lru_cache(maxsize=1024)
+def _types(name: str, transform: str) -> tuple[str, str, bool]:
+    """(canonical type, type of the transform's result, whether it accepts the type) of a type that is not nested."""
     try:
-        return _canonical(column.type)
+        kind = canonical_primitive(name)
     except BadRequest:
         # of a later format version: nothing is known about its values
-        return column.type
+        kind = name
+    if not is_primitive(kind):
+        return kind, kind, False
+    return kind, result_type(transform, kind), accepts(transform, kind)
 
 
 def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
-    if op in (Op.IS_NULL, Op.NOT_NULL):
+    if op in _NULLITY:
         if term.never_null or term.kind == "unknown":
             return Always((op == Op.NOT_NULL) == term.never_null)
         return term.predicate(op)
-    if op in (Op.IS_NAN, Op.NOT_NAN):
+    if op in _NANITY:
         if term.result not in FLOATS:
             raise BadRequest(f"Cannot bind {op} of {term.name}: no {term.result} is NaN, only floats and doubles are")
         return term.predicate(op)
-    if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) and term.result != "string":
+    if op in _PREFIXES and term.result != "string":
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
+    domain = _domain(term)
     try:
-        parsed = [parse_literal(_domain(term), literal) for literal in literals]
+        parsed = [parse_literal(domain, literal) for literal in literals]
     except BadRequest as error:
         raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
-    return _set(op, term, parsed) if op in (Op.IN, Op.NOT_IN) else _comparison(op, term, parsed[0])
+    return _set(op, term, parsed) if op in _SETS else _comparison(op, term, parsed[0])
 
 
 def _domain(term: _Term) -> str:
@@ -210,6 +221,8 @@ def _order(value: Value) -> tuple[Value, float]:
 
 
 def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
+    if not isinstance(literal, Above | Below | Between):
+        return term.predicate(op, literal)
     match literal:
         case Above() | Below() if term.result in FLOATS:
             return _beyond_finite(op, term, literal)
@@ -220,7 +233,6 @@ def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
         case Above() | Below():
             towards = (Op.LT, Op.LT_EQ) if isinstance(literal, Above) else (Op.GT, Op.GT_EQ)
             return _predicate(Op.NOT_NULL, term, ()) if op in towards else FALSE
-    return term.predicate(op, literal)
 
 
 def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:

@@ -39,6 +39,7 @@ NODES_MAX = 200_000
 UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
 SETS = frozenset({Op.IN, Op.NOT_IN})
 
+_LITERAL_FIELDS = ("value", "values", "right")
 _PATH_MAX = 200
 _OPS = {op.value: op for op in Op}
 
@@ -91,22 +92,24 @@ class _Parser:
         return all_of(*children) if kind == "and" else any_of(*children)
 
     def _predicate(self, op: Op, json: dict[str, object], path: str) -> Unbound:
-        sides = {"left", "right"} if op not in UNARY | SETS else {"child"}
-        if "term" not in json and not sides & json.keys():
-            raise _error(path, f"{op} needs a term")
-        operand = "term" if "term" in json else "child" if "child" in sides else "left"
+        unary, listed = op in UNARY, op in SETS
+        operand = "term"
+        if "term" not in json:
+            operand = "child" if unary or listed else "left"
+            if operand not in json and (unary or listed or "right" not in json):
+                raise _error(path, f"{op} needs a term")
         name, transform = _term(_required(json, operand, path), f"{path}.{operand}")
-        for field in {"value", "values", "right"} & json.keys():
-            wanted = "values" if op in SETS else "value" if operand == "term" else "right"
-            if op in UNARY or field != wanted:
+        wanted = None if unary else "values" if listed else "value" if operand == "term" else "right"
+        for field in _LITERAL_FIELDS:
+            if field in json and field != wanted:
                 raise _error(path, f"{op} has no field {field!r}")
-        if op in UNARY:
+        if wanted is None:
             return Unbound(op, name, transform, ())
-        if op in SETS:
-            return Unbound(op, name, transform, self._values(_required(json, "values", path), f"{path}.values"))
-        field = "value" if operand == "term" else "right"
+        given = _required(json, wanted, path)
+        if listed:
+            return Unbound(op, name, transform, self._values(given, f"{path}.values"))
         self._count(1)
-        return Unbound(op, name, transform, (_literal(_required(json, field, path), f"{path}.{field}"),))
+        return Unbound(op, name, transform, (_literal(given, f"{path}.{wanted}"),))
 
     def _values(self, json: object, path: str) -> tuple[object, ...]:
         if isinstance(json, dict) and json.get("type") == "literals":

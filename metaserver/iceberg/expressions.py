@@ -2,7 +2,8 @@
 
 Two stages share the tree's shape. An *unbound* expression is what a client sent: names and JSON literals. A *bound*
 one refers to columns by id, carries values in the form below, and has no `Not` in it: binding pushes negation into
-the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
+the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both. Nodes are msgspec
+structs, because each plan makes some: `msgspec.structs.replace` makes a changed copy, and `dataclasses` does not know them.
 
 Values of bound predicates, by Iceberg type:
 
@@ -20,15 +21,20 @@ Values of bound predicates, by Iceberg type:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
+
+import msgspec
 
 Value: TypeAlias = bool | int | float | str | bytes
 
 
 class Op(StrEnum):
-    """Operations of predicates, by their names on the wire."""
+    """Operations of predicates, by their names on the wire.
+
+    `Op.LT` costs CPython a call each time; where every plan passes, sets of a module stand for it. An enumeration's own
+    hash and representation would cost more.
+    """
 
     IS_NULL = "is-null"
     NOT_NULL = "not-null"
@@ -45,9 +51,11 @@ class Op(StrEnum):
     STARTS_WITH = "starts-with"
     NOT_STARTS_WITH = "not-starts-with"
 
+    __hash__ = str.__hash__
+    __repr__ = str.__repr__
 
-@dataclass(frozen=True, slots=True)
-class Always:
+
+class Always(msgspec.Struct, frozen=True, gc=False):
     """`true` or `false`."""
 
     value: bool
@@ -57,23 +65,19 @@ TRUE = Always(True)
 FALSE = Always(False)
 
 
-@dataclass(frozen=True, slots=True)
-class And:
+class And(msgspec.Struct, frozen=True, gc=False):
     children: tuple[Expression, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Or:
+class Or(msgspec.Struct, frozen=True, gc=False):
     children: tuple[Expression, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(msgspec.Struct, frozen=True, gc=False):
     child: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class Unbound:
+class Unbound(msgspec.Struct, frozen=True, gc=False):
     """A predicate as sent. `transform` is "identity" for a plain reference; `literals` are JSON values."""
 
     op: Op
@@ -82,8 +86,7 @@ class Unbound:
     literals: tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True, gc=False):
     """A predicate on one column. `kind` is the column's type and `result` the term's (the same for identity).
 
     `values` are of type `result`: none for the null and NaN operations, one for comparisons and prefixes, two or more,
@@ -128,12 +131,12 @@ def _joined(
 ) -> Expression:
     flat: list[Expression] = []
     for child in children:
-        if child == absorbing:
-            return absorbing
         if isinstance(child, node):
             flat.extend(child.children)
-        elif child != identity:
+        elif not isinstance(child, Always):
             flat.append(child)
+        elif child == absorbing:
+            return absorbing
     if len(flat) > 1:
         return node(tuple(flat))
     return flat[0] if flat else identity

@@ -17,8 +17,9 @@ A predicate on a transform that the field does not have is projected by way of i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from metaserver.iceberg.binding import OPPOSITE
 from metaserver.iceberg.evaluation import NULL_MATCHES
@@ -63,13 +64,13 @@ def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
     Its predicates have a field's id as `column_id`, its name, and the type of its values as `kind` and `result`.
     """
     match expression:
-        case And(children):
-            return all_of(*(inclusive(child, spec) for child in children))
-        case Or(children):
-            return any_of(*(inclusive(child, spec) for child in children))
         case Bound():
             # fields of one source each tell something else, like bucket(7, x) and bucket(5, x)
-            return all_of(*(_projected(expression, field) for field in _fields(expression, spec)))
+            return all_of(*[_projected(expression, field) for field in _fields(expression, spec)])
+        case And(children):
+            return all_of(*[inclusive(child, spec) for child in children])
+        case Or(children):
+            return any_of(*[inclusive(child, spec) for child in children])
         case Always():
             return expression
     raise TypeError(f"not a bound expression: {expression}")
@@ -113,9 +114,10 @@ def source_ranges(predicate: Bound) -> Expression:
     return _within(_source(predicate), found)
 
 
-def _fields(predicate: Bound, spec: PartitionSpec) -> Iterable[PartitionField]:
+def _fields(predicate: Bound, spec: PartitionSpec) -> list[PartitionField]:
     """The fields that can decide the predicate; a transform of several columns is unknown to us (spec: v3)."""
-    return (field for field in spec.fields if field.sources == (predicate.column_id,) and field.field_id is not None)
+    source = (predicate.column_id,)
+    return [field for field in spec.fields if field.sources == source and field.field_id is not None]
 
 
 def _strict(predicate: Bound, field: PartitionField) -> Expression:
