@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +30,7 @@ from cache.single_flight import SingleFlight
 from cache.stack import Stack
 from metaserver.clock import Clock
 from metaserver.errors import NotFound
-from metaserver.iceberg.expressions import TRUE, Always, predicates_of
+from metaserver.iceberg.expressions import TRUE
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.snapshot import Snapshot
@@ -52,7 +53,7 @@ _IN_THREAD_ROWS = 100_000
 _UNDER_WAY = 16
 """Manifests read or decoded at once, for each decoding thread."""
 _QUICK_COMPARISONS = 2_500_000
-"""Rows times predicates; about a nanosecond each."""
+"""Of rows with literals; about a nanosecond each."""
 _LISTS_BYTES = 16 << 20
 """Manifest lists kept, for plans that need only some of their manifests."""
 _MANIFEST_BYTES = 1000
@@ -70,6 +71,7 @@ _VIEW_BYTES = 4000
 _DELETE_BYTES = 300
 """Of the index, for each delete file: its path, its place, and what proves that it does not apply."""
 _LET_GO = -1
+_NOT_COUNTED = (-1, -1)
 
 
 @dataclass(slots=True)
@@ -142,18 +144,7 @@ class Planner:
             return kept
 
         def plan() -> Scan:
-            selection, stages = _prune(held, question, self._deadline(), self._clock)
-            return Scan(
-                held.view,
-                held.deletes,
-                selection.rows(),
-                schema=question.schema,
-                bound=question.bound,
-                metadata=_without_history(metadata),
-                stages=stages,
-                snapshot_id=None if question.snapshot is None else question.snapshot.snapshot_id,
-                considered=held.files,
-            )
+            return _planned(held, question, *_prune(held, question, self._deadline(), self._clock))
 
         try:
             if _is_quick(held.view, question):  # done before anybody else could ask for it
@@ -174,35 +165,26 @@ class Planner:
         return held.view
 
     async def explain(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
-        """As `scan`, planned anew whatever is kept, with bytes in its stages."""
+        """As `scan`, planned anew whatever is kept, with files and bytes in its stages."""
         question = Question.ask(metadata, request)
         before_s = self._clock.monotonic()
         held = await self._held(question, whole=True)  # what is left out unread cannot be told
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         expired = self._deadline()
-        selection, stages = await self._run(held.view, lambda: _prune(held, question, expired, self._clock, sized=True))
-        everything = Selection.everything(held.view)
-        files, size = everything.count(), everything.file_bytes()
+
+        def plan() -> Scan:
+            return _planned(held, question, *_prune(held, question, expired, self._clock, loaded_us=loaded_us))
+
+        scan = await self._run(held.view, plan)
         self._shed(held)
-        return Scan(
-            held.view,
-            held.deletes,
-            selection.rows(),
-            schema=question.schema,
-            bound=question.bound,
-            metadata=metadata,
-            stages=(Stage("manifests", files, files, size, size, loaded_us), *stages),
-            snapshot_id=None if question.snapshot is None else question.snapshot.snapshot_id,
-            considered=held.files,
-        )
+        return scan
 
     async def unread(self, question: Question) -> int:
         """About how many entries have to be decoded before the plan can begin; 0 when all is in memory."""
-        metadata = question.metadata
         if _view_key(question) in self._views:
             return 0
         manifests = await self._manifests(question)
-        chosen = [manifests[number] for number in needed(manifests, question.projections, metadata.partition_specs)]
+        chosen = [manifests[number] for number in await _needed(manifests, question)]
         return sum(_entries(manifest) for manifest in self._blocks.missing(chosen))
 
     def stats(self) -> PlannerStats:
@@ -228,9 +210,7 @@ class Planner:
             data = [manifest for manifest in manifests if manifest.content == 0]
             ordinals = list(range(len(data)))
             if not whole:
-                if question.is_long:
-                    await asyncio.to_thread(lambda: question.projections)
-                chosen_ones = needed(data, question.projections, metadata.partition_specs)
+                chosen_ones = await _needed(data, question)
                 if len(chosen_ones) <= len(data) * _PART_MAX:
                     ordinals = chosen_ones
                     key = (*key, "part", *map(str, ordinals))
@@ -331,10 +311,20 @@ def _is_quick(view: TableView, question: Question) -> bool:
     """Whether a plan takes a few milliseconds at most: less than a thread would, and nobody waits for long."""
     if question.is_long:
         return False
-    predicates = predicates_of(question.bound)
-    if view.rows * len(predicates) > _QUICK_COMPARISONS:
-        return False
-    return _is_small(view) or all(view.knows(one.column_id, one.kind) for one in predicates)
+    comparisons = 0
+    for one in question.predicates:
+        column = view.known_stats(one.column_id, one.kind)
+        if column is None and not _is_small(view):
+            return False  # it is put together first
+        comparisons += (view.rows if column is None else column.rows_read) * max(1, len(one.values))
+    return comparisons <= _QUICK_COMPARISONS
+
+
+async def _needed(manifests: Sequence[ManifestFile], question: Question) -> list[int]:
+    """Numbers of the manifests that the filter needs."""
+    if question.is_long:
+        await asyncio.to_thread(lambda: question.projections)
+    return needed(manifests, question.projections, question.metadata.partition_specs)
 
 
 def _view_key(question: Question) -> tuple[str, ...]:
@@ -393,33 +383,58 @@ def _entries(manifest: ManifestFile) -> int:
 
 
 def _prune(
-    held: _Held, question: Question, expired: Callable[[], bool], clock: Clock, *, sized: bool = False
-) -> tuple[Selection, tuple[Stage, ...]]:
-    """The files left after each stage, cheapest first."""
+    held: _Held,
+    question: Question,
+    expired: Callable[[], bool],
+    clock: Clock,
+    *,
+    loaded_us: int | None = None,
+) -> tuple[Selection, list[Stage]]:
+    """The files that are left, and the stages on the way. With `loaded_us`, how long it took to have the manifests,
+    that is the first stage, and files and bytes are counted at each."""
+    counted = loaded_us is not None
     selection = Selection.everything(held.view)
     stages: list[Stage] = []
-    everything = (held.view.rows, selection.file_bytes() if sized else -1)
-
-    def stage(name: str, work: Callable[[], None]) -> None:
-        files_in, bytes_in = (stages[-1].files_left, stages[-1].bytes_left) if stages else everything
+    size = selection.size() if counted else _NOT_COUNTED
+    if loaded_us is not None:
+        stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
+    for name, narrow in _steps(held, question, expired):
         before_s = clock.monotonic()
-        work()
+        narrow(selection)
         spent_us = int((clock.monotonic() - before_s) * 1e6)
-        files_left, bytes_left = selection.count(), selection.file_bytes() if sized else -1
-        stages.append(Stage(name, files_in, files_left, bytes_in, bytes_left, spent_us, not expired()))
+        before, size = size, selection.size() if counted else size
+        stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
+    return selection, stages
 
-    bound = question.bound
+
+def _steps(
+    held: _Held, question: Question, expired: Callable[[], bool]
+) -> Iterator[tuple[str, Callable[[Selection], None]]]:
+    """What narrows the selection, by name, the cheapest first."""
     if question.request.incremental:
         ids = {snapshot.snapshot_id for snapshot in appended(question.metadata, question.request)}
-        stage("appended", lambda: keep_appended(selection, ids))
-    if isinstance(bound, Always) and bound.value:
-        return selection, tuple(stages)
-    present = set(held.view.spec_ids.tolist())
-    by_spec = {spec_id: expression for spec_id, expression in question.projections.items() if spec_id in present}
-    if any(expression != TRUE for expression in by_spec.values()):
-        stage("partition", lambda: narrow_by_partition(selection, by_spec, expired))
-    stage("column_stats", lambda: narrow_by_stats(selection, bound, expired))
-    return selection, tuple(stages)
+        yield "appended", partial(keep_appended, snapshot_ids=ids)
+    bound = question.bound
+    if bound == TRUE:
+        return
+    by_spec = {number: demand for number, demand in question.projections.items() if number in held.view.specs}
+    if any(demand != TRUE for demand in by_spec.values()):
+        yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
+    yield "column_stats", partial(narrow_by_stats, expression=bound, expired=expired)
+
+
+def _planned(held: _Held, question: Question, selection: Selection, stages: Sequence[Stage]) -> Scan:
+    return Scan(
+        held.view,
+        held.deletes,
+        selection.rows(),
+        schema=question.schema,
+        bound=question.bound,
+        metadata=_without_history(question.metadata),
+        stages=tuple(stages),
+        snapshot_id=question.snapshot_id,
+        considered=held.files,
+    )
 
 
 @asynccontextmanager

@@ -20,16 +20,22 @@ import numpy.typing as npt
 
 from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
 from metaserver.iceberg.projection import source_ranges
+from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index import _scan
-from metaserver.index.packing import Form, Longs, form_of, key_of
-from metaserver.planner.view import PartitionColumn, Side, StatsColumn, TableView
+from metaserver.index.block import COUNTS
+from metaserver.index.packing import MISSING, Form, Longs, form_of, key_of
+from metaserver.planner.view import Flags, PartitionColumn, Side, StatsColumn, TableView
 
 LE, LT, GE, GT = 0, 1, 2, 3
 _OPS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
+_POSITIVE = frozenset({*_OPS, Op.EQ, Op.IN, Op.STARTS_WITH})
+"""Of these only a value can match that lies beside the literals."""
+_NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 IN_LIMIT = 200
 """Longer lists of strings are taken as their range; numbers are searched whatever their count."""
 Expired = Callable[[], bool]
 Key = int | float | bytes
+Sides = tuple[Side, ...]
 
 
 class Selection:
@@ -66,6 +72,10 @@ class Selection:
                 sizes = sizes[self.mask[self.view.starts[number] : self.view.starts[number + 1]] != 0]
             total += int(sizes.sum())
         return total
+
+    def size(self) -> tuple[int, int]:
+        """Files and bytes that are selected."""
+        return self.count(), self.file_bytes()
 
     def clear(self) -> None:
         self.state[:] = 0
@@ -122,10 +132,11 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
 
 def _narrow_by_record_count(selection: Selection) -> Selection | None:
     """Drops files without rows. Returns those whose rows nobody counted (imported Avro files have -1): they stay."""
-    view = selection.view
     uncounted: Selection | None = None
-    for number in np.flatnonzero((view.least_records <= 0) & (selection.state != 0)).tolist():
-        counts = view.blocks[number].longs("record_count")
+    for number in selection.view.odd_counts:
+        if not selection.state[number]:
+            continue
+        counts = selection.view.blocks[number].longs("record_count")
         if (counts < 0).any():
             if uncounted is None:
                 uncounted = selection.copy()
@@ -145,8 +156,8 @@ def _narrow(
         if not expression.value:
             selection.clear()
     elif isinstance(expression, And):
-        for child in sorted(expression.children, key=_cost):
-            if not selection.state.any():
+        for number, child in enumerate(sorted(expression.children, key=_cost)):
+            if number and not selection.state.any():
                 return
             _narrow(selection, child, leaf, expired)
     elif isinstance(expression, Or):
@@ -192,35 +203,33 @@ def _cost(expression: Expression) -> int:
 def _stats_leaf(selection: Selection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
         return  # values are counted there, not rows
-    if bound.transform != "identity":
+    if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
-        if not (isinstance(ranges, Bound) and ranges.transform != "identity"):
+        if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
             _narrow(selection, ranges, _stats_leaf, _never)
         return
     column = selection.view.stats(bound.column_id, bound.kind)
     op = bound.op
-    if op is Op.IS_NULL:
-        _drop(selection, column, column.no_nulls, _no_nulls)
-        return
-    if op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH):
-        _narrow_to_unlike(selection, column, bound)
-        return
-    if op is Op.NOT_NAN:
+    if op in _POSITIVE:
+        _drop(selection, column, column.nulls_only, _nulls_only)
         _drop(selection, column, column.nans_only, _nans_only)
-        return
-    _drop(selection, column, column.nulls_only, _nulls_only)
-    if op is Op.NOT_NULL:
-        return
-    if op is Op.IS_NAN:
+        _narrow_by_bounds(selection, column, bound)
+    elif op in _NEGATIVE:
+        _narrow_to_unlike(selection, column, bound)
+    elif op is Op.IS_NULL:
+        _drop(selection, column, column.no_nulls, _no_nulls)
+    elif op is Op.NOT_NULL:
+        _drop(selection, column, column.nulls_only, _nulls_only)
+    elif op is Op.NOT_NAN:
+        _drop(selection, column, column.nans_only, _nans_only)
+    else:
+        assert op is Op.IS_NAN
+        _drop(selection, column, column.nulls_only, _nulls_only)
         _drop(selection, column, column.no_nans, _no_nans)
-        return
-    _drop(selection, column, column.nans_only, _nans_only)
-    _narrow_by_bounds(selection, column, bound)
 
 
 Truths = npt.NDArray[np.bool_]
 CountTest = Callable[[Longs, Longs, Longs], Truths]
-_MISSING = np.int64(-(1 << 63))
 
 
 def _no_nulls(values: Longs, nulls: Longs, nans: Longs) -> Truths:
@@ -232,16 +241,16 @@ def _no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
 
 
 def _nulls_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
-    return np.asarray((values != _MISSING) & (nulls == values))
+    return np.asarray((values != MISSING) & (nulls == values))
 
 
 def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
-    return np.asarray((values != _MISSING) & (nans == values))
+    return np.asarray((values != MISSING) & (nans == values))
 
 
-def _drop(selection: Selection, column: StatsColumn, flags: npt.NDArray[np.uint8], test: CountTest) -> None:
+def _drop(selection: Selection, column: StatsColumn, flags: Flags | None, test: CountTest) -> None:
     """Drops the rows of which `test` holds; `flags` says for which blocks that is none (0), all (1) or some (2)."""
-    if not flags.any():
+    if flags is None:
         return
     selection.state[flags == 1] = 0
     for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
@@ -252,11 +261,8 @@ def _tested(view: TableView, column: StatsColumn, number: int, test: CountTest) 
     entry = column.entries[number]
     assert entry is not None
     block = view.blocks[number]
-    values, nulls, nans = (block.count(name, entry.column_id) for name in _COUNTED)
+    values, nulls, nans = (block.count(name, entry.column_id) for name in COUNTS[:3])
     return test(values, nulls, nans)
-
-
-_COUNTED = ("value_counts", "null_value_counts", "nan_value_counts")
 
 
 def _narrow_by_bounds(selection: Selection, column: StatsColumn, bound: Bound) -> None:
@@ -264,14 +270,10 @@ def _narrow_by_bounds(selection: Selection, column: StatsColumn, bound: Bound) -
     if op in _OPS:
         _compare(selection, column, _OPS[op], bound.kind, bound.values[0])
     elif op is Op.EQ:
-        _compare(selection, column, LE, bound.kind, bound.values[0])
-        _compare(selection, column, GE, bound.kind, bound.values[0])
+        _equal(selection, column, bound.kind, bound.values[0])
     elif op is Op.STARTS_WITH:
-        prefix = _text(bound.values[0])
-        _compare_keys(selection, column.upper, GE, prefix)
-        if following := _after(prefix):
-            _compare_keys(selection, column.lower, LT, following)
-    elif op is Op.IN:
+        _narrow_to_prefix(selection, column.lower, column.upper, bound.values[0])
+    else:
         _narrow_to_members(selection, column, bound)
 
 
@@ -285,7 +287,7 @@ def _compare(selection: Selection, column: StatsColumn, op: int, kind: str, valu
             _run(selection, side, op, key, uuid=kind == "uuid")
 
 
-def _compare_keys(selection: Selection, sides: tuple[Side, ...], op: int, key: bytes) -> None:
+def _compare_keys(selection: Selection, sides: Sides, op: int, key: bytes) -> None:
     for side in sides:
         if side.form is Form.STRINGS:
             _run(selection, side, op, key, uuid=False)
@@ -329,6 +331,8 @@ def _narrow_to_unlike(selection: Selection, column: StatsColumn, bound: Bound) -
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
     floats = form_of(bound.kind) is Form.FLOATS
+    if column.no_nulls is None or (floats and column.no_nans is None):
+        return
     candidates = (selection.state != 0) & (column.no_nulls != 0)
     if floats:
         candidates &= column.no_nans != 0
@@ -355,12 +359,7 @@ def _unlike(column: StatsColumn, bound: Bound, value: Value) -> list[Callable[[S
             partial(_compare, column=column, op=LT, kind=bound.kind, value=value),
             partial(_compare, column=column, op=GT, kind=bound.kind, value=value),
         ]
-    prefix = _text(value)
-    following = _after(prefix)
-    ways: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=column.lower, op=LT, key=prefix)]
-    if following:
-        ways.append(partial(_compare_keys, sides=column.upper, op=GE, key=following))
-    return ways
+    return _ways_beside_prefix(column.lower, column.upper, value)
 
 
 def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) -> None:
@@ -371,10 +370,7 @@ def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) 
     if len(column.lower) == 1 and len(column.upper) == 1 and column.lower[0].form is Form.INTEGERS:
         lower, upper = column.lower[0], column.upper[0]
         if upper.form is Form.INTEGERS:
-            keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in values}), dtype=np.int64)
-            _scan.narrow_longs_in(
-                lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys
-            )
+            _run_in(selection, lower, upper, bound)
             return
     if len(values) > IN_LIMIT:
         return
@@ -384,6 +380,29 @@ def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) 
 def _equal(selection: Selection, column: StatsColumn, kind: str, value: Value) -> None:
     _compare(selection, column, LE, kind, value)
     _compare(selection, column, GE, kind, value)
+
+
+def _run_in(selection: Selection, lower: Side, upper: Side, bound: Bound) -> None:
+    """Keeps rows with one of the integers that `bound` lists between lower and upper."""
+    keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
+    _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
+
+
+def _narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: Value) -> None:
+    """STARTS_WITH: some value between lower and upper begins with `value`."""
+    prefix = _text(value)
+    _compare_keys(selection, upper, GE, prefix)
+    if following := _after(prefix):
+        _compare_keys(selection, lower, LT, following)
+
+
+def _ways_beside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callable[[Selection], None]]:
+    """NOT_STARTS_WITH: ways in which lower and upper show that not every value between them begins with `value`."""
+    prefix = _text(value)
+    ways: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=lower, op=LT, key=prefix)]
+    if following := _after(prefix):
+        ways.append(partial(_compare_keys, sides=upper, op=GE, key=following))
+    return ways
 
 
 def _text(value: Value) -> bytes:
@@ -428,19 +447,10 @@ def _narrow_values(selection: Selection, column: PartitionColumn, bound: Bound) 
         _narrow_values_out(selection, column, bound)
     elif op is Op.STARTS_WITH:
         _keep_nulls(selection, column, nulls=False)
-        prefix = _text(values[0])
-        _compare_keys(selection, column.sides, GE, prefix)
-        if following := _after(prefix):
-            _compare_keys(selection, column.sides, LT, following)
+        _narrow_to_prefix(selection, column.sides, column.sides, values[0])
     elif op is Op.NOT_STARTS_WITH:
-        prefix = _text(values[0])
-        ways: list[Callable[[Selection], None]] = [
-            partial(_keep_nulls, column=column, nulls=True),
-            partial(_compare_keys, sides=column.sides, op=LT, key=prefix),
-        ]
-        if following := _after(prefix):
-            ways.append(partial(_compare_keys, sides=column.sides, op=GE, key=following))
-        _narrow_to_any(selection, ways)
+        nulls = partial(_keep_nulls, column=column, nulls=True)
+        _narrow_to_any(selection, [nulls, *_ways_beside_prefix(column.sides, column.sides, values[0])])
 
 
 def _compare_values(
@@ -456,11 +466,7 @@ def _narrow_values_in(selection: Selection, column: PartitionColumn, bound: Boun
     _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
     _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
     if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
-        side = column.sides[0]
-        keys = np.array(
-            sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64
-        )
-        _scan.narrow_longs_in(side.layout, side.layout, side.low, side.high, selection.state, selection.mask, keys)
+        _run_in(selection, column.sides[0], column.sides[0], bound)
     elif len(bound.values) <= IN_LIMIT:
         _narrow_to_any(
             selection,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+
+import msgspec
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expressions import TRUE, Expression
+from metaserver.iceberg.expressions import TRUE, Bound, Expression, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.projection import inclusive
 from metaserver.iceberg.schema import Schema
@@ -18,8 +19,7 @@ _LONG_CHARACTERS = 30_000
 """Of a bound filter's text; some hundreds of values, a millisecond of work."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScanRequest:
+class ScanRequest(msgspec.Struct, frozen=True):
     """`filter` is unbound. A scan is of one snapshot (the current one by default), or incremental: of the files that
     appends added after `start_snapshot_id`, up to and with `end_snapshot_id`."""
 
@@ -35,8 +35,7 @@ class ScanRequest:
         return self.start_snapshot_id is not None or self.end_snapshot_id is not None
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True, dict=True):
     """A request as it concerns one table: everything that binding and projecting its filter gives, computed once.
 
     A filter may list a hundred thousand values: `is_long` says that work on it does not belong on the event loop.
@@ -63,6 +62,14 @@ class Question:
     @property
     def is_long(self) -> bool:
         return len(self.text) > _LONG_CHARACTERS
+
+    @property
+    def snapshot_id(self) -> int | None:
+        return None if self.snapshot is None else self.snapshot.snapshot_id
+
+    @cached_property
+    def predicates(self) -> list[Bound]:
+        return predicates_of(self.bound)
 
     @cached_property
     def projections(self) -> dict[int, Expression]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from metaserver.iceberg.expressions import And, Bound, Expression, Or, Value
+import msgspec
+
+from metaserver.iceberg.expressions import Expression, Value, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.residuals import Residuals
@@ -20,11 +21,10 @@ _RESIDUALS_MAX = 1024
 _RESIDUAL_BYTES = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, gc=False):
     """One step of a plan: files and bytes that came in and that are left, and how long it took.
 
-    Bytes are -1 where nobody asked for them: adding them up reads every file's size.
+    They are -1 where nobody asked for them: counting takes a look at every file, and adding up reads its size.
     """
 
     name: str
@@ -132,10 +132,7 @@ class Scan:
 
 def _kinds(expression: Expression, spec: PartitionSpec) -> Iterator[tuple[int, str]]:
     """(partition field id, type of its values) of the fields that the expression's predicates are projected to."""
-    if isinstance(expression, And | Or):
-        for child in expression.children:
-            yield from _kinds(child, spec)
-    elif isinstance(expression, Bound):
+    for predicate in predicates_of(expression):
         for field in spec.fields:
-            if field.sources == (expression.column_id,) and field.field_id is not None:
-                yield field.field_id, result_type(canonical(field.transform), expression.kind)
+            if field.sources == (predicate.column_id,) and field.field_id is not None:
+                yield field.field_id, result_type(canonical(field.transform), predicate.kind)

@@ -10,7 +10,6 @@ a later plan can be compared with those of an earlier one. Within the view, mask
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.values import decimal_scale
 from metaserver.index.block import Block, ColumnEntry
 from metaserver.index.packing import NONE, Form, Longs, Packed
 
 Flags = npt.NDArray[np.uint8]
-_DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
 _LAYOUT = 13
+_FORM, _ROWS, _FIRST, _BASE = 0, 4, 5, 6
+"""Places in a row of a layout."""
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _UNKNOWN = (-1,) + (0,) * (_LAYOUT - 1)
@@ -58,11 +59,21 @@ class Side:
     def size_bytes(self) -> int:
         return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
 
+    def rows_read(self) -> int:
+        """How many rows a comparison with one value may have to look at: those of the blocks between whose least and
+        greatest values it lies, for the value that most of them are about."""
+        known = np.flatnonzero(self.layout[:, _FORM] >= 0)
+        rows, low, high = self.layout[known, _ROWS], self.low[known], self.high[known]
+        by_low, by_high = np.argsort(low), np.argsort(high)
+        begun = np.cumsum(rows[by_low])
+        ended = np.concatenate(([0], np.cumsum(rows[by_high])))
+        return int((begun - ended[np.searchsorted(high[by_high], low[by_low])]).max(initial=0))
+
 
 class StatsColumn:
-    """What the blocks know of one column, of one type."""
+    """What the blocks know of one column, of one type. Flags are as in `ColumnEntry`, None where all are 0."""
 
-    __slots__ = ("entries", "lower", "nans_only", "no_nans", "no_nulls", "nulls_only", "upper")
+    __slots__ = ("entries", "lower", "nans_only", "no_nans", "no_nulls", "nulls_only", "rows_read", "upper")
 
     def __init__(self, view: TableView, column_id: int, kind: str) -> None:
         entries = [_usable(block.entry(column_id), kind) for block in view.blocks]
@@ -73,6 +84,8 @@ class StatsColumn:
         self.nans_only = _flags(entries, lambda entry: entry.nans_only)
         self.no_nulls = _flags(entries, lambda entry: entry.no_nulls)
         self.no_nans = _flags(entries, lambda entry: entry.no_nans)
+        self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
+        """By one comparison, at most."""
 
     @property
     def size_bytes(self) -> int:
@@ -124,18 +137,18 @@ class TableView:
         self.starts = _starts(self.blocks)
         self.delete_starts = _starts(self.delete_blocks)
         self.spec_ids = np.array([block.spec_id for block in self.blocks], dtype=np.int64)
+        self.specs = frozenset(self.spec_ids.tolist())
         self._stats: dict[tuple[int, str], StatsColumn] = {}
         self._partition: dict[tuple[int, str], PartitionColumn] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT), dtype=np.int64)
         """As a layout, with only rows, first rows and, as base, the names of those: for kernels that read no column."""
-        self.extents[:, 4] = [block.rows for block in self.blocks]
-        self.extents[:, 5] = self.starts[:-1]
-        self.extents[:, 6] = self.ordinals << _ROW_BITS
+        self.extents[:, _ROWS] = [block.rows for block in self.blocks]
+        self.extents[:, _FIRST] = self.starts[:-1]
+        self.extents[:, _BASE] = self.ordinals << _ROW_BITS
         counts = [block.long_column("record_count") for block in self.blocks]
-        self.least_records: Longs = np.array(
-            [-1 if column is None else column.packed.low for column in counts], dtype=np.int64
-        )
-        """int64[blocks]: the least record count in each block; negative where one is unknown."""
+        self.odd_counts = [number for number, column in enumerate(counts) if column is None or column.packed.low <= 0]
+        """The blocks with files that have no rows, or whose rows nobody counted."""
+        self._sized = (0, 0)
 
     @property
     def rows(self) -> int:
@@ -149,17 +162,18 @@ class TableView:
     @property
     def size_bytes(self) -> int:
         """What the view adds to its blocks."""
-        # Lists, because plans in threads may put another column together meanwhile.
-        stats = sum(column.size_bytes for column in list(self._stats.values()))
-        partition = sum(column.size_bytes for column in list(self._partition.values()))
-        return self.extents.nbytes + 400 * len(self.blocks) + stats + partition
+        columns, size = self._sized
+        known = len(self._stats) + len(self._partition)
+        if known != columns:
+            # Lists, because plans in threads may put another column together meanwhile.
+            size = sum(column.size_bytes for column in list(self._stats.values()))
+            size += sum(column.size_bytes for column in list(self._partition.values()))
+            self._sized = known, size
+        return self.extents.nbytes + 400 * len(self.blocks) + size
 
     def locate(self, row: int) -> tuple[Block, int]:
         """The block of a row of the view, and the row's number in it."""
         return self.blocks[self._numbers[row >> _ROW_BITS]], row & _ROW_MASK
-
-    def manifest_of(self, row: int) -> ManifestFile:
-        return self.manifests[self._numbers[row >> _ROW_BITS]]
 
     def split(self, rows: Longs) -> tuple[Longs, Longs]:
         """(block numbers, rows of those blocks), each int64[n], of n rows of the view."""
@@ -175,9 +189,6 @@ class TableView:
         number = bisect_right(self.delete_starts, row) - 1
         return self.delete_blocks[number], row - self.delete_starts[number]
 
-    def delete_manifest_of(self, row: int) -> ManifestFile:
-        return self.delete_manifests[bisect_right(self.delete_starts, row) - 1]
-
     def stats(self, column_id: int, kind: str) -> StatsColumn:
         """`kind` is the type that values are compared as; blocks that hold another one know nothing."""
         key = (column_id, kind)
@@ -186,9 +197,9 @@ class TableView:
             column = self._stats[key] = StatsColumn(self, column_id, kind)
         return column
 
-    def knows(self, column_id: int, kind: str) -> bool:
-        """Whether `stats` has been asked for the column before, so that it costs nothing now."""
-        return (column_id, kind) in self._stats
+    def known_stats(self, column_id: int, kind: str) -> StatsColumn | None:
+        """As `stats` where the column has been asked for before, so that it costs nothing now."""
+        return self._stats.get((column_id, kind))
 
     def partition(self, field_id: int, kind: str) -> PartitionColumn:
         key = (field_id, kind)
@@ -237,8 +248,9 @@ def _sides(view: TableView, packed: Sequence[Packed | None]) -> tuple[Side, ...]
     )
 
 
-def _flags(entries: Sequence[ColumnEntry | None], read: Callable[[ColumnEntry], int]) -> Flags:
-    return np.array([0 if entry is None else read(entry) for entry in entries], dtype=np.uint8)
+def _flags(entries: Sequence[ColumnEntry | None], read: Callable[[ColumnEntry], int]) -> Flags | None:
+    flags = np.array([0 if entry is None else read(entry) for entry in entries], dtype=np.uint8)
+    return flags if flags.any() else None
 
 
 def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
@@ -265,5 +277,6 @@ def comparable(stored: str, asked: str) -> bool:
     """
     if stored == asked or (stored, asked) in _WIDENED:
         return True
-    left, right = _DECIMAL.fullmatch(stored), _DECIMAL.fullmatch(asked)
-    return left is not None and right is not None and left[2] == right[2]
+    return (
+        stored.startswith("decimal") and asked.startswith("decimal") and decimal_scale(stored) == decimal_scale(asked)
+    )
