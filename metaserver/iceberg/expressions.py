@@ -2,8 +2,9 @@
 
 Two stages share the tree's shape. An *unbound* expression is what a client sent: names and JSON literals. A *bound*
 one refers to columns by id, carries values in the form below, and has no `Not` in it: binding pushes negation into
-the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both. Nodes are msgspec
-structs, because each plan makes some: `msgspec.structs.replace` makes a changed copy, and `dataclasses` does not know them.
+the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
+
+Nodes are msgspec structs, because every plan makes some: a changed copy comes of `msgspec.structs.replace`.
 
 Values of bound predicates, by Iceberg type:
 
