@@ -6,10 +6,12 @@ from aiohttp import web
 
 from metaserver.api import (
     admin,
+    builds,
     dropped,
     explain,
     functions,
     health,
+    indexes,
     keys,
     metadata,
     metrics,
@@ -44,7 +46,7 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts but the settings."""
-    for routes in (health, metrics, oauth, rest, timeline, metadata, explain, dropped, admin):
+    for routes in (health, metrics, oauth, rest, timeline, metadata, explain, indexes, builds, dropped, admin):
         routes.add_routes(app)
     functions.add_own_routes(app)
     openapi.add_routes(app)

@@ -13,9 +13,11 @@ from typing import Any
 from aiohttp import web
 
 from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
+from metaserver.api.builds import BUILD_SCHEMA
 from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from metaserver.api.explain import EXPLANATION_SCHEMA
+from metaserver.api.indexes import INDEX_SCHEMA
 from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
 
@@ -77,6 +79,8 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "ColumnStats": COLUMN_STATS_SCHEMA,
                 "Partition": PARTITION_SCHEMA,
                 "Explanation": EXPLANATION_SCHEMA,
+                "Index": INDEX_SCHEMA,
+                "IndexBuild": BUILD_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

@@ -21,6 +21,8 @@ from metaserver.objects.locations import parse_location
 from metaserver.store.port import Entry
 from metaserver.wire import show
 
+INDEX_FOLDER = "metadata/seamark-index"
+"""Of index files, below a table's location. The catalog is alone in writing there, so whatever is there goes."""
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
@@ -54,9 +56,9 @@ def _collectable(metadata: TableMetadata) -> bool:
 
 
 async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator[str]:
-    """Locations of data and delete files, manifests, manifest lists, statistics, older metadata files, and last the
-    metadata file itself. Only those that are `owned`, and none without `gc.enabled`. Manifests that are missing or
-    broken lead nowhere and are passed over. RetryLater while the storage is away."""
+    """Locations of data and delete files, manifests, index files, manifest lists, statistics, older metadata files, and
+    last the metadata file itself. Only those that are `owned`, and none without `gc.enabled`. Manifests that are
+    missing or broken lead nowhere and are passed over. RetryLater while the storage is away."""
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
@@ -82,6 +84,11 @@ async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator
     for manifest in dict.fromkeys(manifests):
         if allowed(manifest):
             yield manifest
+    indexes = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
+    if allowed(indexes):
+        # The whole listing first: what is deleted while it is read could make it skip others.
+        for location in [found.location async for found in parts.objects.list(indexes)]:
+            yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
     statistics += [entry.statistics_path for entry in metadata.partition_statistics]
     older = [entry.metadata_file for entry in metadata.metadata_log]

@@ -111,10 +111,11 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     `older` are the table's schemas in any order, to look for names that the current one does not know.
     """
     transform, name = parse_term(text)
-    for known in (schema, *sorted((one for one in older if one is not schema), key=lambda one: -one.id)):
+    schemas = (schema, *older)
+    for known in (schema, *sorted((one for one in schemas if one is not schema), key=lambda one: -one.id)):
         column = _named(known, name)
         if column is not None:
-            return _term(known, column, transform)
+            return resolve_id(transform, column.id, schema, schemas)
     names = {one.lower(): one for one in schema.index.by_name}
     near = [names[one] for one in get_close_matches(name.lower()[:1000], names, n=3)]
     hint = f"; did you mean {' or '.join(near)}?" if near else ""

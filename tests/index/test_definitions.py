@@ -158,7 +158,8 @@ def test_a_definition_follows_its_column_through_a_rename() -> None:
 
 def test_a_typed_definition_finds_a_column_by_the_name_it_had() -> None:
     schemas = (FIRST, Schema((Field(1, "key", True, "long"),), schema_id=1))
-    assert one("bitmap(id)", schemas=schemas).terms[0].column_id == 1
+    term = one("bitmap(id)", schemas=schemas).terms[0]
+    assert (term.column_id, term.name) == (1, "key")
 
 
 def test_the_id_is_what_an_index_is_and_not_its_name_or_state() -> None:

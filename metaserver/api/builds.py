@@ -1,0 +1,516 @@
+"""Our own routes to build an index: begin, ask which files are missing, register index files, finish.
+
+A build is an instant `indexing` on the table's timeline, and nothing else is kept of it: whoever has its id can go on
+with it after any crash, on any worker. What is missing is asked of the table as it is now, so a builder that asks until
+nothing is left has caught up with what was committed meanwhile. Index files lie in the build's own folder, and what the
+registry lists of that folder is its progress; registering the same file twice does nothing.
+
+The server believes no builder: it reads the footer and the files table of each index file before plans may use it.
+Writers are never waited for and never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import structlog
+from aiohttp import web
+
+from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.index_state import READER, REGISTRY, Files, TableIndexes, covered, files_of, load
+from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
+from metaserver.api.keys import CLOCK, SETTINGS, STORE, TIMELINE
+from metaserver.api.listings import FILE_COLUMNS, items
+from metaserver.api.listings import Files as FileListing
+from metaserver.api.paging import page_size
+from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body, read_json
+from metaserver.api.timeline import NAMESPACE, TABLE, json_response
+from metaserver.catalog.purge import INDEX_FOLDER
+from metaserver.errors import BadRequest, CommitConflict, Corrupt, NotFound, ObjectMissing
+from metaserver.index.definitions import IndexDefinition
+from metaserver.index.index_file import UnknownVersion
+from metaserver.objects.locations import parse_location
+from metaserver.planner.lookup import files_at
+from metaserver.planner.view import TableView
+from metaserver.store.port import (
+    EntryKind,
+    IndexFile,
+    Instant,
+    InstantFilter,
+    InstantState,
+    MoveInstant,
+    RecordInstant,
+)
+from metaserver.wire import decode_as, decode_page_token, encode_page_token
+
+ACTION = "indexing"
+ABANDONED_MS = 3_600_000
+"""A build that was silent for so long is rolled back when the next one on its table begins."""
+REGISTERED_MAX = 1000
+"""Index files in one request."""
+_UNDER_WAY_MAX = 1000
+_FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
+_COUNT = {"type": "integer"}
+_log = structlog.get_logger("seamark.indexes")
+
+_PROGRESS: dict[str, Any] = {
+    "type": "object",
+    "required": ["files-done", "files-total", "rows-done", "rows-total", "index-files", "size-in-bytes", "eta-ms"],
+    "properties": {
+        "files-done": {"type": "integer", "description": "Data files in the index files that this build registered."},
+        "files-total": {"type": "integer", "description": "Data files that were missing when it began."},
+        "rows-done": _COUNT,
+        "rows-total": _COUNT,
+        "index-files": _COUNT,
+        "size-in-bytes": _COUNT,
+        "eta-ms": {
+            "type": ["integer", "null"],
+            "description": "When it will be done, at its speed so far, in ms since the epoch; null at first.",
+        },
+    },
+}
+BUILD_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["build-id", "index", "state", "snapshot-id", "table-uuid", "folder", "definition-id", "progress"],
+    "properties": {
+        "build-id": {"type": "string", "description": "Id of its instant on the table's timeline."},
+        "index": {"type": "string"},
+        "state": {"enum": [state.value for state in InstantState]},
+        "reason": {"type": ["string", "null"], "description": "Why it was rolled back."},
+        "snapshot-id": {"type": ["integer", "null"], "description": "The current snapshot when it began."},
+        "table-uuid": {"type": "string", "description": "What index files name."},
+        "folder": {"type": "string", "description": "Where its index files go, under names not used before."},
+        "definition-id": {"type": "string", "description": "What index files carry."},
+        "kind": {"type": "string"},
+        "terms": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "field-id": _COUNT,
+                    "name": {"type": "string", "description": "The column's, now."},
+                    "transform": {"type": "string"},
+                    "source-type": {"type": "string"},
+                    "type": {"type": "string", "description": "Of the term's values."},
+                },
+            },
+        },
+        "fpp": {"type": "number"},
+        "progress": _PROGRESS,
+    },
+}
+_BUILD = Parameter("build", "path", "Id of the build.", {"type": "string"}, True)
+_AT = (NAMESPACE, TABLE, INDEX, _BUILD)
+_ONE = Answer(200, "The build as it stands", {"$ref": "#/components/schemas/IndexBuild"})
+_NO_BUILD = Answer(404, "No such table, index or build")
+_ENDED = Answer(409, "The build has ended, or others replaced an index file first")
+
+
+class _RegisteredFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    location: str
+    size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class RegisterBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    index_files: list[_RegisteredFile]
+    replaces: list[str] = []
+
+
+class FinishBody(msgspec.Struct, forbid_unknown_fields=True):
+    outcome: str = "completed"
+    reason: str | None = None
+
+
+class _Token(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a view keep their numbers while files become covered, so pages neither miss nor repeat any."""
+
+    build: str
+    snapshot_id: int | None
+    row: int
+
+
+@dataclass(frozen=True)
+class _Build:
+    table: TableIndexes
+    definition: IndexDefinition
+    instant: Instant
+
+    @property
+    def folder(self) -> str:
+        return str(self.instant.summary["folder"])
+
+
+@describe(
+    "startIndexBuild",
+    "Begins to build an index: an instant on the timeline, and a folder for its index files",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE, INDEX),
+    answers=(_ONE, Answer(400, "The index is paused, or not well defined"), NO_INDEX),
+)
+async def start_index_build(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "index")
+    allow(request, namespace)
+    table = await load(request, namespace, path_name(request, "table"))
+    definition = defined_index(table.metadata, name)
+    if not definition.enabled:
+        raise BadRequest(f"The index {name} is paused; resume it before it is built")
+    await _roll_back_abandoned(request, table)
+    files = await files_of(request, table.metadata, table.metadata.current_snapshot_id)
+    missing = await _missing_files(request, table, definition, files)
+    clock = request.app[CLOCK]
+    build_id, now_ms = str(clock.uuid7()), clock.now_ms()
+    summary = {
+        "request-id": caller(request).request_id,
+        "index": name,
+        "definition": definition.id,
+        "folder": f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}/{build_id}",
+        "files-total": int(missing.sum()),
+        "rows-total": files.rows_in(missing),
+        "active-ms": now_ms,
+    }
+    instant = Instant(
+        id=build_id,
+        action=ACTION,
+        state=InstantState.REQUESTED,
+        kind=EntryKind.TABLE,
+        namespace=namespace,
+        name=table.entry.name,
+        uuid=table.entry.uuid,
+        requested_ms=now_ms,
+        who=caller(request).who,
+        snapshot_id=table.metadata.current_snapshot_id,
+        metadata_location=table.entry.metadata_location,
+        summary=summary,
+    )
+    # In one transaction: what is only requested, a builder that was never answered would leave behind.
+    begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
+    await request.app[STORE].transact([RecordInstant(instant=instant), begin])
+    request.app[TIMELINE].notify()
+    instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
+    return json_response(_shown(_Build(table, definition, instant)))
+
+
+@describe(
+    "loadIndexBuild",
+    "How far a build is",
+    tags=("indexes",),
+    parameters=_AT,
+    answers=(_ONE, _NO_BUILD),
+)
+async def load_index_build(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    return json_response(_shown(await _build(request)))
+
+
+@describe(
+    "listIndexBuildFiles",
+    "Data files of the current snapshot that the index does not cover; ask again until there is none",
+    tags=("indexes",),
+    parameters=(
+        *_AT,
+        Parameter("page-token", "query", "As in the last answer's next-page-token.", {"type": "string"}),
+        Parameter("limit", "query", "Most files answered.", {"type": "integer", "minimum": 1}),
+    ),
+    answers=(
+        Answer(
+            200,
+            "One page, of the snapshot that was current at the first",
+            {
+                "type": "object",
+                "required": ["snapshot-id", "files", "next-page-token"],
+                "properties": {
+                    "snapshot-id": {"type": ["integer", "null"]},
+                    "files": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": list(_FILE_FIELDS),
+                            "properties": {name: FILE_COLUMNS[name] for name in _FILE_FIELDS},
+                        },
+                    },
+                    "next-page-token": {"type": ["string", "null"]},
+                },
+            },
+        ),
+        _NO_BUILD,
+        _ENDED,
+    ),
+)
+async def list_index_build_files(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    most = request.app[SETTINGS].page_limit
+    limit = page_size(request.query.get("limit", str(most)), "limit", most)
+    build = await _build(request, inflight=True)
+    metadata = build.table.metadata
+    token = _token(request, build)
+    snapshot_id = metadata.current_snapshot_id if token is None else token.snapshot_id
+    files = await files_of(request, metadata, snapshot_id)
+    missing = await _missing_files(request, build.table, build.definition, files)
+    rows = np.flatnonzero(missing)
+    rows = rows[rows >= (0 if token is None else token.row)]
+    page = rows[:limit]
+
+    def answer() -> dict[str, Any]:
+        named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.rows_of, range(len(files.view.blocks)))])
+        found = files_at(files.view, named[page])
+        listing = FileListing(metadata, found, files_at(TableView((), ()), named[:0]), None)
+        following = None if len(rows) <= limit else _Token(build.instant.id, snapshot_id, int(rows[limit]))
+        return {
+            "snapshot-id": snapshot_id,
+            "files": items(listing, _FILE_FIELDS, 0, len(page)),
+            "next-page-token": None
+            if following is None
+            else encode_page_token(msgspec.json.encode(following).decode()),
+        }
+
+    return json_response(await asyncio.to_thread(answer))
+
+
+@describe(
+    "registerIndexFiles",
+    "Index files that a build has written: each is checked, and from then on plans use it",
+    tags=("indexes",),
+    parameters=_AT,
+    body={
+        "type": "object",
+        "required": ["index-files"],
+        "additionalProperties": False,
+        "properties": {
+            "index-files": {
+                "type": "array",
+                "maxItems": REGISTERED_MAX,
+                "items": {
+                    "type": "object",
+                    "required": ["location", "size-in-bytes"],
+                    "properties": {"location": {"type": "string"}, "size-in-bytes": _COUNT},
+                },
+            },
+            "replaces": {
+                "type": "array",
+                "maxItems": REGISTERED_MAX,
+                "items": {"type": "string"},
+                "description": "Live index files of the same definition that these supersede, in one transaction.",
+            },
+        },
+    },
+    answers=(
+        Answer(200, "The build as it stands", {"$ref": "#/components/schemas/IndexBuild"}),
+        Answer(400, "A file is not what the build was to write; none is registered"),
+        _NO_BUILD,
+        _ENDED,
+    ),
+)
+async def register_index_files(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    body = await read_json(request, RegisterBody)
+    if max(len(body.index_files), len(body.replaces)) > REGISTERED_MAX:
+        raise BadRequest(f"At most {REGISTERED_MAX} index files can be registered or replaced in one request")
+    if not body.index_files:
+        raise BadRequest("index-files is empty; name what the build has written")
+    build = await _build(request, inflight=True)
+    add = await asyncio.gather(*(_checked(request, build, one) for one in body.index_files))
+    registry = request.app[REGISTRY]
+    await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
+    build = await _build(request)
+    await _tell_progress(request, build)
+    return json_response(_shown(build))
+
+
+@describe(
+    "finishIndexBuild",
+    "Ends a build; what it has registered stays",
+    tags=("indexes",),
+    parameters=_AT,
+    body={
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "outcome": {"enum": ["completed", "rolled-back"]},
+            "reason": {"type": ["string", "null"], "description": "Why it was rolled back."},
+        },
+    },
+    answers=(_ONE, _NO_BUILD, _ENDED),
+)
+async def finish_index_build(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    given = await read_body(request)
+    body = decode_as(given, FinishBody, "The body") if given else FinishBody()
+    states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
+    if body.outcome not in states:
+        raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
+    build = await _build(request)
+    if build.instant.state is not states[body.outcome]:  # else it was said before
+        _require_inflight(build.instant)
+        reason = {} if body.reason is None else {"reason": body.reason[:1000]}
+        await _move(request, build.instant, states[body.outcome], {**_progress(build), **reason})
+        build = await _build(request)
+    return json_response(_shown(build))
+
+
+async def _build(request: web.Request, *, inflight: bool = False) -> _Build:
+    """NotFound unless it is a build of this index of this table; CommitConflict where it has ended, and must not."""
+    name, build_id = path_name(request, "index"), path_name(request, "build")
+    table = await load(request, path_namespace(request), path_name(request, "table"))
+    instant = await request.app[STORE].instant(build_id)
+    mine = instant is not None and instant.action == ACTION and instant.uuid == table.entry.uuid
+    if instant is None or not mine or instant.summary.get("index") != name:
+        raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; begin one with POST …/builds")
+    definition = defined_index(table.metadata, name)
+    if inflight:
+        _require_inflight(instant)
+        if definition.id != instant.summary["definition"]:
+            raise CommitConflict(f"The index {name} was defined anew since the build {build_id} began; begin another")
+    return _Build(table, definition, instant)
+
+
+def _require_inflight(instant: Instant) -> None:
+    if instant.state is not InstantState.INFLIGHT:
+        raise CommitConflict(f"The build {instant.id} is {instant.state.value}; begin another")
+
+
+async def _missing_files(
+    request: web.Request, table: TableIndexes, definition: IndexDefinition, files: Files
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """bool[rows]: files of the view that the index does not cover and could."""
+    return ~await covered(request, files, table.registered.live(definition.id)) & files.ids.identified
+
+
+async def _checked(request: web.Request, build: _Build, wanted: _RegisteredFile) -> IndexFile:
+    """The index file as the registry will list it, from what it says itself. BadRequest where it is another."""
+    location = wanted.location
+    folder = parse_location(build.folder)
+    place = parse_location(location, "The location of an index file")
+    if not location.startswith(build.folder + "/") or place == folder or not folder.holds(place):
+        raise BadRequest(f"{location[:200]!r} is not in the build's folder {build.folder}")
+    try:
+        header = (await request.app[READER].describe(location, wanted.size_in_bytes)).header
+    except (Corrupt, ObjectMissing) as error:
+        raise BadRequest(f"Cannot register {location}: {error.message}") from None
+    except UnknownVersion as error:
+        raise BadRequest(f"Cannot register {location}: {error}") from None
+    if header.table_uuid != build.table.entry.uuid:
+        raise BadRequest(f"Cannot register {location}: it is of the table {header.table_uuid}")
+    if (header.definition, header.kind) != (build.definition.id, build.definition.kind):
+        raise BadRequest(f"Cannot register {location}: it is of the index {header.kind} {header.definition[:500]}")
+    now_ms = request.app[CLOCK].now_ms()
+    return IndexFile(
+        uuid=build.table.entry.uuid,
+        location=location,
+        definition=header.definition,
+        kind=header.kind,
+        level=header.level,
+        files=header.files,
+        rows=header.rows,
+        size_bytes=header.size_bytes,
+        snapshot_id=build.instant.snapshot_id,
+        created_ms=now_ms,
+        changed_ms=now_ms,
+    )
+
+
+def _progress(build: _Build) -> dict[str, Any]:
+    """By what is registered of the build's folder, whatever became of it since."""
+    mine = [one for one in build.table.registered.files if one.location.startswith(build.folder + "/")]
+    said, began_ms = build.instant.summary, build.instant.requested_ms
+    done = sum(one.rows for one in mine)
+    latest_ms = max((one.created_ms for one in mine), default=began_ms)
+    left = max(0, said["rows-total"] - done)
+    return {
+        "files-done": sum(one.files for one in mine),
+        "files-total": said["files-total"],
+        "rows-done": done,
+        "rows-total": said["rows-total"],
+        "index-files": len(mine),
+        "size-in-bytes": sum(one.size_bytes for one in mine),
+        "eta-ms": latest_ms + left * (latest_ms - began_ms) // done if done else None,
+    }
+
+
+async def _tell_progress(request: web.Request, build: _Build) -> None:
+    """On the timeline, for those who watch. Of several at once, one may be told last that is not the furthest."""
+    try:
+        await _move(request, build.instant, InstantState.INFLIGHT, _progress(build))
+    except CommitConflict:
+        _log.info("a build ended while index files were registered", build=build.instant.id)
+
+
+async def _move(request: web.Request, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
+    now_ms = request.app[CLOCK].now_ms()
+    summary = {**instant.summary, **more, "active-ms": now_ms}
+    await request.app[STORE].transact(
+        [MoveInstant(id=instant.id, expected=instant.state, state=state, now_ms=now_ms, summary=summary)]
+    )
+    request.app[TIMELINE].notify()
+
+
+async def _roll_back_abandoned(request: web.Request, table: TableIndexes) -> None:
+    """Builds of this table whose builder died long ago; what they registered stays."""
+    where = InstantFilter(uuid=table.entry.uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
+    silent_since_ms = request.app[CLOCK].now_ms() - ABANDONED_MS
+    for instant in await request.app[STORE].instants(where, _UNDER_WAY_MAX):
+        if instant.summary["active-ms"] < silent_since_ms:
+            reason = f"abandoned: nothing was heard of it for {ABANDONED_MS // 60_000} minutes"
+            try:
+                await _move(request, instant, InstantState.ROLLED_BACK, {"reason": reason})
+            except CommitConflict:
+                continue  # it ended, or began to speak
+
+
+def _token(request: web.Request, build: _Build) -> _Token | None:
+    text = request.query.get("page-token")
+    if text is None:
+        return None
+    try:
+        packed = (decode_page_token(text) or "").encode()
+        token = msgspec.json.decode(packed, type=_Token)
+    except (BadRequest, msgspec.DecodeError):
+        token = None
+    if token is None or token.build != build.instant.id or token.row < 0:
+        raise BadRequest(f"page-token {text[:40]!r} is not one of this listing; begin it again without")
+    if token.snapshot_id is not None and build.table.metadata.snapshot(token.snapshot_id) is None:
+        raise BadRequest(
+            f"The snapshot {token.snapshot_id} of the listing has expired; begin it again without page-token"
+        )
+    return token
+
+
+def _shown(build: _Build) -> dict[str, Any]:
+    said = build.instant.summary
+    return {
+        "build-id": build.instant.id,
+        "index": said["index"],
+        "state": build.instant.state.value,
+        "reason": said.get("reason"),
+        "snapshot-id": build.instant.snapshot_id,
+        "table-uuid": build.instant.uuid,
+        "folder": build.folder,
+        "definition-id": said["definition"],
+        "kind": build.definition.kind,
+        "terms": [
+            {
+                "field-id": term.column_id,
+                "name": term.name,
+                "transform": term.transform,
+                "source-type": term.source,
+                "type": term.kind,
+            }
+            for term in build.definition.terms
+        ],
+        **build.definition.parameters,
+        "progress": _progress(build),
+    }
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    builds = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes/{index:[^/]+}/builds"
+    app.router.add_post(builds, start_index_build)
+    build = f"{builds}/{{build:[^/]+}}"
+    app.router.add_get(build, load_index_build)
+    app.router.add_get(f"{build}/files", list_index_build_files)
+    app.router.add_post(f"{build}/index-files", register_index_files)
+    app.router.add_post(f"{build}/finish", finish_index_build)

@@ -1,0 +1,111 @@
+"""How indexes stand: which files of a snapshot each covers, from the registry, the index files and the view.
+
+Shared by the listing of indexes and by builds, so that what is listed as missing is what a build is told to index.
+An index file that turns out to be damaged or gone is quarantined at once: its data files are missing then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+from aiohttp import web
+
+from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, STORE
+from metaserver.catalog.values import LoadedTable
+from metaserver.errors import Corrupt, ObjectMissing
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.index.described import IndexReader
+from metaserver.index.index_file import UnknownVersion
+from metaserver.index.registry import IndexFiles, Registry
+from metaserver.index.usage import Usage
+from metaserver.planner.coverage import FileIds, file_ids_of
+from metaserver.planner.lookup import lookup
+from metaserver.planner.request import ScanRequest
+from metaserver.planner.view import TableView
+from metaserver.store.port import Entry, IndexFile, NamespacePath
+
+REGISTRY: web.AppKey[Registry] = web.AppKey("index_registry", Registry)
+READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
+USAGE: web.AppKey[Usage] = web.AppKey("index_usage", Usage)
+_IN_THREAD_FILES = 5_000
+
+Mask = npt.NDArray[np.bool_]
+_log = structlog.get_logger("seamark.indexes")
+
+
+@dataclass(frozen=True)
+class TableIndexes:
+    """A table with what is registered for it. `entry` is where it stood when it was read."""
+
+    entry: Entry
+    metadata: TableMetadata
+    registered: IndexFiles
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a snapshot. `records` int64[rows], negative where nobody counted."""
+
+    view: TableView
+    ids: FileIds
+    records: npt.NDArray[np.int64]
+
+    def rows_in(self, mask: Mask) -> int:
+        return int(self.records[mask].clip(0).sum())
+
+
+async def load(request: web.Request, namespace: NamespacePath, name: str) -> TableIndexes:
+    """NoSuchTable."""
+    loaded: LoadedTable = await request.app[CATALOG].tables.load(namespace, name)
+    assert loaded.entry is not None
+    return TableIndexes(loaded.entry, loaded.metadata, await request.app[REGISTRY].files(loaded.entry))
+
+
+async def files_of(request: web.Request, metadata: TableMetadata, snapshot_id: int | None) -> Files:
+    """Of a snapshot; none where the table has none."""
+    if snapshot_id is None:
+        view = TableView((), ())
+    else:
+        view = await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
+
+    def read() -> Files:
+        return Files(view, file_ids_of(view), lookup(view).longs("record_count"))
+
+    return read() if view.rows <= _IN_THREAD_FILES else await asyncio.to_thread(read)
+
+
+async def covered(request: web.Request, files: Files, live: tuple[IndexFile, ...]) -> Mask:
+    """bool[rows]: which of the files these index files describe."""
+    described = await asyncio.gather(*(_described(request, one) for one in live))
+    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
+    if files.view.rows + len(ids) <= _IN_THREAD_FILES:
+        return files.ids.described(ids)
+    return await asyncio.to_thread(files.ids.described, ids)
+
+
+async def _described(request: web.Request, file: IndexFile) -> npt.NDArray[np.uint64]:
+    try:
+        found = await request.app[READER].describe(file.location, file.size_bytes)
+        if (found.header.table_uuid, found.header.definition) == (file.uuid, file.definition):
+            return found.ids
+        reason = f"{file.location}: is of another table or index"
+    except (Corrupt, ObjectMissing) as error:
+        reason = error.message
+    except UnknownVersion as error:
+        _log.warning("index file not read", location=file.location, reason=str(error))
+        return np.empty((0, 2), dtype=np.uint64)
+    _log.warning("index file quarantined", location=file.location, reason=reason)
+    await request.app[REGISTRY].quarantine(file.uuid, file.location, reason)
+    return np.empty((0, 2), dtype=np.uint64)
+
+
+def add_parts(app: web.Application) -> None:
+    """What these routes keep for themselves; nothing in an application that is only to be described."""
+    if STORE in app:
+        app[REGISTRY] = Registry(app[STORE], app[CLOCK])
+        app[READER] = IndexReader(app[OBJECTS])
+        app[USAGE] = Usage()
