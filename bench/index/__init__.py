@@ -1,0 +1,1 @@
+"""Indexes, measured: each kind against what readers do without it."""

@@ -1,0 +1,221 @@
+"""How long does it take to know which of 100,000 data files may hold a key? `python -m bench.index.bloom [--quick]`
+
+Ours asks one merged blob: in memory, and from a file of which it reads only the ranges that a probe names. A reader of
+Parquet without a catalog's index has to open every file: its footer says where the column's own Bloom filter is. That
+is measured on a sample of real files with such filters, with the same keys as ours, and scaled to all of them.
+Ours and theirs take turns, with keys never asked before; all must find the file that has the key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from bench.planning.limits import bandwidth
+from bench.report import OURS, Report, Row, machine
+from bench.run import show
+from metaserver.index.bloom import FIXED_SIZE, Bloom, Built, build, encode, header_size, merge
+from metaserver.index.hashing import hash_key
+from metaserver.index.keys import key_of, keys_of
+
+FILES, QUICK_FILES = 100_000, 2_000
+KEYS = 1_000
+"""Of each file, drawn from 2^62: its minimum and maximum rule out nothing."""
+SAMPLE, QUICK_SAMPLE = 500, 50
+ROUNDS = 5
+PROBES_A_ROUND = 200
+FOOTERS, DUCKDB = "parquet footers", "duckdb"
+GOAL_MS, GOAL_READS, GOAL_TIMES, GOAL_BUILD, GOAL_FPP = 0.2, 7, 50, 10, 1.5
+
+
+def values_of(file: int) -> Any:
+    return np.random.default_rng((20_260_000, file)).integers(0, 2**62, KEYS)
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    files, sample = (QUICK_FILES, QUICK_SAMPLE) if quick else (FILES, SAMPLE)
+    report = Report(
+        "index_bloom",
+        "Which data files may hold a key?",
+        peer=f"reading the footers of {files:,} Parquet files with Bloom filters, DuckDB {duckdb.__version__}",
+    )
+    report.bounds = {"memory of this machine, one core": bandwidth(*((1 << 24,) if quick else ())).text()}
+    _building(report, quick=quick)
+    builts = [build(keys_of(pa.array(values_of(file)), "long")) for file in range(files)]
+    blob = _assembled(report, builts, folder)
+    paths = [_parquet(folder / f"{file}.parquet", values_of(file)) for file in range(sample)]
+    _probing(report, blob, folder / "blob", paths, files)
+    _checked(report, blob, files)
+    each, data = len(blob) / files, sum(os.path.getsize(path) for path in paths) / sample
+    report.notes += [
+        f"{files:,} files of {KEYS:,} distinct longs, one group: {len(blob) / 1e6:.0f} MB of index,"
+        f" {8 * each / KEYS:.1f} bits a key, {each / data:.3f} bytes a byte of these Parquet files (two columns).",
+        f"Parquet: {sample} real files by DuckDB with Bloom filters at 1 % in the page cache, times {files // sample}."
+        f" `{DUCKDB}` is parquet_bloom_probe on both cores; `{FOOTERS}` is pyarrow's read_metadata alone, one core.",
+        "Cold: the header is in memory, the rows are read from a file by pread, a range each, from the page cache.",
+    ]
+    return report
+
+
+def _building(report: Report, *, quick: bool) -> None:
+    """Arrow column → filter, one file of many keys."""
+    rows = 100_000 if quick else 1_000_000
+    longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
+    texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
+    for name, kind, column in (("longs", "long", longs), ("strings of 28 bytes", "string", texts)):
+        took = _median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
+        rate = rows / took / 1000
+        goal = GOAL_BUILD if kind == "long" else None
+        case = f"build, {rows:,} distinct {name}"
+        report.rows.append(Row(case, "one core", "M keys/s", {OURS: rate}, lower_is_better=False, goal=goal))
+
+
+def _assembled(report: Report, builts: list[Built], folder: Path) -> bytes:
+    """The blob, by merging ten parts, as the indexer would; written to the file that cold probes read."""
+    tenth = -(-len(builts) // 10)
+    started = time.thread_time()
+    parts = [Bloom(b"".join(encode(builts[at : at + tenth]))) for at in range(0, len(builts), tenth)]
+    encoded = time.thread_time() - started
+    started = time.thread_time()
+    blob = b"".join(merge([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
+    merged = time.thread_time() - started
+    assert blob == b"".join(encode(builts))
+    for name, took in (("encode ten blobs", encoded), ("merge them into one", merged)):
+        report.rows.append(
+            Row(name, "one core", "MB/s", {OURS: len(blob) / took / 1e6}, lower_is_better=False),
+        )
+    (folder / "blob").write_bytes(blob)
+    return blob
+
+
+def _parquet(path: Path, values: Any) -> str:
+    """One file as DuckDB writes it, with a Bloom filter of each column."""
+    table = pa.table({"k": values, "v": np.arange(len(values), dtype=np.float64)})
+    with duckdb.connect() as connection:
+        connection.register("t", table)
+        connection.execute(
+            f"COPY t TO '{path}' (FORMAT parquet, COMPRESSION zstd, DICTIONARY_SIZE_LIMIT {2 * len(values)},"
+            " BLOOM_FILTER_FALSE_POSITIVE_RATIO 0.01)"
+        )
+    assert pq.read_metadata(path).row_group(0).column(0).bloom_filter_offset is not None
+    return str(path)
+
+
+def _probing(report: Report, blob: bytes, stored: Path, paths: list[str], files: int) -> None:
+    rng = np.random.default_rng(3)
+    warm, header = Bloom(blob), blob[: header_size(blob[:FIXED_SIZE])]
+    cold = Bloom(header, len(blob))
+    descriptor = os.open(stored, os.O_RDONLY)
+    connection = duckdb.connect()
+    connection.execute("SET enable_external_file_cache = false")
+    taken: dict[str, list[float]] = {name: [] for name in ("warm", "cold", FOOTERS, DUCKDB)}
+    reads = 0
+
+    def ask_cold(hashes: Any) -> Any:
+        nonlocal reads
+        ranges = cold.cold_ranges(hashes)
+        reads = max(reads, len(ranges))
+        return cold.probe_cold(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
+
+    scale = files / len(paths)
+    for turn in range(ROUNDS):
+        for _ in range(PROBES_A_ROUND):
+            file = int(rng.integers(files))
+            hashes = _hash(int(values_of(file)[rng.integers(KEYS)]))
+            for name, ask in (("warm", warm.probe), ("cold", ask_cold)):
+                found, took = _timed(lambda ask=ask, hashes=hashes: ask(hashes))
+                assert found[file] == 1
+                taken[name].append(took)
+        file = turn * 7 % len(paths)
+        key = int(values_of(file)[turn])
+        found, took = _timed(lambda key=key: _by_duckdb(connection, paths, key))
+        assert paths[file] in found
+        taken[DUCKDB].append(took * scale)
+        taken[FOOTERS].append(_timed(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
+    os.close(descriptor)
+    medians = {name: statistics.median(values) for name, values in taken.items()}
+    peers = {FOOTERS: medians[FOOTERS], DUCKDB: medians[DUCKDB]}
+    case = f"1 key × {files:,} files"
+    report.rows += [
+        Row(f"{case}, warm", "probe", "ms", {OURS: medians["warm"], **peers}, peer=DUCKDB, goal=GOAL_MS),
+        Row(f"{case}, cold", "probe", "ms", {OURS: medians["cold"], **peers}, peer=DUCKDB),
+        Row(f"{case}, cold", "range reads of a group", "reads", {OURS: float(reads)}, goal=GOAL_READS),
+    ]
+    least = min(peers.values()) / medians["cold"]
+    values = {OURS: least}
+    report.rows.append(
+        Row(f"{case}, cold", "over the faster peer", "×", values, lower_is_better=False, goal=GOAL_TIMES)
+    )
+    ordered = sorted(taken["warm"])
+    p99 = ordered[len(ordered) * 99 // 100]
+    report.notes.append(f"Warm: median of {len(ordered):,} keys, each of one file at least; p99 {p99:.3f} ms.")
+
+
+def _checked(report: Report, blob: bytes, files: int) -> None:
+    """False positives among keys that no file has, and lists of keys."""
+    bloom, rng = Bloom(blob), np.random.default_rng(5)
+    others = [_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
+    share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in others)
+    report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
+    for count in (10, 100):
+        lists = [np.concatenate(others[at : at + count]) for at in range(0, 500, count)]
+        took = statistics.median(_timed(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
+        report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: took}))
+
+
+def _hash(value: int) -> Any:
+    return np.array([hash_key(key_of(value, "long"), 0)], dtype=np.uint64)
+
+
+def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
+    found = connection.execute(
+        f"SELECT file_name FROM parquet_bloom_probe({paths!r}, 'k', {key}) WHERE NOT bloom_filter_excludes"
+    ).fetchall()
+    return {name for (name,) in found}
+
+
+def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
+    """What it returns, and milliseconds."""
+    started = time.perf_counter()
+    found = act()
+    return found, (time.perf_counter() - started) * 1000
+
+
+def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
+    taken = []
+    for _ in range(times):
+        started = clock()
+        act()
+        taken.append((clock() - started) * 1000)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.index.bloom", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
+    quick = parser.parse_args().quick
+    terminal = Console()
+    facts = machine()
+    with tempfile.TemporaryDirectory(prefix="seamark-bench-") as folder:
+        report = asyncio.run(run(Path(folder), quick=quick))
+    report.machine = facts
+    show(report, terminal if terminal.is_terminal else Console(width=160))
+    if not quick:
+        report.save()
+
+
+if __name__ == "__main__":
+    main()
