@@ -163,6 +163,30 @@ cdef class Numbers:
                 out[i] = self._below(bounds[i], equal)
         return found
 
+    cdef bint _has(self, uint64_t least, uint64_t most) noexcept nogil:
+        """Whether a number lies from `least` to `most`."""
+        cdef Py_ssize_t low = 0, high = self.blocks, middle, base, k
+        cdef uint64_t number
+        cdef int width
+        while low < high:
+            middle = (low + high) >> 1
+            if self.firsts[middle] <= least:
+                low = middle + 1
+            else:
+                high = middle
+        if low < self.blocks and self.firsts[low] <= most:
+            return True
+        if low == 0:
+            return False
+        low -= 1
+        number = self.firsts[low]
+        base, width = 2 * <Py_ssize_t>self.words[low], self.words[low + 1] - self.words[low]
+        for k in range(min(self.count - low * NUMBERS, NUMBERS) - 1):
+            if number >= least:
+                break
+            number += self._step(base, width, <int>k)
+        return least <= number <= most
+
     def all(self):
         """uint64[count]: the numbers."""
         cdef Py_ssize_t block, i, base
@@ -203,6 +227,21 @@ cdef class Numbers:
                     number += self._step(2 * <Py_ssize_t>self.words[block], self.words[block + 1] - self.words[block], k)
                 out[i] = number
         return found
+
+
+def holding(list dictionaries, const uint64_t[::1] lows, const uint64_t[::1] highs):
+    """uint8[n]: whether each of the `Numbers` has one in a range, of which both ends ascend."""
+    cdef Py_ssize_t i, k, n = len(dictionaries)
+    cdef Numbers one
+    found = np.zeros(n, dtype=np.uint8)
+    cdef uint8_t[::1] marks = found
+    for i in range(n):
+        one = dictionaries[i]
+        for k in range(lows.shape[0]):
+            if one._has(lows[k], highs[k]):
+                marks[i] = 1
+                break
+    return found
 
 
 def pack_strings(const int64_t[::1] starts, const uint8_t[::1] heap):

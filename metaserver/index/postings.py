@@ -15,7 +15,7 @@ zeros behind, twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from metaserver.index import _bitmap, _ordered, bits
 from metaserver.index.bits import MARGIN, Coding
-from metaserver.index.dictionary import CODES, Bounds, Intervals, aligned, distinct_of, opened, pack
+from metaserver.index.dictionary import CODES, Bounds, aligned, distinct_of, opened, pack
 from metaserver.index.keys import Bytes
 from metaserver.index.pieces import Head, Piece, Pieces, write_pieces
 from metaserver.index.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
@@ -34,10 +34,13 @@ _DICTIONARY, _LEAST, _MOST, _FILES, _STARTS = range(5)
 """Pieces; of EDGES the first two are the edges."""
 EDGE_BYTES = 64
 
-SHARE = 0.25
-"""Of the bytes of the files' sections: so much may be spent on the files of each key,"""
+SHARE, SHARE_ALONE = 1.0, 0.25
+"""Of the bytes of the files' sections: so much may be spent on the files of each key, where keys are shared and where
+they are not,"""
 SPEND_MIN = 1 << 16
 """or so many bytes at any rate."""
+SHARED_BY = 4
+"""So many files have a key on average, where keys are shared."""
 KEYS_MAX = 1 << 22
 HEAP_MAX = 1 << 28
 """Distinct keys, and bytes of them, that are put in order in memory; more are too many to be shared by files."""
@@ -51,28 +54,34 @@ _ZSTD = pa.Codec("zstd", 1)
 _INFLATED_MAX = 1 << 31
 
 Marks = npt.NDArray[np.uint8]
-Dictionaries = Sequence[Callable[[], "_ordered.Numbers | _ordered.Strings"]]
 
 
 class Searchable(Protocol):
     """A file's section, as far as it is asked for keys."""
 
-    def intervals(self, bounds: Bounds) -> Intervals: ...
+    cardinality: int
+
+    @property
+    def dictionary(self) -> _ordered.Numbers | _ordered.Strings: ...
 
 
-def build_postings(sections: Sequence[Any], form: int, section_bytes: int) -> bytes:
+Sections = Callable[[int], Searchable]
+
+
+def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int) -> bytes:
     """Of data files whose sections have a `dictionary`, in their order, and take `section_bytes`."""
-    spend = max(SHARE * section_bytes, SPEND_MIN)
     total = sum(section.cardinality for section in sections)
-    distinct = _union(sections, form, spend) if len(sections) < 1 << 32 else None
+    most = max(SHARE * section_bytes, SPEND_MIN)
+    distinct = _union(sections, form, most) if len(sections) < 1 << 32 else None
     if distinct is not None:
-        made = _by_key(sections, form, distinct, total, spend)
+        alone = SHARED_BY * len(distinct) > total
+        made = _by_key(sections, form, distinct, total, max(SHARE_ALONE * section_bytes, SPEND_MIN) if alone else most)
         if made is not None:
             return made
     return _edges(sections, form)
 
 
-def _batches(sections: Sequence[Any]) -> list[list[int]]:
+def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
     """Numbers of files, as many at a time as have `_BATCH_KEYS` keys between them, or one."""
     batches: list[list[int]] = [[]]
     held = 0
@@ -85,7 +94,7 @@ def _batches(sections: Sequence[Any]) -> list[list[int]]:
     return batches
 
 
-def _union(sections: Sequence[Any], form: int, spend: float) -> Distinct | None:
+def _union(sections: Sequence[Searchable], form: int, spend: float) -> Distinct | None:
     """The distinct keys of all; None where they are too many."""
     found = _ranked([], form)[0]
     for batch in _batches(sections):
@@ -111,7 +120,7 @@ def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
     return ranked_bytes(together[:-1], together[1:], np.concatenate(heaps))
 
 
-def _by_key(sections: Sequence[Any], form: int, distinct: Distinct, total: int, spend: float) -> bytes | None:
+def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, spend: float) -> bytes | None:
     """None where it would take more than `spend` bytes. `total`: keys of all files, together."""
     files, keys = len(sections), len(distinct)
     words, width = bits.words_of(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
@@ -153,7 +162,7 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
     return [_packed(listed), _flat(_ordered.pack_numbers(starts))]
 
 
-def _edges(sections: Sequence[Any], form: int) -> bytes:
+def _edges(sections: Sequence[Searchable], form: int) -> bytes:
     """The least and the most key of each file; of one without keys zeros."""
     if form == CODES:
         sides = np.zeros((2, len(sections)), dtype=np.uint64)
@@ -195,7 +204,7 @@ class Postings:
     def verify(self) -> None:
         self._pieces.verify()
 
-    def files_with(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Callable[[int], Searchable]) -> Marks:
+    def files_with(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Sections) -> Marks:
         """uint8[files]: 1 where a file holds a key within the bounds. `there`: the files that have keys."""
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
@@ -241,7 +250,7 @@ class Postings:
         _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
-    def _by_edges(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Callable[[int], Searchable]) -> Marks:
+    def _by_edges(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Sections) -> Marks:
         """By least and most key where that decides; otherwise by the file's own dictionary."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         least, most = self._array(0, dtype), self._array(1, dtype)
@@ -258,8 +267,16 @@ class Postings:
             sure[possible] = lows[place[possible]] <= least[possible]
             marks[sure] = 1
             possible &= ~sure
-        for number in np.flatnonzero(possible).tolist():
-            marks[number] = len(section(number).intervals(bounds).begins) > 0
+        return self._asked(bounds, np.flatnonzero(possible), marks, section)
+
+    def _asked(self, bounds: Bounds, numbers: npt.NDArray[np.intp], marks: Marks, section: Sections) -> Marks:
+        """With the marks of the files numbered by what their dictionaries hold."""
+        if self._form == CODES:
+            dictionaries = [section(number).dictionary for number in numbers.tolist()]
+            marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
+            return marks
+        for number in numbers.tolist():
+            marks[number] = len(bounds.intervals(section(number).dictionary).begins) > 0
         return marks
 
     def _array(self, number: int, dtype: str) -> npt.NDArray[Any]:

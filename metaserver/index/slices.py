@@ -99,7 +99,8 @@ class Section:
             or self._pieces.count != FIRST + bitmaps
         ):
             raise ValueError(f"a section of {self._pieces.count} pieces and {self.cardinality} values cannot be right")
-        self._bitmaps = bitmaps
+        self.bitmaps = bitmaps
+        """How many are stored: slices, or one a value."""
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
 
     def verify(self) -> None:
@@ -115,7 +116,7 @@ class Section:
     @property
     def bitmaps_bytes(self) -> int:
         """Of the slices or the values' bitmaps, as stored."""
-        return sum(self._pieces.length(FIRST + number) for number in range(self._bitmaps))
+        return sum(self._pieces.length(FIRST + number) for number in range(self.bitmaps))
 
     @property
     def dictionary_bytes(self) -> int:
@@ -156,7 +157,7 @@ class Section:
 
     def decoded(self) -> tuple[_bitmap.Slices, int]:
         """The slices, ready to be compared, and the bytes that they take beside what is stored."""
-        slices = [self._decoded(FIRST + number) for number in range(self._bitmaps)]
+        slices = [self._decoded(FIRST + number) for number in range(self.bitmaps)]
         spent = sum(
             one.nbytes
             for number, one in enumerate(slices)
@@ -188,6 +189,8 @@ class Section:
 def where(slices: _bitmap.Slices, wanted: Intervals, cardinality: int) -> Bits:
     """Rows whose rank is in one of the intervals, of which there is one or more."""
     begins, ends = wanted
+    if len(begins) == 1:
+        return _where_one(slices, int(begins[0]), int(ends[0]), cardinality)
     single = ends - begins == 1
     points, starts, stops = begins[single], begins[~single], ends[~single]
     if len(points) + 2 * len(starts) > COMPARED_MAX:
@@ -195,3 +198,13 @@ def where(slices: _bitmap.Slices, wanted: Intervals, cardinality: int) -> Bits:
     every = len(stops) > 0 and int(stops[-1]) == cardinality
     cuts = np.concatenate([starts[starts > 0], stops[stops < cardinality]])
     return slices.where(cuts, points, bool(every))
+
+
+def _where_one(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
+    if end - begin == 1:
+        return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
+    cuts = [cut for cut in (begin, end) if 0 < cut < cardinality]
+    return slices.where(np.array(cuts, dtype=np.uint64), _NO_RANKS, end == cardinality)
+
+
+_NO_RANKS = np.zeros(0, dtype=np.uint64)

@@ -71,6 +71,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "by edges":
         monkeypatch.setattr(postings, "SPEND_MIN", -1)
         monkeypatch.setattr(postings, "SHARE", -1)
+        monkeypatch.setattr(postings, "SHARE_ALONE", -1)
     return str(request.param)
 
 

@@ -60,6 +60,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     if edges:
         monkeypatch.setattr(postings, "SPEND_MIN", -1)
         monkeypatch.setattr(postings, "SHARE", -1)
+        monkeypatch.setattr(postings, "SHARE_ALONE", -1)
     rng = np.random.default_rng(11)
     arrays = longs(rng) if kind == "long" else strings(rng)
     return b"".join(bitmap.encode([bitmap.build(keys_of(array, kind)) for array in arrays])), kind

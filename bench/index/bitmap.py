@@ -1,0 +1,321 @@
+"""How long does the bitmap index take to say which rows match, beside reading them from Parquet and filtering?
+
+A million rows, two columns of one cardinality in any order. Everybody answers with the positions of the matching rows,
+ascending, and all must agree. Ours asks an opened index; the Parquet readers have the file in the page cache, read only
+the columns asked for, and use both cores; roaring has the same slices of the same ranks as ours, in memory, with runs
+optimised, and the same algorithm. Who answers is timed in turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Protocol
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyroaring
+
+from bench.report import OURS, Report, Row
+from metaserver.index import bitmap
+from metaserver.index.bitmap import Bitmap
+from metaserver.index.bits import positions
+from metaserver.index.keys import KeyRange, KeyRanges, Keys, keys_of
+from metaserver.index.slices import slice_count
+
+CARDINALITIES = (11, 1_000, 1_000_000)
+AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0
+"""Per million rows; million rows a second, on one core."""
+GOAL = 15
+"""Times the best Parquet reader."""
+PYARROW, DUCKDB, ROARING = "parquet-pyarrow", "parquet-duckdb", "roaring"
+COLUMNS = ("a", "b")
+FILES, FILE_ROWS = 1_000, 1_000
+
+Values = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
+
+
+class AnswersDiffer(Exception):
+    """Two of those that were asked found other rows."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Of each column named: below a value, or one of some."""
+
+    name: str
+    columns: tuple[str, ...]
+    below: int | None = None
+    among: tuple[int, ...] = ()
+
+
+class Answerer(Protocol):
+    name: str
+
+    def answer(self, asked: Question) -> Positions: ...
+
+
+class Ours:
+    name = OURS
+
+    def __init__(self, columns: dict[str, Values]) -> None:
+        self._blobs = {name: b"".join(bitmap.encode([bitmap.build(_keys(one))])) for name, one in columns.items()}
+        self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
+
+    def reopen(self) -> None:
+        """So that nothing has been read or checked."""
+        self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
+
+    def bits(self, asked: Question) -> npt.NDArray[np.uint64]:
+        if asked.below is not None:
+            ranges = KeyRanges("long", (KeyRange(None, _code(asked.below), False, True),))
+        else:
+            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_code, asked.among)))
+        return reduce(np.bitwise_and, (self.opened[name].rows(0, ranges) for name in asked.columns))
+
+    def answer(self, asked: Question) -> Positions:
+        return positions(self.bits(asked))
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._blobs["a"])
+
+
+class PyArrow:
+    name = PYARROW
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def answer(self, asked: Question) -> Positions:
+        table = pq.read_table(self._path, columns=list(asked.columns))
+        return np.flatnonzero(reduce(np.bitwise_and, (_mask(asked, table[name]) for name in asked.columns)))
+
+
+def _mask(asked: Question, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    if asked.below is not None:
+        found = pc.less(column, asked.below)
+    elif len(asked.among) == 1:
+        found = pc.equal(column, asked.among[0])
+    else:
+        found = pc.is_in(column, pa.array(asked.among))
+    return found.to_numpy()
+
+
+class DuckDB:
+    name = DUCKDB
+
+    def __init__(self, path: Path) -> None:
+        self._connection = duckdb.connect()
+        self._path = path
+
+    def answer(self, asked: Question) -> Positions:
+        said = f"< {asked.below}" if asked.below is not None else f"IN ({', '.join(map(str, asked.among))})"
+        where = " AND ".join(f"{name} {said}" for name in asked.columns)
+        found = self._connection.execute(
+            f"SELECT file_row_number FROM read_parquet('{self._path}', file_row_number = true) WHERE {where}"
+        ).fetchnumpy()
+        return np.sort(found["file_row_number"])
+
+
+class Roaring:
+    """Slices of ranks as roaring bitmaps. A column's values are its ranks here, as they are 0, 1, … ."""
+
+    name = ROARING
+
+    def __init__(self, columns: dict[str, Values]) -> None:
+        self._rows = len(columns["a"])
+        self._slices = {name: self.build(one) for name, one in columns.items()}
+
+    @staticmethod
+    def build(values: Values) -> list[pyroaring.BitMap]:
+        _, ranks = np.unique(values, return_inverse=True)
+        slices = [pyroaring.BitMap(np.flatnonzero(ranks >> i & 1).astype(np.uint32)) for i in range(_bits(values))]
+        for one in slices:
+            one.run_optimize()
+        return slices
+
+    def size_bytes(self, name: str) -> int:
+        return sum(len(one.serialize()) for one in self._slices[name])
+
+    def answer(self, asked: Question) -> Positions:
+        found = reduce(pyroaring.BitMap.intersection, (self._one(asked, self._slices[name]) for name in asked.columns))
+        return np.asarray(found.to_array()).astype(np.int64)
+
+    def _one(self, asked: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
+        if asked.below is None:
+            return pyroaring.BitMap.union(*(self._equal(slices, value) for value in asked.among))
+        every = pyroaring.BitMap(range(self._rows))
+        less = pyroaring.BitMap()
+        for i, one in enumerate(slices):
+            less = (every - one) | less if asked.below >> i & 1 else less - one
+        return less
+
+    def _equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
+        inside = [one for i, one in enumerate(slices) if rank >> i & 1]
+        outside = [one for i, one in enumerate(slices) if not rank >> i & 1]
+        found = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
+        return found.difference(*outside) if outside else found
+
+
+def _bits(values: Values) -> int:
+    return slice_count(int(values.max()) + 1)
+
+
+def _code(value: int) -> int:
+    return value + (1 << 63)
+
+
+def _keys(values: Values) -> Keys:
+    return keys_of(pa.array(values), "long")
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report(
+        "index_bitmap",
+        "How long does the bitmap index take to say which rows match?",
+        peer="the faster of pyarrow and DuckDB, reading Parquet",
+    )
+    rows, turns = (50_000, 2) if quick else (1_000_000, 15)
+    for cardinality in CARDINALITIES:
+        _one_cardinality(report, folder, rows, min(cardinality, rows), turns)
+    _many_files(report, turns)
+    report.notes += [
+        f"{rows:,} rows a file, two columns of longs in any order; Parquet as pyarrow writes it, with dictionary and"
+        " snappy, in the page cache. Every answer is an array of row positions, and all agree, or this bench fails.",
+        f"Roaring ({pyroaring.__version__}) has the same slices in memory; its building is numpy's sort and pyroaring.",
+        "Below: a < x AND b < x with x at 30 % of the values, 9 % of the rows.",
+    ]
+    return report
+
+
+def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, turns: int) -> None:
+    rng = np.random.default_rng(cardinality)
+    columns = {name: _column(rng, rows, cardinality) for name in COLUMNS}
+    path = folder / f"{cardinality}.parquet"
+    pq.write_table(pa.table(columns), path)
+    ours, roaring = Ours(columns), Roaring(columns)
+    answerers: list[Answerer] = [ours, PyArrow(path), DuckDB(path), roaring]
+    case = f"cardinality {cardinality:,}"
+    for asked in _questions(rng, cardinality):
+        took = _in_turns(answerers, asked, turns)
+        best = min((PYARROW, DUCKDB), key=lambda name: took[name])
+        report.rows.append(Row(f"{case}, {asked.name}", "row positions", "ms", took, peer=best, goal=took[best] / GOAL))
+    both = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
+    per_million = 1e6 / rows
+    bits_ms = statistics.median(_timed(lambda: ours.bits(both)) for _ in range(20 * turns)) * per_million
+    report.rows.append(Row(f"{case}, two-column AND", "bits", "ms", {OURS: bits_ms}, goal=AND_GOAL_MS))
+    first: list[float] = []
+    for _ in range(turns):
+        ours.reopen()
+        first.append(_timed(lambda: ours.answer(both)))
+    report.notes.append(
+        f"{case}: the first question to an index just opened, checksums and all, takes"
+        f" {statistics.median(first):.2f} ms, both columns."
+    )
+    _building(report, case, columns["a"], turns)
+    _stored(report, case, ours, roaring, path, rows)
+
+
+def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
+    """Every value from 0 is there."""
+    values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
+    return rng.permutation(values)
+
+
+def _questions(rng: np.random.Generator, cardinality: int) -> list[Question]:
+    middle, third = cardinality // 2, max(1, cardinality * 3 // 10)
+    ten = tuple(sorted(rng.choice(cardinality, 10, replace=False).tolist()))
+    return [
+        Question("=", ("a",), among=(middle,)),
+        Question("<", ("a",), below=third),
+        Question("IN (10)", ("a",), among=ten),
+        Question("two-column AND", COLUMNS, below=third),
+    ]
+
+
+def _in_turns(answerers: list[Answerer], asked: Question, turns: int) -> dict[str, float]:
+    """Medians in ms by name, after a first question that is not counted."""
+    expected = answerers[0].answer(asked)
+    for one in answerers[1:]:
+        if not np.array_equal(one.answer(asked), expected):
+            raise AnswersDiffer(f"{one.name} and {OURS} find other rows: {asked}")
+    took: dict[str, list[float]] = {one.name: [] for one in answerers}
+    for turn in range(turns):
+        for one in answerers if turn % 2 else reversed(answerers):
+            took[one.name].append(_timed(lambda one=one: one.answer(asked)))
+    return {name: statistics.median(times) for name, times in took.items()}
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) * 1000
+
+
+def _building(report: Report, case: str, values: Values, turns: int) -> None:
+    """From numpy to stored bytes, by the CPU of the one thread that does it: the best of some, in turns."""
+    keys = _keys(values)
+    spread = _keys(np.sort(values))
+    works: dict[str, Callable[[], Any]] = {
+        OURS: lambda: bitmap.build(keys),
+        "sorted": lambda: bitmap.build(spread),
+        ROARING: lambda: [one.serialize() for one in Roaring.build(values)],
+    }
+    took: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(max(2, turns // 3)):
+        for name, work in works.items():
+            if name == ROARING and turn > 1:
+                continue
+            started = time.thread_time()
+            work()
+            took[name].append(time.thread_time() - started)
+    rates = {name: len(values) / min(times) / 1e6 for name, times in took.items()}
+    options: dict[str, Any] = {"lower_is_better": False, "peer": ROARING, "goal": BUILD_GOAL}
+    values_by = {OURS: rates[OURS], ROARING: rates[ROARING]}
+    report.rows.append(Row(f"{case}, build", "any order, one core", "M rows/s", values_by, **options))
+    report.rows.append(Row(f"{case}, build", "sorted, one core", "M rows/s", {OURS: rates["sorted"]}, **options))
+
+
+def _stored(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path, rows: int) -> None:
+    section = ours.opened["a"].section(0)
+    bits = slice_count(section.cardinality)
+    report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
+    group = pq.ParquetFile(path).metadata
+    column = sum(group.row_group(i).column(0).total_compressed_size for i in range(group.num_row_groups))
+    sizes = {OURS: ours.size_bytes / rows, PYARROW: column / rows, ROARING: roaring.size_bytes("a") / rows}
+    report.rows.append(Row(f"{case}, stored", "bytes a row", "B", sizes, peer=PYARROW))
+    report.notes.append(
+        f"{case}: dictionary {section.dictionary_bytes:,} bytes, slices {section.bitmaps_bytes:,}; the roaring column"
+        " is without a dictionary."
+    )
+
+
+def _many_files(report: Report, turns: int) -> None:
+    """Which of a thousand files hold a value: for keys that files share, and for keys that they do not."""
+    rng = np.random.default_rng(1)
+    for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
+        files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]
+        builts = [bitmap.build(_keys(values)) for values in files]
+        blob = b"".join(bitmap.encode(builts))
+        index = Bitmap(memoryview(blob))
+        wanted = sorted({int(values[0]) for values in files[:10]})
+        ranges = KeyRanges("long", tuple(KeyRange(_code(value), _code(value)) for value in wanted))
+        expected = [bool(np.isin(values, wanted).any()) for values in files]
+        if index.files_with(ranges).astype(bool).tolist() != expected:
+            raise AnswersDiffer(f"files_with of {name}")
+        took = statistics.median(_timed(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
+        share = 1 - sum(built.size_bytes for built in builts) / len(blob)
+        report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: took}))
+        report.notes.append(
+            f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {share:.0%} of them about all files."
+        )
