@@ -1,8 +1,8 @@
 """A synchronous client of Seamark's own API: what the catalog knows of a table's files, and what it does with a filter.
 
-The rule it keeps: every call is a pure read, so it may be retried. It waits out a server that is busy (503, for as long
-as `Retry-After` says) and connections that break, a bounded number of times. A listing that has begun stays with its
-snapshot, whatever is committed meanwhile.
+The rule it keeps: every call is a read, or does no harm when it is done twice (`indexes.py`), so it may be retried. It
+waits out a server that is busy (503, for as long as `Retry-After` says) and connections that break, a bounded number of
+times. A listing that has begun stays with its snapshot, whatever is committed meanwhile.
 
 A client may be pickled, and used by threads and forked processes: its connections are its own process's.
 """
@@ -93,6 +93,10 @@ class Explanation:
 
     snapshot_id: int | None
     stages: tuple[Stage, ...]
+    indexes: tuple[dict[str, Any], ...]
+    """Each index that was asked: its name, kind, files-in and files-removed."""
+    complete: bool
+    """False where time was up, or an index was not there in time: another plan may leave fewer files."""
     files: int
     bytes: int
     records: int
@@ -208,7 +212,7 @@ class SeamarkClient:
         """What happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
         query: dict[str, Any] = {"order": "desc" if newest_first else "asc"}
         query |= {} if action is None else {"action": action}
-        path = "/api/v1/timeline" if table is None else f"{_path(table)}/timeline"
+        path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
         while left is None or left > 0:
             asked = {
@@ -242,7 +246,7 @@ class SeamarkClient:
         body: dict[str, Any] = {**at.given(), "files": files}
         given = {"where": where, "filter": filter, "limit": limit}
         body |= {name: value for name, value in given.items() if value is not None}
-        return _explanation(self._json("POST", f"{_path(table)}/explain", {}, body))
+        return _explanation(self._json("POST", f"{table_path(table)}/explain", {}, body))
 
     # Requests
 
@@ -260,7 +264,7 @@ class SeamarkClient:
         query |= {} if limit is None else {"limit": limit}
         page: dict[str, Any] = at.given()
         while True:
-            body = self._request("GET", f"{_path(table)}/{what}", {**query, **page}, accept=ARROW_STREAM)
+            body = self._request("GET", f"{table_path(table)}/{what}", {**query, **page}, accept=ARROW_STREAM)
             try:
                 found = pa.ipc.open_stream(body).read_all()
             except pa.ArrowInvalid as error:
@@ -296,7 +300,7 @@ class SeamarkClient:
             answer = self._connections().request(method, address, body=body, headers=headers, redirect=False)
         except HTTPError as error:
             raise Unreachable(f"No answer from {self.url}: {error}") from error
-        if answer.status != 200:
+        if answer.status not in (200, 204):
             raise error_of(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data
 
@@ -307,7 +311,7 @@ class SeamarkClient:
             retry = urllib3.Retry(
                 total=self._retries,
                 status_forcelist=(503,),
-                allowed_methods=None,  # every call is a read, POST included
+                allowed_methods=None,  # every call may be repeated, POST included
                 backoff_factor=_BACKOFF_S,
                 backoff_max=_BACKOFF_MAX_S,
                 backoff_jitter=_BACKOFF_S,
@@ -320,7 +324,7 @@ class SeamarkClient:
         return pool[1]
 
 
-def _path(table: Name) -> str:
+def table_path(table: Name) -> str:
     """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
     levels = tuple(table) if not isinstance(table, str) else split_name(table)
     if len(levels) < 2:
@@ -376,6 +380,8 @@ def _explanation(json: dict[str, Any]) -> Explanation:
     return Explanation(
         snapshot_id=json["snapshot-id"],
         stages=stages,
+        indexes=tuple(json["indexes"]),
+        complete=json["complete"],
         files=json["files"],
         bytes=json["bytes"],
         records=json["records"],

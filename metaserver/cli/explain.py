@@ -60,7 +60,7 @@ def explain(
     TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
     try:
-        client = SeamarkClient(url or _served_at(config, flags), token=token)
+        client = SeamarkClient(url or served_at(config, flags), token=token)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
@@ -81,7 +81,8 @@ def explain(
         _show(found)
 
 
-def _served_at(config: Path | None, flags: dict[str, Any]) -> str:
+def served_at(config: Path | None, flags: dict[str, Any]) -> str:
+    """The URL of the server that has this home. Misconfigured where none runs."""
     path = load_settings(flags, config).home / "server.json"
     try:
         return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["url"])
@@ -99,10 +100,15 @@ def _show(found: Explanation) -> None:
     for stage in found.stages:
         counts = [f"{count:,}" for count in (stage.files_in, stage.files_removed, stage.files_left)]
         late = "" if stage.complete else " (out of time)"
-        stages.add_row(stage.name + late, *counts, _size(stage.bytes_left), _time(stage.microseconds))
+        stages.add_row(stage.name + late, *counts, show_size(stage.bytes_left), _time(stage.microseconds))
     console.print(stages)
+    for index in found.indexes:
+        console.print(
+            f"Index {index['name']} ({index['kind']}) left out {index['files-removed']:,} of {index['files-in']:,} files.",
+            markup=False,
+        )
     console.print(
-        f"To read: {found.files:,} files, {_size(found.bytes)}, {found.records:,} records; "
+        f"To read: {found.files:,} files, {show_size(found.bytes)}, {found.records:,} records; "
         f"{found.delete_files:,} delete files apply.",
         highlight=False,
         markup=False,
@@ -134,7 +140,7 @@ def _files(found: Explanation) -> Table:
         files.add_column(name, justify="right")
     for file in found.kept:
         partition = ", ".join(f"{name}={value}" for name, value in file["partition"].items())
-        counts = (f"{file['record-count']:,}", _size(file["file-size-in-bytes"]), f"{file['delete-files']:,}")
+        counts = (f"{file['record-count']:,}", show_size(file["file-size-in-bytes"]), f"{file['delete-files']:,}")
         # Not markup: a path may hold brackets.
         files.add_row(*(_plain(text) for text in (file["file-path"], partition, *counts)))
     return files
@@ -144,7 +150,8 @@ def _plain(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def _size(count: int) -> str:
+def show_size(count: int) -> str:
+    """Bytes, in the unit that suits them."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

@@ -15,6 +15,7 @@ import click
 from metaserver.api.logs import configure_logging
 from metaserver.cli.access import grant, token
 from metaserver.cli.explain import explain
+from metaserver.cli.index import index
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError, SeamarkError
@@ -87,6 +88,7 @@ def version() -> None:
 cli.add_command(token)
 cli.add_command(grant)
 cli.add_command(explain)
+cli.add_command(index)
 
 
 def main() -> None:
