@@ -33,6 +33,9 @@ from metaserver.api.parts import Parts
 from metaserver.catalog.catalog import open_catalog
 from metaserver.clock import Clock, SystemClock
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
+from metaserver.index.indexes import open_indexes
+from metaserver.index.registry import Registry
+from metaserver.index.usage import Usage
 from metaserver.objects.router import open_objects
 from metaserver.planner.planner import open_planner
 from metaserver.settings import Settings
@@ -66,7 +69,9 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
         objects = await enter(open_objects(settings, clock))
         timeline = await enter(open_timeline(settings, store, clock))
         catalog = await enter(open_catalog(settings, store, objects, clock, timeline))
-        planner = await enter(open_planner(settings, objects, clock))
+        registry, usage = Registry(store, clock), Usage()
+        indexes = await enter(open_indexes(settings, objects, registry, clock))
+        planner = await enter(open_planner(settings, objects, clock, indexes=indexes, usage=usage))
         parts = Parts(
             settings=settings,
             clock=clock,
@@ -74,6 +79,9 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             objects=objects,
             catalog=catalog,
             timeline=timeline,
+            registry=registry,
+            indexes=indexes,
+            usage=usage,
             planner=planner,
             metrics=Metrics(),
             authenticator=await enter(open_authenticator(settings, store, clock)),
@@ -305,8 +313,10 @@ async def _sample(parts: Parts) -> None:
     metrics, clock = parts.metrics, parts.clock
     while True:
         before = clock.monotonic()
-        await asyncio.sleep(SAMPLE_INTERVAL_S)
-        metrics.flush()
+        try:
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+        finally:
+            metrics.flush()  # also at the end, for what another worker will tell of this one
         metrics.loop_lag.set(max(0.0, clock.monotonic() - before - SAMPLE_INTERVAL_S))
         metrics.in_flight.set(metrics.answering)
         metrics.watchers.set(parts.timeline.watchers)

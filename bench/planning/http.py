@@ -114,7 +114,8 @@ def _new_plans(made: Table) -> Iterator[Request]:
 
 def _each(wanted: Iterator[Request]) -> Worker:
     """What comes next of an iterator that several workers share."""
-    yield from wanted
+    while True:  # not `yield from`, which would close what is shared
+        yield next(wanted)
 
 
 async def _pages(report: Report, folder: Path, made: Table, rounds: int) -> None:

@@ -5,14 +5,14 @@ scrape reaches any one of them: the supervisor then sets PROMETHEUS_MULTIPROC_DI
 them, values live in memory-mapped files, and any worker answers for all. Gauges say for themselves how workers add
 up: most are sums over the living, lag is the worst one's. A worker that died is forgotten by its supervisor.
 
-Children of labelled metrics are kept in plain dictionaries: a lookup by tuple costs a tenth of `labels()`. What is
-counted for every request and plan is added up in plain numbers, which `flush` hands over: when somebody scrapes, and
-every second for those who scrape another worker.
+What is counted for every request and plan is added up in plain numbers, which `flush` hands over: when somebody
+scrapes, and every second for those who scrape another worker.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 
 import prometheus_client as prometheus
 from aiohttp import web
@@ -26,6 +26,29 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView"})
 """Operation ids of the Iceberg REST specification that move a pointer by compare-and-swap."""
+
+
+class _Times:
+    """What a histogram is to be told."""
+
+    def __init__(self, histogram: prometheus.Histogram) -> None:
+        self._histogram = histogram
+        self._sum = 0.0
+        self._counts = [0] * (len(_BUCKETS) + 1)
+
+    def add(self, seconds: float) -> None:
+        self._sum += seconds
+        self._counts[bisect_left(_BUCKETS, seconds)] += 1
+
+    def flush(self) -> None:
+        if not any(self._counts):
+            return
+        # The library takes observations one by one only. Its exposition adds the buckets up.
+        self._histogram._sum.inc(self._sum)
+        for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
+            bucket.inc(count)
+        self._sum = 0.0
+        self._counts = [0] * (len(_BUCKETS) + 1)
 
 
 class Metrics:
@@ -79,8 +102,8 @@ class Metrics:
         )
         self.plan_decoded = self._gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
         self.plan_hits = self._gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
-        self._request_children: dict[tuple[str, int], tuple[prometheus.Counter, prometheus.Histogram]] = {}
         self._answered: dict[tuple[str, int], int] = {}
+        self._took: dict[str, _Times] = {}
         self._planned = [0, 0, 0, 0.0]
         """Since the last flush: plans, files considered, files kept, seconds."""
         self._commit_children = {
@@ -93,12 +116,11 @@ class Metrics:
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
         """One answered request. `operation` must come from a bounded set: route names, never paths."""
         key = (operation, status)
-        children = self._request_children.get(key)
-        if children is None:
-            children = (self._requests.labels(operation, status), self._seconds.labels(operation))
-            self._request_children[key] = children
         self._answered[key] = self._answered.get(key, 0) + 1
-        children[1].observe(seconds)
+        times = self._took.get(operation)
+        if times is None:
+            times = self._took[operation] = _Times(self._seconds.labels(operation))
+        times.add(seconds)
         if operation in COMMIT_OPERATIONS:
             if isinstance(error, CommitConflict):
                 self._commit_children["conflict"].inc()
@@ -118,8 +140,10 @@ class Metrics:
     def flush(self) -> None:
         """Adds what was counted since the last time to the counters that are scraped."""
         for key, count in self._answered.items():
-            self._request_children[key][0].inc(count)
+            self._requests.labels(*key).inc(count)
         self._answered.clear()
+        for times in self._took.values():
+            times.flush()
         counters = (self.plans, self.plan_files_considered, self.plan_files_kept, self.plan_seconds)
         for counter, amount in zip(counters, self._planned, strict=True):
             counter.inc(amount)
