@@ -1,0 +1,333 @@
+"""Which delete files apply, one rule of the specification at a time."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.schema import Schema
+from metaserver.index.block import Block
+from metaserver.planner import equality
+from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.view import TableView
+from tests.planner.delete_tables import (
+    LATE,
+    NESTED,
+    SPECS,
+    A,
+    B,
+    F,
+    block_of,
+    manifest_file,
+    rows_of,
+    schema_json,
+    specs,
+)
+from tests.planner.kinds import to_bytes
+from tests.planner.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
+from tests.planner.manifests import ADDED, EXISTING, Entry, Style, manifest_bytes
+from tests.planner.metrics import ColumnMetrics
+from tests.planner.test_deletes import Listed, Situation
+
+KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
+SCHEMA = schema_json(0, KINDS, set(), late=True)
+PLAIN = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+
+
+def entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
+    return Entry(status, 1, sequence, sequence, file)
+
+
+def common(path: str, content: int, spec_id: int, partition: tuple[Any, ...]) -> dict[str, Any]:
+    return {
+        "path": path,
+        "content": content,
+        "format": "PARQUET",
+        "spec_id": spec_id,
+        "partition": partition,
+        "record_count": 1,
+        "size": 1,
+        "metrics": {},
+    }
+
+
+def data_file(
+    path: str = "d",
+    *,
+    spec_id: int = 0,
+    partition: tuple[Any, ...] = (),
+    metrics: dict[int, ColumnMetrics] | None = None,
+) -> DataFile:
+    return DataFile(**common(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
+
+
+def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **more: Any) -> DeleteFile:
+    return DeleteFile(**common("x", content, spec_id, partition) | more)
+
+
+def vector(referenced: str | None = "d", **more: Any) -> DeleteFile:
+    return delete_file(
+        POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **more
+    )
+
+
+def block(entries: list[Entry], *, schema: dict[str, Any] = SCHEMA, version: int = 3) -> Block:
+    content, spec_id = int(entries[0].file.content != DATA), entries[0].file.spec_id
+    data = manifest_bytes(
+        entries,
+        version=version,
+        content=content,
+        style=PLAIN,
+        spec_id=spec_id,
+        fields=SPECS[spec_id],
+        kinds=KINDS,
+        schema=schema,
+    )
+    return block_of("manifest.avro", data)
+
+
+def applying(
+    data: list[Entry], *deletes: list[Entry], sequence: int = 5, schema: dict[str, Any] = SCHEMA
+) -> list[tuple[int, ...]]:
+    """What applies to each data file, of manifests with the sequence number `sequence`."""
+
+    def files(of: list[list[Entry]]) -> list[ManifestFile]:
+        return [manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in of]
+
+    view = TableView(
+        files([data]), [block(data)], files(list(deletes)), [block(some, schema=schema) for some in deletes]
+    )
+    index = DeleteIndex(view, specs(), [msgspec.convert(schema, type=Schema)])
+    return index.applying_to(rows_of(view))
+
+
+def test_position_deletes_apply_to_files_of_their_own_commit_and_equality_deletes_to_older_ones() -> None:
+    data = [entry(data_file(f"d{sequence}"), sequence) for sequence in (3, 4, 5)]
+    assert applying(data, [entry(delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
+    assert applying(data, [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [(0,), (), ()]
+
+
+def test_sequence_numbers_are_inherited_by_added_files_and_are_0_in_version_1() -> None:
+    data = [entry(data_file("added"), None, ADDED), entry(data_file("kept"), 4)]
+    deletes = [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
+    assert applying(data, deletes) == [(), (0,)]
+    old = [entry(data_file("v1"), None)]
+    view = TableView([manifest_file(0, 0, 0)], [block(old, version=1)], [manifest_file(1, 0, 1)], [block(deletes)])
+    assert DeleteIndex(view, specs(), []).applying(0) == (0,)
+
+
+def test_a_kept_file_without_a_sequence_number_is_corrupt() -> None:
+    deletes = [entry(delete_file(POSITION_DELETES), 5)]
+    with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of lost was not added there"):
+        applying([entry(data_file("lost"), None)], deletes)
+    with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of x was not added there"):
+        applying([entry(data_file(), 1)], [entry(delete_file(POSITION_DELETES), None)])
+
+
+def test_a_deletion_vector_takes_the_place_of_position_deletes_but_not_of_equality_deletes() -> None:
+    others = [
+        entry(delete_file(POSITION_DELETES), 5),
+        entry(delete_file(POSITION_DELETES, referenced="d"), 5),
+        entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
+    ]
+    data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
+    assert applying(data, others, [entry(vector(), 5)]) == [(2, 3), (0, 2)]
+
+
+def test_a_deletion_vector_older_than_its_file_does_not_count() -> None:
+    assert applying([entry(data_file(), 3)], [entry(vector(), 2), entry(delete_file(POSITION_DELETES), 4)]) == [(1,)]
+
+
+def test_of_several_deletion_vectors_all_are_kept() -> None:
+    assert applying([entry(data_file(), 3)], [entry(vector(), 4), entry(vector(), 5)]) == [(0, 1)]
+
+
+def test_a_deletion_vector_without_its_data_file_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match=r"manifest\.avro: a deletion vector in x has no referenced_data_file"):
+        applying([entry(data_file(), 3)], [entry(vector(None), 4)])
+
+
+def test_a_data_file_among_delete_files_is_corrupt() -> None:
+    odd = delete_file(POSITION_DELETES)
+    odd.content = 7
+    with pytest.raises(Corrupt, match=r"manifest\.avro lists x, which is not a delete file"):
+        applying([entry(data_file(), 3)], [entry(odd, 4)])
+
+
+def test_position_deletes_go_by_partition_unless_they_name_their_file() -> None:
+    data = [
+        entry(data_file("one", spec_id=1, partition=(1,)), 1),
+        entry(data_file("two", spec_id=1, partition=(2,)), 1),
+        entry(data_file("null", spec_id=1, partition=(None,)), 1),
+    ]
+    deletes = [
+        entry(delete_file(POSITION_DELETES, spec_id=1, partition=(2,)), 1),
+        entry(delete_file(POSITION_DELETES, spec_id=1, partition=(None,)), 1),
+        entry(delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
+    ]
+    unpartitioned = [entry(delete_file(POSITION_DELETES), 1)]
+    assert applying(data, deletes, unpartitioned) == [(2,), (0,), (1,)]
+
+
+def test_partitions_of_floats_are_equal_by_their_bits() -> None:
+    values = (0.0, -0.0, math.nan, None)
+    data = [entry(data_file(repr(value), spec_id=2, partition=(1, value)), 1) for value in values]
+    deletes = [entry(delete_file(POSITION_DELETES, spec_id=2, partition=(1, value)), 1) for value in values]
+    assert applying(data, deletes) == [(0,), (1,), (2,), (3,)]
+
+
+def test_equality_deletes_of_a_spec_of_nothing_but_void_fields_are_global() -> None:
+    data = [entry(data_file(spec_id=1, partition=(1,)), 1)]
+    for spec_id, partition, found in ((3, (None,), (0,)), (0, (), (0,)), (4, (None, None), ())):
+        delete = delete_file(EQUALITY_DELETES, spec_id=spec_id, partition=partition, equality_ids=[A])
+        assert applying(data, [entry(delete, 2)]) == [found], spec_id
+
+
+PATHS_TOLD = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"d")})
+PATHS_CUT = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"e")})
+
+
+def test_path_bounds_that_agree_name_the_data_file() -> None:
+    data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
+    deletes = [entry(PATHS_TOLD, 2), entry(PATHS_CUT, 2)]
+    assert applying(data, deletes) == [(0, 1), (1,)]
+
+
+def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans: int | None = None) -> ColumnMetrics:
+    return ColumnMetrics(values=2, nulls=nulls, nans=nans, lower=lower, upper=upper)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "gone", "held", "kept"),
+    [
+        pytest.param(A, "long", (1, 5, 0), (6, 9, 0), False, id="apart"),
+        pytest.param(A, "long", (1, 6, 0), (6, 9, 0), True, id="touching"),
+        pytest.param(A, "long", (1, 5, 1), (6, 9, 1), True, id="null in both"),
+        pytest.param(A, "long", (1, 5, None), (6, 9, 1), True, id="null counts of one unknown"),
+        pytest.param(A, "long", (1, 5, None), (6, 9, 0), False, id="null in one at most"),
+        pytest.param(A, "long", (None, None, 2), (6, 9, 0), False, id="only nulls deleted and none there"),
+        pytest.param(A, "long", (1, 5, 0), (None, None, 2), False, id="no nulls deleted and only nulls there"),
+        pytest.param(A, "long", (1, 5, 0), (None, None, 0), True, id="bounds unknown"),
+        pytest.param(A, "long", (None, 5, 0), (6, None, 0), False, id="half the bounds are enough"),
+        pytest.param(F, "double", (1.0, 5.0, 0), (6.0, 9.0, 0), True, id="NaN perhaps in both"),
+        pytest.param(NESTED, "int", (1, 5, None), (6, 9, None), True, id="required in a struct that may be null"),
+        pytest.param(B, "uuid", (b"\x10", b"\x90"), (b"\xa0", b"\xb0"), False, id="UUIDs apart, as both orders say"),
+        pytest.param(B, "uuid", (b"\xa0", b"\x10"), (b"\x20", b"\x30"), True, id="UUIDs in signed order"),
+        pytest.param(LATE, "string", ("a", "b", 0), ("ba", "c", 0), False, id="strings apart"),
+    ],
+)
+def test_an_equality_delete_is_dropped_only_where_statistics_rule_it_out(
+    key: int, kind: str, gone: tuple[Any, ...], held: tuple[Any, ...], kept: bool
+) -> None:
+    def metrics(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
+        def written(value: Any) -> bytes | None:
+            value = value.ljust(16, b"\0") if kind == "uuid" else value
+            return None if value is None else to_bytes(kind, value)
+
+        return {key: stats(written(lower), written(upper), nulls)}
+
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*gone))
+    data = data_file(metrics=metrics(*held))
+    assert applying([entry(data, 1)], [entry(delete, 2)]) == [(0,) if kept else ()]
+
+
+@pytest.mark.parametrize("pairs_max", [16, 1 << 21])
+def test_of_many_equality_deletes_those_apply_that_do_one_by_one(
+    pairs_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
+    rng = random.Random(pairs_max)
+    blank = {"kinds": {1: KINDS}, "required": set()}
+    judge = Situation.__new__(Situation)
+    judge.__dict__.update(blank)
+
+    def metrics(ids: list[int]) -> dict[int, ColumnMetrics]:
+        made = {}
+        for key in ids:
+            low = rng.randrange(200)
+            pair = [
+                to_bytes("long", value) if key == A else b"%03d" % value for value in (low, low + rng.choice([0, 3]))
+            ]
+            nulls = rng.choice([0, 0, 0, 0, 1, None, 2])
+            bounds = (None, None) if nulls == 2 or rng.random() < 0.1 else pair
+            made[key] = stats(*bounds, nulls)
+        return made
+
+    def partition() -> dict[str, Any]:
+        return {"spec_id": 1, "partition": (rng.choice([1, 2, 2, 2, None]),)}
+
+    data = [entry(data_file(f"d{at}", metrics=metrics([A, LATE]), **partition()), rng.randrange(9)) for at in range(80)]
+    deletes = []
+    for some, where in ((250, partition), (150, dict)):
+        files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(some)]
+        made = [delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files]
+        deletes.append([entry(file, rng.randrange(12)) for file in made])
+    found = applying(data, *deletes)
+    listed = Listed(0, 0, 0, 3, 5)
+    flat = [(listed, one) for one in deletes[0] + deletes[1]]
+    expected = [
+        tuple(
+            at
+            for at, delete in enumerate(flat)
+            if judge.in_scope(delete, (listed, one)) and not judge.java_drops(delete, (listed, one))
+        )
+        for one in data
+    ]
+    assert found == expected
+    assert 1000 < sum(map(len, found)) < 20_000
+
+
+def test_a_required_column_holds_no_null_whatever_counts_leave_unsaid() -> None:
+    required = schema_json(0, KINDS, {A}, late=True)
+    gone, held = ({A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5))
+    delete = entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=gone), 2)
+    data = [entry(data_file(metrics=held), 1)]
+    assert applying(data, [delete]) == [(0,)]
+    assert applying(data, [delete], schema=required) == [()]
+
+
+def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> None:
+    day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * 86_400_000_000)
+    data = data_file(metrics={A: stats(day, day)})
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: stats(micros, micros)})
+    dates, timestamps = (schema_json(0, KINDS | {A: kind}, set(), late=True) for kind in ("date", "timestamp"))
+    view = TableView(
+        [manifest_file(0, 0, 5)],
+        [block([entry(data, 1)], schema=dates)],
+        [manifest_file(1, 0, 5)],
+        [block([entry(delete, 2)], schema=timestamps)],
+    )
+    assert DeleteIndex(view, specs(), []).applying(0) == (0,)
+
+
+def test_an_equality_delete_on_a_column_that_the_data_file_lacks_is_kept() -> None:
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: stats(b"a", b"b")})
+    assert applying([entry(data_file(metrics={A: stats(None, None)}), 1)], [entry(delete, 2)]) == [(0,)]
+
+
+def test_two_columns_rule_out_what_one_alone_would_not() -> None:
+    one, nine = to_bytes("long", 1), to_bytes("long", 9)
+    gone = {A: stats(one, nine), LATE: stats(b"a", b"b")}
+    held = {A: stats(one, nine), LATE: stats(b"c", b"d")}
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=gone)
+    assert applying([entry(data_file(metrics=held), 1)], [entry(delete, 2)]) == [()]
+
+
+def test_files_with_the_same_deletes_share_one_tuple() -> None:
+    data = [entry(data_file(str(number)), 1) for number in range(3)]
+    deletes = [entry(delete_file(POSITION_DELETES), 2), entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 2)]
+    found = applying(data, deletes)
+    assert found == [(0, 1)] * 3
+    assert found[0] is found[1] is found[2]
+
+
+def test_without_delete_files_no_data_file_is_looked_at() -> None:
+    view = TableView([manifest_file(0, 0, 5)], [block([entry(data_file(), None)])])  # no sequence number to be had
+    assert DeleteIndex(view, specs(), []).applying_to(np.zeros(3, dtype=np.int64)) == [(), (), ()]
