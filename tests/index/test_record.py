@@ -133,6 +133,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
         kept += [number for number, one in zip(half, keep, strict=True) if one]
     merged = opened(merge(parts))
     lake.check(merged, kept)
+    assert blob_of(merged) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept]))
     again = np.array([draw.random() < 0.7 for _ in kept], bool)
     lake.check(opened(merge([(merged, again)])), [number for number, one in zip(kept, again, strict=True) if one])
 
@@ -362,6 +363,31 @@ def test_pages_in_another_place_are_refused() -> None:
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
         Record(swapped).verify()
+
+
+def test_a_reader_of_the_documented_format_finds_every_entry() -> None:
+    """`docs/reference/index-format.md`, read with `struct` alone."""
+    rows = [uniform(500, seed) for seed in range(3)]
+    blob = b"".join(encode([Built(sorted_run(*one)) for one in rows]))
+    magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
+    assert (magic, entries, pages, files, page_bytes) == (b"SMRECORD", 1500, 9, 3, 4096)
+    assert struct.unpack_from("<Q", blob, len(blob) - 8) == (checksum(blob[-64:-8]),)
+    directory = blob[4096 * pages : -64]
+    assert checksum(directory) == directory_sum
+    fences, counts = struct.unpack_from("<9Q", directory), struct.unpack_from("<3Q", directory, 72)
+    assert (len(directory), counts) == (96, (500, 500, 500))
+    found = []
+    for number in range(pages):
+        page = blob[4096 * number : 4096 * (number + 1)]
+        page_sum, held, zero = struct.unpack_from("<QII", page)
+        assert (page_sum, zero) == (checksum(page[8:], number), 0)
+        assert held == (170 if number < 8 else 1500 - 8 * 170)
+        assert not any(page[16 + 24 * held :])
+        inside = [struct.unpack_from("<QQII", page, 16 + 24 * at) for at in range(held)]
+        assert inside[0][0] == fences[number]
+        found += inside
+    pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
+    assert found == sorted((*pair, file, at) for file, one in enumerate(pairs) for at, pair in enumerate(one))
 
 
 def test_the_bytes_of_a_blob_never_change() -> None:
