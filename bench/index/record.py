@@ -1,0 +1,308 @@
+"""How long does it take to find the row of a key among 10 million, and the rows of 100,000 keys?
+
+The peers read the same knowledge from Parquet: one file of key, data file and position, sorted by key, with statistics
+and page index, in the page cache, on both cores. Ours has one core, and its
+blob mapped from the page cache; hashing the keys is part of what is timed. Every key is there, is asked for once, and
+everybody must answer with its row. Who answers is timed in turns.
+
+Cold, our pages are pushed out of the page cache first and read by pread, as another process' blob would be by range.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import datafusion
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bench.report import OURS, Report, Row
+from metaserver.index.hashing import hash_rows
+from metaserver.index.keys import key_of, keys_of
+from metaserver.index.record import Fences, Record, build, encode, key_hash, merge
+
+KEYS, QUICK_KEYS = 10_000_000, 100_000
+FILES = 10
+BATCH = 100_000
+ONE_GOAL_US, BATCH_GOAL, READS_GOAL, BYTES_GOAL = 10.0, 1.0, 2, 30
+ONE_GOAL, MANY_GOAL = 500, 10
+"""Times the fastest reader of Parquet."""
+SINGLE, SLICES = 20, 20
+"""Our single lookups are timed so many at once, as a clock is too coarse for one, and so many times a turn."""
+
+Values = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64]
+"""int64[keys, 2]: data file and position."""
+
+
+class AnswersDiffer(Exception):
+    """Somebody found another row than the one that has the key."""
+
+
+class Answerer(Protocol):
+    name: str
+
+    def one(self, key: int) -> tuple[int, int]: ...
+
+    def many(self, keys: pa.Array) -> Places:
+        """In the order of the keys."""
+        ...
+
+
+class Ours:
+    name = OURS
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def one(self, key: int) -> tuple[int, int]:
+        ((file, position),) = self._record.find(*key_hash([key_of(key, "long")]))
+        return file, position
+
+    def many(self, keys: pa.Array) -> Places:
+        columns = [keys_of(keys, "long")]
+        _, files, positions = self._record.lookup(hash_rows(columns, 0), hash_rows(columns, 1))
+        return np.stack([files, positions], axis=1)
+
+
+class DuckDB:
+    name = "parquet-duckdb"
+
+    def __init__(self, path: Path) -> None:
+        self._db = duckdb.connect()
+        self._db.execute("SET parquet_metadata_cache = true")
+        self._db.execute(f"CREATE VIEW entries AS FROM read_parquet('{path}')")
+
+    def one(self, key: int) -> tuple[int, int]:
+        found = self._db.execute("SELECT file, position FROM entries WHERE k = ?", [key]).fetchall()
+        ((file, position),) = found
+        return file, position
+
+    def many(self, keys: pa.Array) -> Places:
+        asked = pa.table({"k": keys, "query": np.arange(len(keys))})
+        self._db.register("asked", asked)
+        found = self._db.execute("SELECT query, file, position FROM entries JOIN asked USING (k)").fetchnumpy()
+        return _in_order(found["query"], found["file"], found["position"])
+
+
+class DataFusion:
+    name = "parquet-datafusion"
+
+    def __init__(self, path: Path) -> None:
+        settings = {
+            "datafusion.execution.parquet.pushdown_filters": "true",
+            "datafusion.execution.parquet.reorder_filters": "true",
+        }
+        self._context = datafusion.SessionContext(datafusion.SessionConfig(settings))
+        self._context.register_parquet("entries", str(path))
+
+    def one(self, key: int) -> tuple[int, int]:
+        found = pa.Table.from_batches(
+            self._context.sql(f"SELECT file, position FROM entries WHERE k = {key}").collect()
+        )
+        return found["file"][0].as_py(), found["position"][0].as_py()
+
+    def many(self, keys: pa.Array) -> Places:
+        self._context.deregister_table("asked")
+        batch = pa.record_batch({"k": keys, "query": np.arange(len(keys))})
+        self._context.register_record_batches("asked", [[batch]])
+        sql = "SELECT query, file, position FROM entries JOIN asked ON entries.k = asked.k"
+        found = pa.Table.from_batches(self._context.sql(sql).collect())
+        return _in_order(*(found[name].to_numpy() for name in ("query", "file", "position")))
+
+
+class PyArrow:
+    name = "parquet-pyarrow"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def one(self, key: int) -> tuple[int, int]:
+        found = pq.read_table(self._path, columns=["file", "position"], filters=pc.field("k") == key)
+        return found["file"][0].as_py(), found["position"][0].as_py()
+
+    def many(self, keys: pa.Array) -> Places:
+        """Reads everything: its filters do not push down a list."""
+        table = pq.read_table(self._path)
+        at = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # it is known to be sorted
+        return np.stack([table[name].to_numpy()[at] for name in ("file", "position")], axis=1)
+
+
+def _in_order(query: Any, file: Any, position: Any) -> Places:
+    places = np.empty((len(query), 2), np.int64)
+    places[query, 0], places[query, 1] = file, position
+    return places
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("index_record", "Which row has a key?", peer="the fastest reader of Parquet sorted by key")
+    rows, batch, rounds = (QUICK_KEYS, 10_000, 2) if quick else (KEYS, BATCH, 20)
+    keys = np.unique(np.random.default_rng(7).integers(-(1 << 63), 1 << 63, rows + rows // 100))
+    keys = np.random.default_rng(8).permutation(keys)[:rows]
+    blob = _indexed(report, folder, keys)
+    record = _mapped(blob)
+    record.verify()  # every page is in memory, and found right: a lookup then does only its own work
+    path = _parquet(folder / "entries.parquet", keys)
+    answerers = [Ours(record), DuckDB(path), DataFusion(path), PyArrow(path)]
+    _ones(report, answerers, keys, rounds)
+    _batches(report, answerers, keys, batch, rounds)
+    _cold(report, blob, keys, 200 if quick else 2_000)
+    size, stored = blob.stat().st_size, os.path.getsize(path)
+    report.rows.append(Row("size", "an entry", "B", {OURS: size / rows, "parquet": stored / rows}, goal=BYTES_GOAL))
+    report.notes += [
+        f"{rows:,} distinct random longs in {FILES} data files, one run. Parquet, sorted: {stored / 1e6:.0f} MB.",
+        "Ours on one core, with hashing; the peers as their fastest interface gives it, on both. Medians.",
+    ]
+    return report
+
+
+def _indexed(report: Report, folder: Path, keys: Values) -> Path:
+    """The blob, as an indexer makes it: a run a data file, and the merge of all of them."""
+    columns = [pa.array(part) for part in np.array_split(keys, FILES)]
+    started = time.thread_time()
+    builts = [build([keys_of(column, "long")]) for column in columns]
+    built = time.thread_time() - started
+    data = folder / "column.parquet"
+    pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
+    started = time.thread_time()
+    with pq.ParquetFile(data) as file:
+        file.read(use_threads=False)
+    read = time.thread_time() - started
+    rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read / 1e6}
+    report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
+    parts = []
+    for number, one in enumerate(builts):
+        _write(folder / f"{number}.run", encode([one]))
+        parts.append(_mapped(folder / f"{number}.run"))
+    started = time.thread_time()
+    _write(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
+    merged = len(keys) / (time.thread_time() - started) / 1e6
+    report.rows.append(
+        Row(f"merge of {FILES} runs", "one core, written", "M entries/s", {OURS: merged}, lower_is_better=False)
+    )
+    return folder / "blob"
+
+
+def _write(path: Path, parts: Iterable[Any]) -> None:
+    with path.open("wb") as out:
+        out.writelines(parts)
+
+
+def _mapped(path: Path) -> Record:
+    with path.open("rb") as file:
+        return Record(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+
+
+def _parquet(path: Path, keys: Values) -> Path:
+    """Sorted, so that one row group and one page can have a key; uncompressed, which is quickest to read."""
+    order = np.argsort(keys)
+    sizes = [len(part) for part in np.array_split(keys, FILES)]
+    file = np.repeat(np.arange(FILES), sizes)
+    position = np.concatenate([np.arange(size) for size in sizes])
+    table = pa.table({"k": keys[order], "file": file[order].astype(np.int32), "position": position[order]})
+    pq.write_table(
+        table,
+        path,
+        compression="NONE",
+        use_dictionary=["file"],
+        write_page_index=True,
+        row_group_size=1 << 17,
+        data_page_size=1 << 15,
+        sorting_columns=[pq.SortingColumn(0)],
+    )
+    return path
+
+
+def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
+    took: dict[str, list[float]] = {one.name: [] for one in answerers}
+    draw = np.random.default_rng(9)
+    for turn in range(rounds):
+        for one in answerers if turn % 2 else reversed(answerers):
+            times, slices = (SINGLE, SLICES) if one.name == OURS else (1, 3)
+            for asked in draw.choice(len(keys), (slices, times), replace=False):
+                values = keys[asked].tolist()
+                started = time.perf_counter()
+                found = [one.one(value) for value in values]
+                took[one.name].append((time.perf_counter() - started) * 1e6 / times)
+                if found != _expected(keys, asked):
+                    raise AnswersDiffer(f"{one.name}, one key")
+    values_us = {name: statistics.median(times) for name, times in took.items()}
+    best = _best(answerers, values_us)
+    report.rows += [
+        Row("one key", "lookup", "µs", values_us, peer=best, goal=ONE_GOAL_US),
+        Row("one key", "against the peer", "µs", values_us, peer=best, goal=values_us[best] / ONE_GOAL),
+    ]
+
+
+def _expected(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    ends = np.cumsum([len(part) for part in np.array_split(keys, FILES)])
+    files = np.searchsorted(ends, asked, "right")
+    starts = ends - np.diff(ends, prepend=0)
+    return list(zip(files.tolist(), (asked - starts[files]).tolist(), strict=True))
+
+
+def _best(answerers: list[Answerer], values: dict[str, float]) -> str:
+    return min((one.name for one in answerers if one.name != OURS), key=lambda name: values[name])
+
+
+def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int, rounds: int) -> None:
+    took: dict[str, list[float]] = {one.name: [] for one in answerers}
+    draw = np.random.default_rng(10)
+    for turn in range(rounds):
+        asked = draw.choice(len(keys), batch, replace=False)
+        wanted, expected = pa.array(keys[asked]), np.array(_expected(keys, asked))
+        for one in answerers if turn % 2 else reversed(answerers):
+            started = time.perf_counter()
+            found = one.many(wanted)
+            took[one.name].append((time.perf_counter() - started) * 1000)
+            if not np.array_equal(found, expected):
+                raise AnswersDiffer(f"{one.name}, {batch} keys")
+    values_ms = {name: statistics.median(times) for name, times in took.items()}
+    best = _best(answerers, values_ms)
+    rates = {name: batch / ms / 1000 for name, ms in values_ms.items()}
+    case = f"{batch:,} keys"
+    report.rows += [
+        Row(case, "lookup", "ms", values_ms, peer=best, goal=values_ms[best] / MANY_GOAL),
+        Row(case, "rate", "M keys/s", rates, lower_is_better=False, peer=best, goal=BATCH_GOAL),
+    ]
+
+
+def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
+    """Fences in memory, pages on the disk: what the operating system may keep is pushed out before each lookup."""
+    descriptor = os.open(blob, os.O_RDONLY)
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, 64, size - 64)
+    directory = Fences.directory_bytes(tail, size)
+    fences = Fences(os.pread(descriptor, directory, size - directory), size)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_RANDOM)
+    took, reads, pages = [], [], []
+    for at in np.random.default_rng(11).choice(len(keys), times, replace=False):
+        os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        pair = key_hash([key_of(int(keys[at]), "long")])
+        hi, lo = (np.array([half], np.uint64) for half in pair)
+        ranges = fences.cold_pages(hi, lo)
+        found = fences.lookup_cold(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
+        took.append((time.perf_counter() - started) * 1e6)
+        reads.append(len(ranges))
+        pages.append(sum(length for _, length in ranges) / 4096)
+        if [(int(found[1][0]), int(found[2][0]))] != _expected(keys, np.array([at])):
+            raise AnswersDiffer("cold")
+    os.close(descriptor)
+    report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))
+    report.rows.append(Row("one key, cold", "lookup", "µs", {OURS: statistics.median(took)}))
+    report.notes.append(
+        f"Cold: {statistics.mean(pages):.3f} pages of 4 KiB a key, always in one read; fences take"
+        f" {len(fences.first) * 8 / 1e6:.2f} MB of memory."
+    )
