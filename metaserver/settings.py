@@ -151,6 +151,22 @@ class Settings:
     plan_manifest_limit_bytes: int = setting(
         1 << 30, "Largest manifest or manifest list that is read; a larger one is refused.", least=1024
     )
+    index_memory_bytes: int = setting(
+        1 << 30, "Budget for opened index files per worker, mapped files of the disk cache included.", least=0
+    )
+    index_disk_bytes: int = setting(
+        16 << 30, "Budget for index files on local disk, shared by the workers of a machine; 0 keeps none.", least=0
+    )
+    index_disk_folder: str = setting("", "Folder for index files. Empty: <home>/cache/indexes.")
+    index_file_limit_bytes: int = setting(
+        2 << 30, "Largest index file that is read; a larger one is not used.", least=1024
+    )
+    index_wait_s: float = setting(
+        1.0,
+        "Seconds that a scan waits for index files that are not in memory; then it goes on without them, and the next "
+        "scan finds them.",
+        least=0,
+    )
     drop_retention_s: int = setting(
         7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once.", least=0
     )

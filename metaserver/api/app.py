@@ -35,6 +35,9 @@ def build_app(parts: Parts) -> web.Application:
     app[keys.CATALOG] = parts.catalog
     app[keys.TIMELINE] = parts.timeline
     app[keys.PLANNER] = parts.planner
+    app[keys.REGISTRY] = parts.registry
+    app[keys.INDEXES] = parts.indexes
+    app[keys.USAGE] = parts.usage
     app[metrics.METRICS] = parts.metrics
     app[keys.AUTHENTICATOR] = parts.authenticator
     app[keys.AUTHORIZER] = parts.authorizer

@@ -21,9 +21,9 @@ import structlog
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.index_state import READER, REGISTRY, Files, TableIndexes, covered, files_of, load
+from metaserver.api.index_state import READER, Files, TableIndexes, covered, files_of, load
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
-from metaserver.api.keys import CLOCK, SETTINGS, STORE, TIMELINE
+from metaserver.api.keys import CLOCK, REGISTRY, SETTINGS, STORE, TIMELINE
 from metaserver.api.listings import FILE_COLUMNS, items
 from metaserver.api.listings import Files as FileListing
 from metaserver.api.paging import page_size

@@ -26,7 +26,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
 from metaserver.planner.request import ScanRequest
-from metaserver.planner.scan import Scan, Stage
+from metaserver.planner.scan import IndexUse, Scan, Stage
 from metaserver.planner.sql import SqlFilter, parse_sql
 from metaserver.wire import decode_json, encode_json
 
@@ -43,10 +43,20 @@ _STAGE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["name", *_FILES_AND_BYTES, "microseconds", "complete"],
     "properties": {
-        "name": {"type": "string", "examples": ["manifests", "partition", "column_stats"]},
+        "name": {"type": "string", "examples": ["manifests", "partition", "column_stats", "bloom"]},
         **_FILES_AND_BYTES,
         "microseconds": {"type": "integer"},
         "complete": {"type": "boolean", "description": "False where time was up: what was not checked is kept."},
+    },
+}
+_INDEX_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "kind", "files-in", "files-removed"],
+    "properties": {
+        "name": {"type": "string"},
+        "kind": {"type": "string"},
+        "files-in": {"type": "integer"},
+        "files-removed": {"type": "integer"},
     },
 }
 EXPLANATION_SCHEMA: dict[str, Any] = {
@@ -54,6 +64,8 @@ EXPLANATION_SCHEMA: dict[str, Any] = {
     "required": [
         "snapshot-id",
         "stages",
+        "indexes",
+        "complete",
         "files",
         "bytes",
         "records",
@@ -67,6 +79,15 @@ EXPLANATION_SCHEMA: dict[str, Any] = {
     "properties": {
         "snapshot-id": {"type": ["integer", "null"]},
         "stages": {"type": "array", "items": _STAGE_SCHEMA},
+        "indexes": {
+            "type": "array",
+            "items": _INDEX_SCHEMA,
+            "description": "What each index did that was asked. What bitmaps tell together by row is a stage.",
+        },
+        "complete": {
+            "type": "boolean",
+            "description": "False where time was up, or an index came too late: another plan may do better.",
+        },
         "files": {"type": "integer", "description": "Data files that are left to read."},
         "bytes": {"type": "integer"},
         "records": {"type": "integer", "description": "In those files, deleted ones included."},
@@ -151,14 +172,15 @@ class _Explain(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 async def explain(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
-    metadata = (await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))).metadata
+    loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+    metadata = loaded.metadata
     wanted = await read_json(request, _Explain)
     if wanted.limit < 1:
         raise BadRequest(f"limit is {wanted.limit}; it must be at least 1")
     snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of)
     read = await _filter(wanted, metadata)
     asked = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
-    scan = await request.app[PLANNER].explain(metadata, asked)
+    scan = await request.app[PLANNER].explain(metadata, asked, loaded.entry)
     listed = min(wanted.limit, request.app[SETTINGS].page_limit) if wanted.files else 0
 
     def answer() -> bytes:
@@ -187,6 +209,8 @@ def _explained(scan: Scan, unused: tuple[str, ...], listed: int) -> dict[str, An
     answer: dict[str, Any] = {
         "snapshot-id": scan.snapshot_id,
         "stages": [_stage(stage) for stage in scan.stages],
+        "indexes": [_index(one) for one in scan.indexes],
+        "complete": scan.complete,
         "files": scan.files,
         "bytes": last.bytes_left,
         "records": int(found.longs("record_count").clip(0).sum()),
@@ -214,6 +238,15 @@ def _stage(stage: Stage) -> dict[str, object]:
         "bytes-left": stage.bytes_left,
         "microseconds": stage.microseconds,
         "complete": stage.complete,
+    }
+
+
+def _index(used: IndexUse) -> dict[str, object]:
+    return {
+        "name": used.name,
+        "kind": used.kind,
+        "files-in": used.files_in,
+        "files-removed": used.files_removed,
     }
 
 

@@ -14,23 +14,20 @@ import numpy.typing as npt
 import structlog
 from aiohttp import web
 
-from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, STORE
+from metaserver.api.keys import CATALOG, OBJECTS, PLANNER, REGISTRY
 from metaserver.catalog.values import LoadedTable
 from metaserver.errors import Corrupt, ObjectMissing
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.described import IndexReader
 from metaserver.index.index_file import UnknownVersion
-from metaserver.index.registry import IndexFiles, Registry
-from metaserver.index.usage import Usage
+from metaserver.index.registry import IndexFiles
 from metaserver.planner.coverage import FileIds, file_ids_of
 from metaserver.planner.lookup import lookup
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.view import TableView
 from metaserver.store.port import Entry, IndexFile, NamespacePath
 
-REGISTRY: web.AppKey[Registry] = web.AppKey("index_registry", Registry)
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
-USAGE: web.AppKey[Usage] = web.AppKey("index_usage", Usage)
 _IN_THREAD_FILES = 5_000
 
 Mask = npt.NDArray[np.bool_]
@@ -105,7 +102,5 @@ async def _described(request: web.Request, file: IndexFile) -> npt.NDArray[np.ui
 
 def add_parts(app: web.Application) -> None:
     """What these routes keep for themselves; nothing in an application that is only to be described."""
-    if STORE in app:
-        app[REGISTRY] = Registry(app[STORE], app[CLOCK])
+    if OBJECTS in app:
         app[READER] = IndexReader(app[OBJECTS])
-        app[USAGE] = Usage()

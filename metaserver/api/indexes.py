@@ -16,8 +16,8 @@ import numpy as np
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.index_state import USAGE, Files, TableIndexes, add_parts, covered, files_of, load
-from metaserver.api.keys import CATALOG
+from metaserver.api.index_state import Files, TableIndexes, add_parts, covered, files_of, load
+from metaserver.api.keys import CATALOG, USAGE
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound

@@ -16,6 +16,9 @@ from metaserver.access.authorizer import Authorizer
 from metaserver.access.principal import Principal
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
+from metaserver.index.indexes import Indexes
+from metaserver.index.registry import Registry
+from metaserver.index.usage import Usage
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.planner import Planner
 from metaserver.settings import Settings
@@ -28,6 +31,9 @@ STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
 OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
 CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
 PLANNER: web.AppKey[Planner] = web.AppKey("planner", Planner)
+REGISTRY: web.AppKey[Registry] = web.AppKey("index-registry", Registry)
+INDEXES: web.AppKey[Indexes] = web.AppKey("indexes", Indexes)
+USAGE: web.AppKey[Usage] = web.AppKey("index-usage", Usage)
 TIMELINE: web.AppKey[Timeline] = web.AppKey("timeline", Timeline)
 AUTHENTICATOR: web.AppKey[Authenticator] = web.AppKey("authenticator", Authenticator)
 AUTHORIZER: web.AppKey[Authorizer] = web.AppKey("authorizer", Authorizer)

@@ -13,6 +13,9 @@ from metaserver.access.authorizer import Authorizer
 from metaserver.api.metrics import Metrics
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
+from metaserver.index.indexes import Indexes
+from metaserver.index.registry import Registry
+from metaserver.index.usage import Usage
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.planner import Planner
 from metaserver.settings import Settings
@@ -30,6 +33,9 @@ class Parts:
     objects: ObjectStore
     catalog: Catalog
     timeline: Timeline
+    registry: Registry
+    indexes: Indexes
+    usage: Usage
     planner: Planner
     metrics: Metrics
     authenticator: Authenticator

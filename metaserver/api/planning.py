@@ -133,7 +133,7 @@ async def _plan(request: web.Request, loaded: LoadedTable, body: bytes) -> tuple
     if plan_id is not None:
         return json_answer({"status": "submitted", "plan-id": plan_id}), None
     began_s = request.app[CLOCK].monotonic()
-    scan = await request.app[PLANNER].plan(question)
+    scan = await request.app[PLANNER].plan(question, loaded.entry)
     request.app[METRICS].planned(scan.considered, scan.files, request.app[CLOCK].monotonic() - began_s)
     credentials = _credentials(request, loaded)
     answer = await _completed(request, loaded, asked, scan, wanted.min_rows_requested or 0, credentials)
@@ -147,7 +147,7 @@ async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
     metadata = _as_asked(loaded.metadata, asked)
     if metadata is None:
         raise NoSuchPlanId(f"The plan's snapshot of {_named(request)} has expired; plan again")
-    task = request.app[PENDING].start(plan_id, _making(request, metadata, asked))
+    task = request.app[PENDING].start(plan_id, _making(request, loaded.entry, metadata, asked))
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
         return json_answer({"status": "submitted"})
@@ -179,7 +179,7 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
     if metadata is None:
         raise NoSuchPlanTask(f"The plan task's snapshot of {_named(request)} has expired; plan again")
     try:
-        scan = await request.app[PLANNER].plan(await _question(metadata, task.asked))
+        scan = await request.app[PLANNER].plan(await _question(metadata, task.asked), loaded.entry)
     except BadRequest as error:  # it was good when the task was made: a snapshot on the way has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
@@ -260,12 +260,14 @@ async def _question(metadata: TableMetadata, asked: Asked) -> Question:
     return await asyncio.to_thread(lambda: Question.ask(metadata, _scan_request(asked)))
 
 
-def _making(request: web.Request, metadata: TableMetadata, asked: Asked) -> Callable[[], Awaitable[Scan]]:
+def _making(
+    request: web.Request, entry: Entry | None, metadata: TableMetadata, asked: Asked
+) -> Callable[[], Awaitable[Scan]]:
     """For a task that outlives the request."""
     planner = request.app[PLANNER]
 
     async def make() -> Scan:
-        return await planner.plan(await _question(metadata, asked))
+        return await planner.plan(await _question(metadata, asked), entry)
 
     return make
 
@@ -299,7 +301,7 @@ async def _postponed(request: web.Request, loaded: LoadedTable, asked: Asked, qu
     plan_id = request.app[TOKENS].plan_id(pack(asked), _uuid(loaded))
     if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
         return None
-    pending.start(plan_id, _making(request, loaded.metadata, asked))
+    pending.start(plan_id, _making(request, loaded.entry, loaded.metadata, asked))
     return plan_id
 
 

@@ -103,10 +103,8 @@ def _show(found: Explanation) -> None:
         stages.add_row(stage.name + late, *counts, show_size(stage.bytes_left), _time(stage.microseconds))
     console.print(stages)
     for index in found.indexes:
-        console.print(
-            f"Index {index['name']} ({index['kind']}) left out {index['files-removed']:,} of {index['files-in']:,} files.",
-            markup=False,
-        )
+        counts = f"{index['files-removed']:,} of {index['files-in']:,} files"
+        console.print(f"Index {index['name']} ({index['kind']}) left out {counts}.", markup=False)
     console.print(
         f"To read: {found.files:,} files, {show_size(found.bytes)}, {found.records:,} records; "
         f"{found.delete_files:,} delete files apply.",

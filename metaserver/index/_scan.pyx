@@ -436,6 +436,33 @@ def merge(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mask,
                     mask[i] |= other_mask[i]
 
 
+def intersect(const int64_t[:, ::1] layout, uint8_t[::1] state, uint8_t[::1] mask, const uint8_t[::1] kept):
+    """Narrows a selection to the rows whose byte in `kept` is 1. Of `layout` only rows and first row are read."""
+    cdef Py_ssize_t b, n = layout.shape[0]
+    cdef int64_t i, first, rows
+    cdef uint8_t some, every
+    with nogil:
+        for b in range(n):
+            if state[b] == 0:
+                continue
+            first = layout[b, FIRST]
+            rows = layout[b, ROWS]
+            some = 0
+            every = 1
+            if state[b] == 1:
+                for i in range(first, first + rows):
+                    some |= kept[i]
+                    every &= kept[i]
+                if every:
+                    continue
+                memcpy(&mask[first], &kept[first], rows)
+            else:
+                for i in range(first, first + rows):
+                    mask[i] &= kept[i]
+                    some |= mask[i]
+            state[b] = 2 if some else 0
+
+
 def count(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_t[::1] mask):
     """How many rows are selected."""
     cdef Py_ssize_t b, n = layout.shape[0]

@@ -36,15 +36,21 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.snapshot import Snapshot
 from metaserver.index.block import Block
 from metaserver.index.blocks import Blocks
+from metaserver.index.definitions import IndexDefinition
+from metaserver.index.indexes import Indexes
+from metaserver.index.usage import Usage
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.appends import keep_appended
+from metaserver.planner.consulting import Consulting
 from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.indexed import Probe
 from metaserver.planner.manifests import needed
 from metaserver.planner.prune import Selection, narrow_by_partition, narrow_by_stats
 from metaserver.planner.request import Question, ScanRequest, appended
 from metaserver.planner.scan import Scan, Stage
 from metaserver.planner.view import TableView
 from metaserver.settings import Settings
+from metaserver.store.port import Entry
 
 T = TypeVar("T")
 
@@ -112,8 +118,18 @@ class PlannerStats:
 class Planner:
     """Belongs to one event loop."""
 
-    def __init__(self, blocks: Blocks, clock: Clock, *, budget_bytes: int, time_budget_s: float) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        clock: Clock,
+        *,
+        budget_bytes: int,
+        time_budget_s: float,
+        consulting: Consulting | None = None,
+    ) -> None:
+        """Without `consulting` no index is used."""
         self._blocks = blocks
+        self._consulting = consulting
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._time_budget_s = time_budget_s
@@ -126,31 +142,35 @@ class Planner:
         self._listing: SingleFlight[str, tuple[ManifestFile, ...]] = SingleFlight()
         self._plans = self._plan_hits = 0
 
-    async def scan(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
-        """BadRequest for a filter or snapshot that makes no sense; Corrupt naming a file of the table."""
-        return await self.plan(Question.ask(metadata, request))
+    async def scan(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
+        """BadRequest for a filter or snapshot that makes no sense; Corrupt naming a file of the table.
 
-    async def plan(self, question: Question) -> Scan:
+        `entry` is the table's, which leads to its indexes; without it none is used.
+        """
+        return await self.plan(Question.ask(metadata, request), entry)
+
+    async def plan(self, question: Question, entry: Entry | None = None) -> Scan:
         """As `scan`, of a request whose filter is bound. Corrupt naming a file of the table."""
         metadata, request = question.metadata, question.request
         held = await self._held(question)
         # The current schema beside that of the scan: it tells what answers say of partitions and columns.
         schemas = (question.schema.id, metadata.current_schema_id)
-        key = (question.text, *schemas, request.start_snapshot_id, request.end_snapshot_id)
+        definitions = self._definitions(question, entry)
+        key: tuple[object, ...] = (question.text, *schemas, request.start_snapshot_id, request.end_snapshot_id)
+        if definitions and entry is not None:
+            key = (*key, entry.uuid, entry.index_version, *(one.id for one in definitions))
         self._plans += 1
         kept = held.plans.get(key)
         if kept is not None and _tells_of(kept, metadata):
             self._plan_hits += 1
             return kept
-
-        def plan() -> Scan:
-            return _planned(held, question, *_prune(held, question, self._deadline(), self._clock))
-
         try:
-            if _is_quick(held.view, question):  # done before anybody else could ask for it
-                scan = plan()
+            if not definitions and _is_quick(held.view, question):  # done before anybody else could ask for it
+                scan = _plan(held, question, self._deadline(), self._clock)
             else:
-                scan = await self._planning.run((id(held), *key), lambda: asyncio.to_thread(plan))
+                scan = await self._planning.run(
+                    (id(held), *key), lambda: self._make(held, question, definitions, entry)
+                )
             if scan.complete:
                 held.plans.put(key, scan, scan.size_bytes + _TREE_BYTES * len(question.text))
             return scan
@@ -158,24 +178,46 @@ class Planner:
             self._charge(held)
             self._shed(held)
 
+    def _definitions(self, question: Question, entry: Entry | None) -> tuple[IndexDefinition, ...]:
+        """Those that a plan may use."""
+        if entry is None or self._consulting is None or question.bound == TRUE:
+            return ()
+        return self._consulting.definitions(question.metadata, entry)
+
+    async def _make(
+        self,
+        held: _Held,
+        question: Question,
+        definitions: Sequence[IndexDefinition],
+        entry: Entry | None,
+        *,
+        loaded_us: int | None = None,
+    ) -> Scan:
+        """A new plan. With `loaded_us`, how long it took to have the manifests, files and bytes are counted."""
+        probe = None
+        if definitions and entry is not None and self._consulting is not None:
+            probe = await self._consulting.prepare(held.view, question, definitions, entry)
+        plan = partial(_plan, held, question, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
+        quick = _is_quick(held.view, question) and (probe is None or not probe.by_row)
+        scan = plan() if quick else await asyncio.to_thread(plan)
+        if probe is not None and entry is not None and self._consulting is not None:
+            await self._consulting.settle(probe, entry)
+        return scan
+
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
         """The files of a snapshot, none pruned."""
         held = await self._held(Question.ask(metadata, request), whole=True)
         self._shed(held)
         return held.view
 
-    async def explain(self, metadata: TableMetadata, request: ScanRequest) -> Scan:
+    async def explain(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
         """As `scan`, planned anew whatever is kept, with files and bytes in its stages."""
         question = Question.ask(metadata, request)
         before_s = self._clock.monotonic()
         held = await self._held(question, whole=True)  # what is left out unread cannot be told
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
-        expired = self._deadline()
-
-        def plan() -> Scan:
-            return _planned(held, question, *_prune(held, question, expired, self._clock, loaded_us=loaded_us))
-
-        scan = await self._run(held.view, plan)
+        definitions = self._definitions(question, entry)
+        scan = await self._make(held, question, definitions, entry, loaded_us=loaded_us)
         self._shed(held)
         return scan
 
@@ -382,14 +424,15 @@ def _entries(manifest: ManifestFile) -> int:
     return _live(manifest) + (manifest.deleted_files_count or 0)
 
 
-def _prune(
+def _plan(
     held: _Held,
     question: Question,
     expired: Callable[[], bool],
     clock: Clock,
     *,
+    probe: Probe | None = None,
     loaded_us: int | None = None,
-) -> tuple[Selection, list[Stage]]:
+) -> Scan:
     """The files that are left, and the stages on the way. With `loaded_us`, how long it took to have the manifests,
     that is the first stage, and files and bytes are counted at each."""
     counted = loaded_us is not None
@@ -398,17 +441,29 @@ def _prune(
     size = selection.size() if counted else _NOT_COUNTED
     if loaded_us is not None:
         stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
-    for name, narrow in _steps(held, question, expired):
+    for name, narrow in _steps(held, question, expired, probe):
         before_s = clock.monotonic()
         narrow(selection)
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size
         stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
-    return selection, stages
+    return Scan(
+        held.view,
+        held.deletes,
+        selection.rows(),
+        schema=question.schema,
+        bound=question.bound,
+        metadata=_without_history(question.metadata),
+        stages=tuple(stages),
+        snapshot_id=question.snapshot_id,
+        considered=held.files,
+        complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
+        indexes=() if probe is None else probe.used,
+    )
 
 
 def _steps(
-    held: _Held, question: Question, expired: Callable[[], bool]
+    held: _Held, question: Question, expired: Callable[[], bool], probe: Probe | None
 ) -> Iterator[tuple[str, Callable[[Selection], None]]]:
     """What narrows the selection, by name, the cheapest first."""
     if question.request.incremental:
@@ -421,25 +476,23 @@ def _steps(
     if any(demand != TRUE for demand in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
     yield "column_stats", partial(narrow_by_stats, expression=bound, expired=expired)
-
-
-def _planned(held: _Held, question: Question, selection: Selection, stages: Sequence[Stage]) -> Scan:
-    return Scan(
-        held.view,
-        held.deletes,
-        selection.rows(),
-        schema=question.schema,
-        bound=question.bound,
-        metadata=_without_history(question.metadata),
-        stages=tuple(stages),
-        snapshot_id=question.snapshot_id,
-        considered=held.files,
-    )
+    if probe is not None:
+        yield from probe.steps(expired)
 
 
 @asynccontextmanager
-async def open_planner(settings: Settings, objects: ObjectStore, clock: Clock) -> AsyncIterator[Planner]:
-    """The planner with its decoding threads and its folder on the local disk."""
+async def open_planner(
+    settings: Settings,
+    objects: ObjectStore,
+    clock: Clock,
+    *,
+    indexes: Indexes | None = None,
+    usage: Usage | None = None,
+) -> AsyncIterator[Planner]:
+    """The planner with its decoding threads and its folder on the local disk. Without `indexes` it uses none."""
+    consulting = None
+    if indexes is not None:
+        consulting = Consulting(indexes, usage or Usage(), clock, wait_s=settings.index_wait_s)
     decoders = settings.plan_threads or max(1, len(os.sched_getaffinity(0)))
     executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner")
     # Apart from the decoders, which would stand still while the disk takes what they made.
@@ -466,8 +519,16 @@ async def open_planner(settings: Settings, objects: ObjectStore, clock: Clock) -
             under_way=decoders * _UNDER_WAY,
             limit_bytes=settings.plan_manifest_limit_bytes,
         )
-        yield Planner(blocks, clock, budget_bytes=settings.plan_memory_bytes, time_budget_s=settings.plan_time_budget_s)
+        yield Planner(
+            blocks,
+            clock,
+            budget_bytes=settings.plan_memory_bytes,
+            time_budget_s=settings.plan_time_budget_s,
+            consulting=consulting,
+        )
     finally:
+        if consulting is not None:
+            await consulting.close()
         await stack.close()
         executor.shutdown(wait=True, cancel_futures=True)
         disk_executor.shutdown(wait=True, cancel_futures=True)

@@ -60,6 +60,15 @@ class Selection:
         """int64[selected], ascending."""
         return _scan.collect(self.view.extents, self.state, self.mask)
 
+    def places(self) -> Longs:
+        """int64[selected], ascending: rows as masks count them, through the view's blocks."""
+        numbers, local = self.view.split(self.rows())
+        return np.asarray(self.view.starts, dtype=np.int64)[numbers] + local
+
+    def intersect(self, kept: npt.NDArray[np.uint8]) -> None:
+        """Narrows to the rows whose byte in `kept` uint8[rows] is 1."""
+        _scan.intersect(self.view.extents, self.state, self.mask, kept)
+
     def count(self) -> int:
         return _scan.count(self.view.extents, self.state, self.mask)
 

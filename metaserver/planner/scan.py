@@ -21,6 +21,15 @@ _RESIDUALS_MAX = 1024
 _RESIDUAL_BYTES = 400
 
 
+class IndexUse(msgspec.Struct, frozen=True, gc=False):
+    """What one index did for a plan: of the files that it was asked about, how many it left out."""
+
+    name: str
+    kind: str
+    files_in: int
+    files_removed: int
+
+
 class Stage(msgspec.Struct, frozen=True, gc=False):
     """One step of a plan: files and bytes that came in and that are left, and how long it took.
 
@@ -52,12 +61,17 @@ class Scan:
         stages: tuple[Stage, ...],
         snapshot_id: int | None,
         considered: int,
+        complete: bool = True,
+        indexes: tuple[IndexUse, ...] = (),
     ) -> None:
         self.view = view
         self.rows = rows
         self.schema = schema
         self.bound = bound
         self.stages = stages
+        self.complete = complete
+        """False when time ran out, or an index was not there in time: another plan may keep fewer files."""
+        self.indexes = indexes
         self.snapshot_id = snapshot_id
         self.considered = considered
         """Live files of the snapshot, those of manifests that did not have to be read included."""
@@ -72,11 +86,6 @@ class Scan:
     @property
     def files(self) -> int:
         return len(self.rows)
-
-    @property
-    def complete(self) -> bool:
-        """False when time ran out: another plan of the same scan may keep fewer files."""
-        return all(stage.complete for stage in self.stages)
 
     @property
     def size_bytes(self) -> int:

@@ -212,8 +212,9 @@ async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
     assert await pages(paged, whole) == [1, 9, 10, 18, 25]
     plan = Planner.plan
 
-    async def keeps_everything(self: Planner, question: Question) -> Any:
-        return await plan(self, Question.ask(question.metadata, ScanRequest(snapshot_id=question.request.snapshot_id)))
+    async def keeps_everything(self: Planner, question: Question, entry: Entry) -> Any:
+        whole = Question.ask(question.metadata, ScanRequest(snapshot_id=question.request.snapshot_id))
+        return await plan(self, whole, entry)
 
     monkeypatch.setattr(Planner, "plan", keeps_everything)
     assert await pages(paged, whole) == list(range(30))
