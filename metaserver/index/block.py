@@ -176,22 +176,8 @@ class Block:
         raw = self.raw(name, row)
         return None if raw is None else raw.decode("utf-8", "replace")
 
-    def list_of(self, name: str, row: int) -> list[int] | None:
-        """split_offsets or equality_ids."""
-        entry = self._directory.lists.get(name)
-        if entry is None or entry.counts is None:
-            return None
-        counts = Column(self._arrays, entry.counts, self.rows).longs()
-        if counts[row] == MISSING:
-            return None
-        if entry.values is None:
-            return []
-        start = int(np.maximum(counts[:row], 0).sum())
-        values = Column(self._arrays, entry.values, entry.total).longs()
-        return [int(value) for value in values[start : start + int(counts[row])]]
-
     def lists_of(self, name: str) -> list[list[int] | None]:
-        """As `list_of`, of every row."""
+        """split_offsets or equality_ids of every row."""
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
@@ -241,13 +227,6 @@ class Block:
         entry = self._columns.get(column_id)
         column = None if entry is None else self._column(entry.counts[COUNTS.index(name)])
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
-
-    def count_at(self, name: str, column_id: int, row: int) -> int | None:
-        entry = self._columns.get(column_id)
-        column = None if entry is None else self._column(entry.counts[COUNTS.index(name)])
-        key = None if column is None else column.key(row)
-        assert key is None or isinstance(key, int)
-        return key
 
     def bound_column(self, side: str, column_id: int) -> Column | None:
         """`side` is "lower" or "upper"."""
