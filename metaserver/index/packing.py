@@ -15,7 +15,6 @@ The scan (`_scan.pyx`) reads these arrays; offsets are relative to the block's m
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from typing import Any
 
@@ -24,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from metaserver.iceberg.expressions import Value
+from metaserver.iceberg.values import decimal_precision
 from metaserver.index._pack import SOURCES
 
 MISSING = -(1 << 63)
 """Stands for an absent number in arrays of int64; that number itself counts as absent, which prunes less, not more."""
 ALIGNMENT = 64
 LONG_MAX = (1 << 63) - 1
-_DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 _BIAS = 1 << 127
 NONE = -1
 """An offset that is not there."""
@@ -73,8 +72,8 @@ def form_of(kind: str) -> Form | None:
     form = _FORMS.get(kind)
     if form is not None:
         return form
-    if match := _DECIMAL.fullmatch(kind):
-        return Form.INTEGERS if int(match[1]) <= 18 else Form.STRINGS
+    if kind.startswith("decimal("):
+        return Form.INTEGERS if decimal_precision(kind) <= 18 else Form.STRINGS
     return Form.STRINGS if kind.startswith("fixed[") else None
 
 
