@@ -113,17 +113,17 @@ class ManifestFile(msgspec.Struct, frozen=True, gc=False):
     sequence_number: int
     """0 in version 1, like the next."""
     min_sequence_number: int
-    added_snapshot_id: int | None
-    added_files_count: int | None
-    existing_files_count: int | None
-    deleted_files_count: int | None
-    added_rows_count: int | None
-    existing_rows_count: int | None
-    deleted_rows_count: int | None
-    partitions: tuple[FieldSummary, ...] | None
+    added_snapshot_id: int | None = None
+    added_files_count: int | None = None
+    existing_files_count: int | None = None
+    deleted_files_count: int | None = None
+    added_rows_count: int | None = None
+    existing_rows_count: int | None = None
+    deleted_rows_count: int | None = None
+    partitions: tuple[FieldSummary, ...] | None = None
     """In the order of the partition spec's fields."""
-    key_metadata: bytes | None
-    first_row_id: int | None
+    key_metadata: bytes | None = None
+    first_row_id: int | None = None
 
 
 _ENTRY_LONGS = {0: "status", 1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
