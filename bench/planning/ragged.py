@@ -15,8 +15,6 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-VARINT_BYTES_MAX = 10
-
 
 @dataclass(frozen=True)
 class Cells:
