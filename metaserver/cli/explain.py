@@ -103,8 +103,8 @@ def _show(found: Explanation) -> None:
         stages.add_row(stage.name + late, *counts, show_size(stage.bytes_left), _time(stage.microseconds))
     console.print(stages)
     for index in found.indexes:
-        counts = f"{index['files-removed']:,} of {index['files-in']:,} files"
-        console.print(f"Index {index['name']} ({index['kind']}) left out {counts}.", markup=False)
+        left_out = f"{index['files-removed']:,} of {index['files-in']:,} files"
+        console.print(f"Index {index['name']} ({index['kind']}) left out {left_out}.", markup=False)
     console.print(
         f"To read: {found.files:,} files, {show_size(found.bytes)}, {found.records:,} records; "
         f"{found.delete_files:,} delete files apply.",

@@ -22,7 +22,7 @@ from metaserver.planner.answer import Answer
 from metaserver.planner.planner import Planner
 from metaserver.planner.request import Question, ScanRequest
 from metaserver.store.open import open_store
-from metaserver.store.port import Grant, RemoveGrant
+from metaserver.store.port import Entry, Grant, RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
 from tests.api.client import Answer as Response
 from tests.api.planned import append, file_of
@@ -391,10 +391,10 @@ class Slow:
         self.made = 0
         plan = Planner.plan
 
-        async def waits(planner: Planner, question: Question) -> Any:
+        async def waits(planner: Planner, question: Question, entry: Entry) -> Any:
             await self.go.wait()
             self.made += 1
-            return await plan(planner, question)
+            return await plan(planner, question, entry)
 
         async def says(planner: Planner, question: Question) -> int:
             return unread
