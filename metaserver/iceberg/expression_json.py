@@ -64,18 +64,19 @@ class _Parser:
         if not isinstance(json, dict):
             raise _error(path, f"expected an object or a boolean, not {_shown(json)}")
         kind = _kind(json, path)
+        op = _OPS.get(kind)
+        if op is not None:
+            return self._predicate(op, json, path)
         match kind:
-            case "true" | "false":
-                return TRUE if kind == "true" else FALSE
-            case "literal" if isinstance(json.get("value"), bool):
-                return Always(json["value"])
             case "and" | "or":
                 return self._junction(json, kind, path, depth)
             case "not":
                 return Not(self.expression(_required(json, "child", path), f"{path}.child", depth + 1))
-        if kind not in _OPS:
-            raise _error(path, f"unknown type of expression {kind!r}")
-        return self._predicate(_OPS[kind], json, path)
+            case "true" | "false":
+                return TRUE if kind == "true" else FALSE
+            case "literal" if isinstance(json.get("value"), bool):
+                return Always(json["value"])
+        raise _error(path, f"unknown type of expression {kind!r}")
 
     def _junction(self, json: dict[str, object], kind: str, path: str, depth: int) -> Expression:
         children: list[Expression] = []
@@ -85,8 +86,8 @@ class _Parser:
             node, at = rest.pop()
             if isinstance(node, dict) and "type" in node and _kind(node, at) == kind:
                 self._count(1)
-                sides = [(_required(node, side, at), side) for side in ("right", "left")]
-                rest += [(child, _longer(at, side)) for child, side in sides]
+                rest.append((_required(node, "right", at), _longer(at, "right")))
+                rest.append((_required(node, "left", at), _longer(at, "left")))
             else:
                 children.append(self.expression(node, at, depth + 1))
         return all_of(*children) if kind == "and" else any_of(*children)
@@ -131,8 +132,10 @@ def _longer(path: str, step: str) -> str:
 
 
 def _kind(json: dict[str, object], path: str) -> str:
-    kind = _text(json, "type", path)
-    return kind.lower().replace("_", "-")
+    kind = json.get("type")
+    if isinstance(kind, str):
+        return kind if kind in _OPS else kind.lower().replace("_", "-")
+    return _text(json, "type", path)
 
 
 def _term(json: object, path: str) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from metaserver.iceberg.values import (
     INT_MIN,
     LONG_MAX,
     LONG_MIN,
-    MICROS_PER_DAY,
+    NANOS_PER_DAY,
     NANOS_PER_MICRO,
     decimal_precision,
     decimal_scale,
@@ -50,7 +50,6 @@ FINITE_MAX = {"float": (2.0 - 2.0**-23) * 2.0**127, "double": (2.0 - 2.0**-52) *
 """The largest finite value of each floating type."""
 
 _INFINITIES = {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.inf}
-_NANOS_PER_DAY = MICROS_PER_DAY * NANOS_PER_MICRO
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def _date(_: str, json: object) -> Literal | None:
         case int():
             return _placed(json, True, INT_MIN, INT_MAX)
         case str() if "T" in json.upper():
-            days, rest = divmod(parse_iso_timestamp(json)[0], _NANOS_PER_DAY)
+            days, rest = divmod(parse_iso_timestamp(json)[0], NANOS_PER_DAY)
             return _placed(days, rest == 0, INT_MIN, INT_MAX)
         case str():
             return _placed(parse_iso_date(json), True, INT_MIN, INT_MAX)
@@ -211,7 +210,7 @@ def _timestamp(kind: str, json: object) -> Literal | None:
             if offset is not None and "tz" not in kind:
                 raise ValueError("the column has no time zone: leave the offset out")
         case str():
-            nanos = parse_iso_date(json) * _NANOS_PER_DAY
+            nanos = parse_iso_date(json) * NANOS_PER_DAY
         case _:
             return None
     unit = 1 if kind.endswith("_ns") else NANOS_PER_MICRO

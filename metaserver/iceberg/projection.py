@@ -66,7 +66,8 @@ def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
     match expression:
         case Bound():
             # fields of one source each tell something else, like bucket(7, x) and bucket(5, x)
-            return all_of(*[_projected(expression, field) for field in _fields(expression, spec)])
+            fields = _fields(expression, spec)
+            return all_of(*[_projected(expression, field) for field in fields]) if fields else TRUE
         case And(children):
             return all_of(*[inclusive(child, spec) for child in children])
         case Or(children):

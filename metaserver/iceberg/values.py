@@ -22,6 +22,7 @@ from metaserver.iceberg.types import base_name
 
 MICROS_PER_DAY = 86_400_000_000
 NANOS_PER_MICRO = 1000
+NANOS_PER_DAY = MICROS_PER_DAY * NANOS_PER_MICRO
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 
@@ -48,6 +49,7 @@ _DATE = r"([+-]?\d{4,9})-(\d\d)-(\d\d)"
 _TIME = r"(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
 _ISO_DATE = re.compile(_DATE, re.ASCII)
 _ISO_TIME = re.compile(_TIME, re.ASCII)
+_UTC = frozenset({"Z", "z", "+00:00", "-00:00"})
 _ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCII | re.IGNORECASE)
 
 
@@ -85,7 +87,7 @@ def decode(kind: str, data: bytes) -> Value:
         case "timestamp" if size == 4:
             return _promoted_date(data, MICROS_PER_DAY)
         case "timestamp_ns" if size == 4:
-            return _promoted_date(data, MICROS_PER_DAY * NANOS_PER_MICRO)
+            return _promoted_date(data, NANOS_PER_DAY)
         case "float" | "double" if size == 4:
             return float(_FLOAT.unpack(data)[0])
         case "double" if size == 8:
@@ -299,7 +301,7 @@ def iso_time(nanos: int) -> str:
 
 def iso_timestamp(nanos: int) -> str:
     """Nanoseconds since the epoch, without an offset."""
-    days, within = divmod(nanos, MICROS_PER_DAY * NANOS_PER_MICRO)
+    days, within = divmod(nanos, NANOS_PER_DAY)
     return f"{iso_date(days)}T{iso_time(within)}"
 
 
@@ -324,11 +326,11 @@ def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no timestamp like 2024-01-31T23:59:59.123456 or …+00:00")
-    *fields, offset = match.groups()
-    nanos = _days(*fields[:3]) * MICROS_PER_DAY * NANOS_PER_MICRO + _nanos(*fields[3:])
+    year, month, day, hour, minute, second, fraction, offset = match.groups()
+    nanos = _days(year, month, day) * NANOS_PER_DAY + _nanos(hour, minute, second, fraction)
     if offset is None:
         return nanos, None
-    if offset in ("Z", "z"):
+    if offset in _UTC:
         return nanos, 0
     seconds = int(offset[1:3]) * 3600 + int(offset[4:6]) * 60
     if int(offset[4:6]) > 59 or seconds > 18 * 3600:
