@@ -374,6 +374,7 @@ cdef int64_t and_rows(const Source* source, const Group* group, uint8_t* checked
     cdef int64_t row, page, start, size, bit, word, words = group.files >> 6
     cdef uint64_t one
     cdef const uint8_t* data
+    cdef const uint8_t* aligned
     cdef int i, left = group.files & 63
     for i in range(hash_count):
         row = position(hash_, i, group.filter_bits)
@@ -391,9 +392,9 @@ cdef int64_t and_rows(const Source* source, const Group* group, uint8_t* checked
         if i == 0:
             memset(hits, 0xFF, (words + 1) * sizeof(uint64_t))
         if bit & 7 == 0:
-            data, bit = data + (bit >> 3), 0
+            aligned = data + (bit >> 3)
             for word in range(words):
-                memcpy(&one, data + 8 * word, 8)
+                memcpy(&one, aligned + 8 * word, 8)
                 hits[word] &= one
         else:
             for word in range(words):
