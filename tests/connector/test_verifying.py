@@ -1,0 +1,91 @@
+"""The audit finds what is wrong with an index file, and nothing wrong with one that is right."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from connector.indexing import DataFile, IndexTask, Written, index_data_files, index_file, keys_of_file
+from connector.parquet.columns import Projection
+from connector.storage import Storage
+from connector.verifying import Verdict, verify_index_file
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.index import bitmap, bloom, record
+from metaserver.index.definitions import define
+
+SCHEMA = Schema((Field(1, "name", False, "string"),))
+
+
+def data_file(folder: Path, name: str, values: list[Any]) -> DataFile:
+    path = folder / name
+    field = pa.field("name", pa.string(), metadata={"PARQUET:field_id": "1"})
+    pq.write_table(pa.table([pa.array(values, pa.string())], pa.schema([field])), path)
+    return DataFile(path.as_uri(), path.stat().st_size, len(values))
+
+
+@pytest.fixture(params=["bloom", "bitmap", "record"])
+def task(tmp_path: Path, request: pytest.FixtureRequest) -> IndexTask:
+    return IndexTask("t", define("i", request.param, ["name"], SCHEMA), Projection(SCHEMA), tmp_path.as_uri())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[DataFile]:
+    return [
+        data_file(tmp_path, "a.parquet", ["x", None, "y", "x"]),
+        data_file(tmp_path, "b.parquet", ["z"] * 200),
+        data_file(tmp_path, "c.parquet", []),
+    ]
+
+
+def verified(task: IndexTask, written: Written | str) -> Verdict:
+    location = written if isinstance(written, str) else written.location
+    assert location is not None
+    return verify_index_file(location, task, sample=10, rng=random.Random(1))
+
+
+def test_a_sound_index_file_has_no_problem(task: IndexTask, files: list[DataFile]) -> None:
+    verdict = verified(task, index_data_files(task, files))
+    assert (verdict.files, verdict.rows, verdict.sampled, verdict.gone, verdict.problems) == (3, 204, 3, 0, ())
+
+
+def test_an_index_of_other_values_than_the_file_has_is_found_out(
+    task: IndexTask, files: list[DataFile], tmp_path: Path
+) -> None:
+    other = data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
+    builts: list[Any] = []
+    for one in (other, files[1], files[2]):  # the first is not the one that the index file names
+        keys = keys_of_file(task, one)
+        made = {"bloom": lambda k: bloom.build(k[0]), "bitmap": lambda k: bitmap.build(k[0]), "record": record.build}
+        builts.append(made[task.definition.kind](keys))
+    location = f"{task.folder}/wrong.puffin"
+    Storage().write(location, index_file("t", task.definition, files, builts))
+    verdict = verified(task, location)
+    assert verdict.problems
+    assert all("a.parquet" in problem for problem in verdict.problems)
+
+
+def test_damage_is_a_problem_and_no_error(task: IndexTask, files: list[DataFile]) -> None:
+    written = index_data_files(task, files)
+    assert written.location is not None
+    path = Path(written.location.removeprefix("file://"))
+    whole = path.read_bytes()
+    for place in (10, len(whole) // 2, len(whole) - 30):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert verified(task, written).problems, place
+    path.write_bytes(whole[:-9])
+    assert verified(task, written).problems
+    path.unlink()
+    assert verified(task, written).problems
+
+
+def test_data_files_that_are_gone_are_counted_and_no_problem(task: IndexTask, files: list[DataFile]) -> None:
+    written = index_data_files(task, files)
+    Path(files[1].path.removeprefix("file://")).unlink()
+    verdict = verified(replace(task), written)
+    assert (verdict.sampled, verdict.gone, verdict.problems) == (2, 1, ())
