@@ -351,6 +351,36 @@ def _commits() -> Iterator[BadInput]:
     yield missing
 
 
+def _indexes() -> Iterator[BadInput]:
+    index = "/api/v1/tables/db/t/indexes/i"
+
+    def put(what: str, body: Any, path: str = index, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Indexes", what, "PUT", path, body, status, type_)
+
+    def bloom(*columns: Any, **more: Any) -> dict[str, Any]:
+        return {"kind": "bloom", "columns": list(columns), **more}
+
+    yield put("a kind that there is not", {"kind": "btree", "columns": ["id"]})
+    yield put("a bucket index, which is the partition spec's", {"kind": "bucket", "columns": ["id"]})
+    yield put("a column that there is not", bloom("idd"))
+    yield put("a function that there is not", bloom("upper(data)"))
+    yield put("lower of a number", bloom("lower(id)"))
+    yield put("a bucket of no width", bloom("bucket[0](id)"))
+    yield put("two columns in a bloom index", bloom("id", "data"))
+    yield put("no column", bloom())
+    yield put("a share of false positives of 1", bloom("id", fpp=1))
+    yield put("what another kind is told", {"kind": "bitmap", "columns": ["id"], "fpp": 0.1})
+    yield put("a state that there is not", bloom("id", state="asleep"))
+    yield put("pausing what was never defined", {"state": "paused"})
+    yield put("a field nobody knows", bloom("id", columnz=1))
+    yield put("a name with a slash", bloom("id"), f"{index}%2Fj")
+    yield put("the name of what a partition spec makes", bloom("id"), "/api/v1/tables/db/t/indexes/bucket:id")
+    missing = (404, "NotFoundException")
+    yield BadInput("Indexes", "dropping what is not there", "DELETE", index, None, *missing)
+    yield BadInput("Indexes", "building what is not there", "POST", f"{index}/builds", None, *missing)
+    yield BadInput("Indexes", "a build of nobody", "GET", f"{index}/builds/x", None, *missing)
+
+
 def _others() -> Iterator[BadInput]:
     def send(what: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views") -> BadInput:
         return BadInput(group, what, "POST", path, body, status, type_)
@@ -405,7 +435,9 @@ def _others() -> Iterator[BadInput]:
 
 
 BAD_INPUTS = tuple(
-    one for many in (_bodies, _names, _locations, _queries, _headers, _schemas, _commits, _others) for one in many()
+    one
+    for many in (_bodies, _names, _locations, _queries, _headers, _schemas, _commits, _indexes, _others)
+    for one in many()
 )
 
 

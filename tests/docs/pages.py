@@ -79,7 +79,7 @@ class Page:
 
     @property
     def links(self) -> list[str]:
-        return _LINK.findall(self.prose)
+        return _LINK.findall(_CODE.sub("", self.prose))  # `bucket[16](id)` is none
 
     @property
     def inline_code(self) -> list[str]:
