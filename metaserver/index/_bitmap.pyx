@@ -77,7 +77,7 @@ cdef extern from *:
     /* The first eight bytes as a number that sorts as they do, zeros behind the last. */
     static inline uint64_t seamark_prefix(const uint8_t *at, int64_t length) {
         uint64_t word = 0;
-        memcpy(&word, at, length < 8 ? (length > 0 ? length : 0) : 8);
+        if (length > 0) memcpy(&word, at, length < 8 ? length : 8);
         return __builtin_bswap64(word);
     }
 
@@ -88,7 +88,7 @@ cdef extern from *:
             h ^= h >> 32;
         }
         uint64_t rest = 0;
-        memcpy(&rest, at, length);
+        if (length) memcpy(&rest, at, length);
         h = (h ^ rest) * 0xC4CEB9FE1A85EC53u;
         return h ^ (h >> 29);
     }
