@@ -18,7 +18,9 @@ from metaserver.iceberg._avro cimport (
     BAD_BOOLEAN, BAD_ENUM, BAD_UNION, FINE, LEFT_OVER, NEGATIVE, NOT_32_BITS, NOT_64_BITS, NOT_UTF8, NULL_ELEMENT,
     OUT_OF_MEMORY, TOO_LONG, TOO_MANY_COLUMNS, TOO_MANY_ROWS, TRUNCATED, is_utf8, read_count, read_length, read_long,
 )
-from metaserver.iceberg._groups cimport SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, row_width, scatter, transpose
+from metaserver.iceberg._groups cimport (
+    SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, row_width, scatter, transpose,
+)
 from metaserver.iceberg._memory cimport Memory, give, take
 
 import numpy as np

@@ -311,8 +311,10 @@ cdef inline int pack_spans(
         return 0
     longest -= shared
     full = there == n
-    cdef int width = 0 if longest == 0 and full else 1 if longest <= 1 else 2 if longest == 2 else 4 if longest <= 4 else 8
-    if width:
+    cdef int width = 1 if longest <= 1 else 2 if longest == 2 else 4 if longest <= 4 else 8
+    if longest == 0 and full:
+        width = 0
+    else:
         for i in range(n):
             rest = lengths[i] - shared - width
             total += rest if rest > 0 else 0

@@ -1,10 +1,10 @@
 """From columns and spans of a decoded manifest to packed columns (`packing.py`): all of a manifest's in one call.
 
-What is to be packed is said first, job by job (`Packer.longs`, `bounds`, `column`, …); `pack` then does all of it into
-one growing buffer, without the GIL, so that threads pack side by side. `packed` and `entry` say where things lie.
+What is to be packed is said first, job by job (`Packer.longs`, `bounds`, `column`, …). Then `pack` does all of it into
+one growing buffer, without the GIL, so that threads pack side by side; `packed` and `entry` say where things lie.
 
 A span is (start, length) of a single-value binary (Iceberg spec, appendix D), length -1 where there is none. What has
-an impossible length or lies outside the heap is marked absent: a bound that cannot be read is a bound that is not there.
+an impossible length or lies outside the heap is absent: a bound that cannot be read is a bound that is not there.
 """
 
 from libc.math cimport NAN
@@ -362,9 +362,10 @@ cdef class Packer:
         return self.job(given)
 
     def column(self, int source, counts, lower, upper, int32_t record_count=-1):
-        """A column's statistics: (rows, values) of `counts` value_counts, null_value_counts, nan_value_counts,
-        column_sizes, and (rows, starts, lengths) of its bounds, each None when there are none; rows ascend. `record_count`
-        is the job that value counts may share. With a negative `source` bounds have no order, and are left out."""
+        """A column's statistics: `counts` are (rows, values) of value_counts, null_value_counts, nan_value_counts and
+        column_sizes, bounds (rows, starts, lengths), each None when there are none; rows ascend. `record_count` is the
+        job whose place value counts share when they are the same. With a negative `source` bounds have no order, and
+        are left out."""
         cdef void* moved
         cdef int32_t room
         cdef int k
