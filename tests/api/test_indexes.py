@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from metaserver.api import index_state
-from metaserver.index.usage import Usage
 from tests.api.client import Api, set_properties
 from tests.api.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
 from tests.api.planned import append, file_of
@@ -148,10 +146,10 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api
     assert (found["files"], found["rows"], found["lag-files"], found["health"]) == (5, 200, 1, "behind")
     assert found["levels"] == {"0": 1, "2": 1}
     assert found["size-in-bytes"] == one["size-in-bytes"] + two["size-in-bytes"]
-    assert [(file["location"], file["files"], file["state"]) for file in found["index-files"]] == [
-        (one["location"], 4, "live"),
-        (two["location"], 4, "live"),
-    ]
+    assert {file["location"]: (file["files"], file["state"]) for file in found["index-files"]} == {
+        one["location"]: (4, "live"),
+        two["location"]: (4, "live"),
+    }
     three = write(build, "three", index_bytes(build, FILES))
     await register(table, build, three, replaces=[one["location"], two["location"]])
     found = await shown(table)
@@ -271,19 +269,15 @@ async def test_definitions_race_with_commits_of_others_and_all_of_them_stand(tab
     assert set(await properties(table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
-async def test_use_is_told_as_the_planner_counts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = Usage()
-    monkeypatch.setattr(index_state, "Usage", lambda: usage)
-    async with running(tmp_path) as server:
-        api = Api(server)
-        uuid = (await api.table())["metadata"]["table-uuid"]
-        made = await define(api)
-        assert made["used"] is None
-        usage.note(uuid, made["definition-id"], files_in=10, files_removed=4, now_ms=50)
-        usage.note(uuid, made["definition-id"], files_in=10, files_removed=9, now_ms=60)
-        usage.note(uuid, "another", files_in=10, files_removed=9, now_ms=70)
-        used = {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
-        assert (await shown(api))["used"] == used
+async def test_use_is_told_as_the_planner_counts_it(api: Api) -> None:
+    uuid = (await api.table())["metadata"]["table-uuid"]
+    made = await define(api)
+    assert made["used"] is None
+    usage = api.server.parts.usage
+    usage.note(uuid, made["definition-id"], files_in=10, files_removed=4, now_ms=50)
+    usage.note(uuid, made["definition-id"], files_in=10, files_removed=9, now_ms=60)
+    usage.note(uuid, "another", files_in=10, files_removed=9, now_ms=70)
+    assert (await shown(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
 
 
 async def test_dropping_a_table_for_good_forgets_its_index_files_and_deletes_them(table: Api) -> None:
