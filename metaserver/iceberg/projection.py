@@ -17,9 +17,8 @@ A predicate on a transform that the field does not have is projected by way of i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
-
-from msgspec.structs import replace
 
 from metaserver.iceberg.binding import OPPOSITE
 from metaserver.iceberg.evaluation import NULL_MATCHES
