@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -26,6 +27,7 @@ from metaserver.wire import NAMESPACE_SEPARATOR
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _CONNECTIONS = 8
+_PAGE_NAMES = 1000
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 10
 _RETRY_AFTER_MAX_S = 30
@@ -69,6 +71,22 @@ class Instant:
     snapshot_id: int | None
     metadata_location: str | None
     summary: dict[str, Any]
+
+
+class _LoadTableResult(msgspec.Struct, rename="kebab"):
+    metadata: msgspec.Raw
+    config: dict[str, str] = {}
+    storage_credentials: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """A table as engines load it. `metadata` is its JSON, with the snapshots that a branch or tag names."""
+
+    metadata: bytes
+    location: str
+    storage: dict[str, str]
+    """How its files are reached: `s3.endpoint`, `s3.access-key-id`, …, as far as the server tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,7 @@ class SeamarkClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self._pool: tuple[int, urllib3.PoolManager] | None = None
+        self._prefix: str | None = None
 
     def __repr__(self) -> str:
         return f"<SeamarkClient {self.url}>"
@@ -227,6 +246,54 @@ class SeamarkClient:
             since = answer["next-since"]
             left = None if left is None else left - len(answer["instants"])
 
+    # What the catalog holds
+
+    def namespaces(self) -> Iterator[tuple[str, ...]]:
+        """All of them, parents first."""
+        parents: list[tuple[str, ...]] = [()]
+        while parents:
+            parent = parents.pop()
+            for found in self._named("namespaces", "namespaces", NAMESPACE_SEPARATOR.join(parent)):
+                parents.append(tuple(found))
+                yield tuple(found)
+
+    def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Names of the tables of one namespace, each with all its levels."""
+        for found in self._named(f"namespaces/{_levels(namespace)}/tables", "identifiers"):
+            yield (*found["namespace"], found["name"])
+
+    def load_table(self, table: Name) -> LoadedTable:
+        """A table, and by what settings and keys its files are reached. NotFound."""
+        levels = _split(table)
+        path = f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+        headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
+        answer = self._request("GET", path, {"snapshots": "refs"}, headers=headers)
+        try:
+            found = msgspec.json.decode(answer, type=_LoadTableResult)
+            location = str(msgspec.json.decode(found.metadata)["location"])
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no table: {error}") from None
+        storage = dict(found.config)
+        for given in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
+            storage |= given["config"] if location.startswith(given["prefix"]) else {}
+        return LoadedTable(bytes(found.metadata), location, storage)
+
+    def _named(self, what: str, key: str, parent: str = "") -> Iterator[Any]:
+        query: dict[str, Any] = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
+        while True:
+            page = self._json("GET", f"{self._catalog()}/{what}", query)
+            yield from page[key]
+            query["pageToken"] = page.get("next-page-token")
+            if not query["pageToken"]:
+                return
+
+    def _catalog(self) -> str:
+        """Where the standard's routes begin."""
+        if self._prefix is None:
+            config = self._json("GET", "/v1/config", {})
+            self._prefix = {**config.get("defaults", {}), **config.get("overrides", {})}.get("prefix", "")
+        return f"/v1/{quote(self._prefix, safe='')}" if self._prefix else "/v1"
+
     # What is done with a filter
 
     def explain(
@@ -291,8 +358,9 @@ class SeamarkClient:
         body: bytes | None = None,
         *,
         accept: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        headers = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
+        headers = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client", **(headers or {})}
         headers |= {} if body is None else {"Content-Type": "application/json"}
         headers |= {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
@@ -326,11 +394,19 @@ class SeamarkClient:
 
 def table_path(table: Name) -> str:
     """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
+    levels = _split(table)
+    return f"/api/v1/tables/{_levels(levels[:-1])}/{quote(levels[-1], safe='')}"
+
+
+def _split(table: Name) -> tuple[str, ...]:
     levels = tuple(table) if not isinstance(table, str) else split_name(table)
     if len(levels) < 2:
         raise ValueError(f"{'.'.join(levels)!r} names no table: write its namespace, too, as in db.events")
-    namespace = quote(NAMESPACE_SEPARATOR.join(levels[:-1]), safe="")
-    return f"/api/v1/tables/{namespace}/{quote(levels[-1], safe='')}"
+    return levels
+
+
+def _levels(namespace: Sequence[str]) -> str:
+    return quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
 
 
 def split_name(text: str) -> tuple[str, ...]:

@@ -66,9 +66,12 @@ class IndexClient(SeamarkClient):
         """NotFound where there is none; also where the answer to a first request was lost."""
         self._request("DELETE", _index_path(table, name), {})
 
-    def start_build(self, table: Name, name: str) -> dict[str, Any]:
-        """Begins to build an index; the build as it stands (docs/reference/openapi.json, IndexBuild)."""
-        return self._object("POST", f"{_index_path(table, name)}/builds")
+    def start_build(self, table: Name, name: str, *, exclusive: bool = False) -> dict[str, Any]:
+        """Begins to build an index; the build as it stands (docs/reference/openapi.json, IndexBuild).
+
+        `exclusive`: Refused (409) while another build of the index is under way.
+        """
+        return self._object("POST", f"{_index_path(table, name)}/builds", {"exclusive": exclusive})
 
     def build(self, table: Name, name: str, build_id: str) -> dict[str, Any]:
         return self._object("GET", _build_path(table, name, build_id))

@@ -50,6 +50,8 @@ from metaserver.wire import decode_as, decode_page_token, encode_page_token
 ACTION = "indexing"
 ABANDONED_MS = 3_600_000
 """A build that was silent for so long is rolled back when the next one on its table begins."""
+HEARD_OF_MS = 300_000
+"""As long a build excludes others after it was last heard of: after that its builder is taken to be gone."""
 REGISTERED_MAX = 1000
 """Index files in one request."""
 _UNDER_WAY_MAX = 1000
@@ -120,6 +122,10 @@ class RegisterBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     replaces: list[str] = []
 
 
+class StartBody(msgspec.Struct, forbid_unknown_fields=True):
+    exclusive: bool = False
+
+
 class FinishBody(msgspec.Struct, forbid_unknown_fields=True):
     outcome: str = "completed"
     reason: str | None = None
@@ -149,16 +155,36 @@ class _Build:
     "Begins to build an index: an instant on the timeline, and a folder for its index files",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
-    answers=(_ONE, Answer(400, "The index is paused, or not well defined"), NO_INDEX),
+    body={
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "exclusive": {
+                "type": "boolean",
+                "default": False,
+                "description": "Only if no other build of the index is under way.",
+            },
+        },
+    },
+    answers=(
+        _ONE,
+        Answer(400, "The index is paused, or not well defined"),
+        NO_INDEX,
+        Answer(409, "Exclusive, and another build of the index is under way"),
+    ),
 )
 async def start_index_build(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "index")
     allow(request, namespace)
+    given = await read_body(request)
+    body = decode_as(given, StartBody, "The body") if given else StartBody()
     table = await load(request, namespace, path_name(request, "table"))
     definition = defined_index(table.metadata, name)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before it is built")
     await _roll_back_abandoned(request, table)
+    if body.exclusive:
+        await _require_alone(request, table, name)
     files = await files_of(request, table.metadata, table.metadata.current_snapshot_id)
     missing = await _missing_files(request, table, definition, files)
     clock = request.app[CLOCK]
@@ -191,6 +217,13 @@ async def start_index_build(request: web.Request) -> web.Response:
     await request.app[STORE].transact([RecordInstant(instant=instant), begin])
     request.app[TIMELINE].notify()
     instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
+    if body.exclusive:
+        # Again, now that others can see this one: of two that begin at once at least one gives way.
+        try:
+            await _require_alone(request, table, name, but=build_id)
+        except CommitConflict:
+            await _move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was under way"})
+            raise
     return json_response(_shown(_Build(table, definition, instant)))
 
 
@@ -447,11 +480,23 @@ async def _move(request: web.Request, instant: Instant, state: InstantState, mor
     request.app[TIMELINE].notify()
 
 
+async def _require_alone(request: web.Request, table: TableIndexes, name: str, *, but: str = "") -> None:
+    """CommitConflict while another build of the index is under way."""
+    since_ms = request.app[CLOCK].now_ms() - HEARD_OF_MS
+    for one in await _under_way(request, table):
+        if one.id != but and one.summary["index"] == name and one.summary["active-ms"] >= since_ms:
+            raise CommitConflict(f"The build {one.id} of the index {name}, by {one.who}, is under way; try again later")
+
+
+async def _under_way(request: web.Request, table: TableIndexes) -> list[Instant]:
+    where = InstantFilter(uuid=table.entry.uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
+    return await request.app[STORE].instants(where, _UNDER_WAY_MAX)
+
+
 async def _roll_back_abandoned(request: web.Request, table: TableIndexes) -> None:
     """Builds of this table whose builder died long ago; what they registered stays."""
-    where = InstantFilter(uuid=table.entry.uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
     silent_since_ms = request.app[CLOCK].now_ms() - ABANDONED_MS
-    for instant in await request.app[STORE].instants(where, _UNDER_WAY_MAX):
+    for instant in await _under_way(request, table):
         if instant.summary["active-ms"] < silent_since_ms:
             reason = f"abandoned: nothing was heard of it for {ABANDONED_MS // 60_000} minutes"
             try:

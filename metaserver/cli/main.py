@@ -14,6 +14,7 @@ import click
 
 from metaserver.api.logs import configure_logging
 from metaserver.cli.access import grant, token
+from metaserver.cli.build import build_command
 from metaserver.cli.explain import explain
 from metaserver.cli.index import index
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
@@ -89,6 +90,7 @@ cli.add_command(token)
 cli.add_command(grant)
 cli.add_command(explain)
 cli.add_command(index)
+index.add_command(build_command)
 
 
 def main() -> None:

@@ -128,6 +128,37 @@ async def test_finishing_twice_is_once_and_an_ended_build_takes_no_more(table: A
     assert (await table("POST", at(build, "/finish"), {"outcome": "maybe"})).error[0] == 400
 
 
+async def test_an_exclusive_build_gives_way_to_another_of_its_index_that_is_alive(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def alone(name: str = "i") -> Any:
+        return await table("POST", f"{INDEXES}/{name}/builds", {"exclusive": True})
+
+    first = (await alone()).json
+    assert (await alone()).error[:2] == (409, "CommitFailedException")
+    assert (await table("POST", f"{INDEXES}/i/builds", {"exclusive": 1})).error[0] == 400
+    await define(table, "other", kind="bitmap", columns=["data"])
+    assert (await alone("other")).status == 200
+    await table("POST", at(first, "/finish"))
+    assert (await alone()).status == 200
+    monkeypatch.setattr(builds, "HEARD_OF_MS", -1)
+    assert (await alone()).status == 200
+
+
+async def test_of_exclusive_builds_begun_at_once_no_two_go_on(table: Api) -> None:
+    for _ in range(5):
+        begun = await asyncio.gather(
+            *(table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
+        )
+        assert {answer.status for answer in begun} <= {200, 409}
+        going = [one["id"] for one in await instants(table) if one["state"] == "inflight"]
+        won = [answer.json for answer in begun if answer.status == 200]
+        assert [one["build-id"] for one in won] == going
+        assert len(won) <= 1
+        for one in won:
+            await table("POST", at(one, "/finish"))
+
+
 async def test_registering_the_same_file_twice_changes_nothing(table: Api) -> None:
     build = await begin(table)
     one = write(build, "a", index_bytes(build, FILES[:3]))

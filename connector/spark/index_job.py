@@ -1,0 +1,66 @@
+"""Index files built by Spark: one task a group of data files, on this machine or on any cluster.
+
+A task runs `index_data_files`, which reads the indexed columns with pyarrow; nothing of a row crosses to the JVM, and
+no Iceberg jar is needed. Workers import this package: in local mode they are this interpreter, on a cluster it is to be
+installed for the Python that `PYSPARK_PYTHON` names. A wave's groups are one job, whose index files the driver
+registers when it is done (`building.py`):
+
+    build(client, "db.events", "user_id_bloom", SparkWorkers(spark))
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from connector.indexing import DataFile, IndexTask, Written, index_data_files
+
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+
+
+class SparkWorkers:
+    """The executors of a session; with `owned`, it is stopped when the workers are closed."""
+
+    def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
+        self._spark = spark
+        self._owned = owned
+
+    @classmethod
+    def start(cls, master: str) -> SparkWorkers:
+        """By master URL: `local[4]`, `spark://host:7077`, `yarn`, … The rest is as spark-defaults.conf says.
+
+        Joins the session of this process, if it has one.
+        """
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            return cls(running)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # PySpark's own choice is any python3 of the PATH
+        builder = SparkSession.builder.appName("seamark index build").master(master)
+        for key, value in {**QUIET, **(LOOPBACK if master.startswith("local") else {})}.items():
+            builder = builder.config(key, value)
+        return cls(builder.getOrCreate(), owned=True)
+
+    @property
+    def parallelism(self) -> int:
+        """Cores of the cluster, as far as its executors have come up."""
+        return int(self._spark.sparkContext.defaultParallelism)
+
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+        context = self._spark.sparkContext
+        name = f"seamark-index-{uuid.uuid4()}"
+        context.setJobGroup(name, f"Index {task.definition.text}, {len(groups)} groups", interruptOnCancel=True)
+        try:
+            return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
+        except BaseException:
+            context.cancelJobGroup(name)  # what nobody waits for any more
+            raise
+
+    def close(self) -> None:
+        if self._owned:
+            self._spark.stop()

@@ -1,0 +1,146 @@
+"""`seamark index build`: builds what an index lacks, beside whoever writes to the table.
+
+Little is read by this process; more by Spark, embedded unless `--master` names a cluster. Exit codes: 0 when the index
+covers what it can, 1 when it was cut off or refused, 2 when the command makes no sense. Ctrl-C and SIGTERM roll the
+build back; what it had finished stays, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as ProgressBar
+
+from connector.building import Adaptive, BuildReport, InProcess, Progress, TableReplaced, Workers, build
+from connector.indexes import IndexClient
+from metaserver.cli.explain import show_size
+from metaserver.cli.index import server_options
+from metaserver.cli.options import CONTEXT, Misconfigured
+from metaserver.errors import Corrupt
+
+_TOLD_MAX = 10
+ENGINES = ("auto", "process", "spark")
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command `--engine` and `--master`."""
+    command = click.option(
+        "--master",
+        default="local[*]",
+        show_default=True,
+        envvar="SPARK_MASTER",
+        show_envvar=True,
+        help="Of Spark: local[N], or a cluster's URL, whose workers have this package installed.",
+    )(command)
+    return click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default="auto",
+        show_default=True,
+        help="Who reads the data files: this process, Spark, or Spark as soon as there are many.",
+    )(command)
+
+
+@contextmanager
+def open_workers(engine: str, master: str) -> Iterator[Workers]:
+    """Closed with the block. Misconfigured where Spark is asked for and not installed."""
+    start = partial(start_spark, master)
+    workers: Workers = InProcess()
+    if engine == "spark":
+        workers = start()
+    elif engine == "auto" and has_spark():
+        workers = Adaptive(start)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def has_spark() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
+
+
+def start_spark(master: str) -> Workers:
+    """PySpark is an optional dependency: loaded where it is used, as nothing else of ours needs it."""
+    if not has_spark():
+        raise Misconfigured("Spark is not installed: pip install 'seamark[spark]', or --engine process")
+    workers: Workers = importlib.import_module("connector.spark.index_job").SparkWorkers.start(master)
+    return workers
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the block SIGTERM is what Ctrl-C is."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@click.command("build", context_settings=CONTEXT)
+@click.argument("table")
+@click.argument("name", required=False)
+@engine_options
+@server_options
+def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str) -> None:
+    """Builds what the index NAME of TABLE lacks, or all its indexes; goes on where another build was cut off.
+
+    Reads only the indexed columns. Writers notice nothing; what they commit meanwhile is indexed, too.
+    """
+    found = client.indexes(table) if name is None else [client.index(table, name)]
+    wanted = [one.name for one in found if one.kind != "bucket" and (name is not None or one.state == "enabled")]
+    if not wanted:
+        raise Misconfigured(f"{table} has no index to build; define one with seamark index create")
+    with interruptible(), open_workers(engine, master) as workers:
+        for one in wanted:
+            try:
+                _build(client, table, one, workers)
+            except (OSError, TableReplaced, Corrupt) as error:
+                raise click.ClickException(f"Index {one} is not built: {error}") from None
+
+
+def _build(client: IndexClient, table: str, name: str, workers: Workers) -> None:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        shown = bar.add_task(f"Index {name}", total=None, told="")
+        report = build(client, table, name, workers, on_progress=partial(_show, bar, shown))
+    done = report.progress
+    click.echo(
+        f"Index {name}: {done.files_done:,} data files, {done.rows_done:,} rows in {done.index_files:,} index files, "
+        f"{show_size(done.size_bytes)}"
+    )
+    _tell_left(report)
+    if report.json["state"] != "completed":
+        raise click.ClickException(f"Index {name} is not built: {report.json['reason']}")
+
+
+def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
+    told = show_size(now.size_bytes)
+    if now.eta_ms is not None:
+        told += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"
+    bar.update(shown, completed=now.files_done + now.files_skipped, total=now.files_total, told=told)
+
+
+def _tell_left(report: BuildReport) -> None:
+    if report.left:
+        click.echo(f"{report.left:,} data files cannot be indexed, and stay in every plan:", err=True)
+    for path, why in report.skipped[:_TOLD_MAX]:
+        click.echo(f"  {path}: {why}", err=True)
+    if report.left > _TOLD_MAX:
+        click.echo("  …", err=True)

@@ -1,0 +1,224 @@
+"""Builds against a server, over files that PyIceberg wrote: caught up, cut off, gone on with; the command."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from connector.building import Adaptive, InProcess, Limits, Progress, build, grouped
+from connector.errors import Refused
+from connector.indexes import IndexClient
+from connector.indexing import DataFile, IndexTask, Written
+from metaserver.cli.main import cli
+from tests.connector.lake import append, create, spread
+from tests.connector.served import Served
+
+SMALL = Limits(files=2)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[IndexClient]:
+    """Of a server with `db.t`, 6 files, and a bloom index `b` on id that covers none."""
+    create(served.url)
+    append(served.url, "db.t", spread(6))
+    made = IndexClient(served.url)
+    made.put_index("db.t", "b", kind="bloom", columns=["id"])
+    yield made
+    made.close()
+
+
+class Cut(Exception):
+    pass
+
+
+class Watched(InProcess):
+    """Does something before each group; tells what it was given."""
+
+    def __init__(self, *before: object) -> None:
+        self.groups: list[Sequence[DataFile]] = []
+        self._before = list(before)
+
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+        for group in groups:
+            if self._before and (act := self._before.pop(0)) is not None:
+                act()  # type: ignore[operator]
+            self.groups.append(group)
+            yield from super().run(task, [group])
+
+
+def cut() -> None:
+    raise Cut
+
+
+def test_what_is_missing_is_built_and_told_and_then_nothing_is_missing(client: IndexClient) -> None:
+    seen: list[Progress] = []
+    workers = Watched()
+    report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=seen.append)
+    assert [len(group) for group in workers.groups] == [2, 2, 2]
+    assert [one.files_done for one in seen] == [2, 4, 6]
+    assert seen[0].eta_ms is not None
+    assert (report.json["state"], report.progress.rows_done, report.left) == ("completed", 120, 0)
+    found = client.index("db.t", "b")
+    assert (found.health, found.files, len(found.json["index-files"])) == ("ok", 6, 3)
+    again = build(client, "db.t", "b", Watched(cut))
+    assert (again.json["state"], again.progress.files_done) == ("completed", 0)
+
+
+def test_a_plan_leaves_out_what_the_index_rules_out(client: IndexClient) -> None:
+    where = "id = 13"  # of the second part; every part spans it
+    assert client.explain("db.t", where).files == 6
+    build(client, "db.t", "b", InProcess())
+    explained = client.explain("db.t", where)
+    assert (explained.files, explained.indexes[0]["name"]) == (1, "b")
+
+
+def test_what_is_committed_meanwhile_is_caught_up_with(client: IndexClient) -> None:
+    def commit() -> None:
+        append(client.url, "db.t", [[1000, 1001]])
+
+    workers = Watched(None, commit, None, commit)
+    report = build(client, "db.t", "b", workers, limits=SMALL)
+    assert [len(group) for group in workers.groups] == [2, 2, 2, 1, 1]
+    assert (report.progress.files_done, report.progress.files_total) == (8, 8)
+    assert client.index("db.t", "b").health == "ok"
+
+
+def test_a_build_ends_however_fast_others_commit(client: IndexClient) -> None:
+    number = iter(range(1000, 2000))
+    commits = [lambda: append(client.url, "db.t", [[next(number)]]) for _ in range(10)]
+    report = build(client, "db.t", "b", Watched(*commits), passes_max=3)
+    assert (report.json["state"], report.progress.files_done) == ("completed", 8)
+    assert client.index("db.t", "b").lag_files == 1
+
+
+def test_a_build_that_is_cut_off_is_rolled_back_and_the_next_goes_on(client: IndexClient) -> None:
+    with pytest.raises(Cut):
+        build(client, "db.t", "b", Watched(None, cut), limits=SMALL)
+    (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert told.summary["reason"] == "Cut"
+    assert client.index("db.t", "b").files == 2
+    workers = Watched()
+    build(client, "db.t", "b", workers, limits=SMALL)
+    assert [len(group) for group in workers.groups] == [2, 2]
+    assert client.index("db.t", "b").health == "ok"
+
+
+def test_one_that_died_without_a_word_is_gone_on_with_too(client: IndexClient) -> None:
+    begun = client.start_build("db.t", "b")
+    with pytest.raises(Refused, match="under way"):
+        build(client, "db.t", "b", InProcess(), exclusive=True)
+    assert build(client, "db.t", "b", InProcess()).progress.files_done == 6
+    assert client.build("db.t", "b", begun["build-id"])["state"] == "inflight"
+
+
+def test_files_that_cannot_be_indexed_are_told_and_tried_once(client: IndexClient) -> None:
+    pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
+    broken = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
+    broken.write_bytes(b"x" * broken.stat().st_size)
+    workers = Watched()
+    report = build(client, "db.t", "b", workers)
+    assert sum(map(len, workers.groups)) == 6
+    assert (report.left, report.progress.files_done, report.progress.files_skipped) == (1, 5, 1)
+    ((path, why),) = report.skipped
+    assert (path.endswith(broken.name), "cannot be read" in why) == (True, True)
+    again = build(client, "db.t", "b", InProcess())
+    assert (again.json["state"], again.left) == ("rolled_back", 1)
+    assert broken.name in again.json["reason"]
+
+
+def test_a_table_made_anew_under_the_name_gets_nothing_of_the_old_one(client: IndexClient) -> None:
+    class Replaced(InProcess):
+        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+            return super().run(replace(task, table_uuid="another"), groups)
+
+    with pytest.raises(Refused, match="another"):
+        build(client, "db.t", "b", Replaced())
+    assert client.index("db.t", "b").files == 0
+
+
+def test_a_cluster_is_started_for_much_and_only_once() -> None:
+    started: list[int] = []
+
+    class Cluster(InProcess):
+        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+            return (Written(None, len(group), 0, 0, ()) for group in groups)
+
+        def close(self) -> None:
+            started.append(-1)
+
+    def start() -> Cluster:
+        started.append(1)
+        return Cluster()
+
+    def told(count: int, size_bytes: int = 1) -> Iterable[Written]:
+        group = [DataFile(f"nowhere:{n}", size_bytes, 1, format="orc") for n in range(count)]
+        return workers.run(None, [group])  # type: ignore[arg-type]
+
+    workers = Adaptive(start)
+    assert workers.parallelism >= 1
+    told(63)
+    assert started == []
+    assert [one.files for one in told(64)] == [64]
+    assert [one.files for one in told(1, 1 << 30)] == [1]
+    assert started == [1]
+    assert workers.parallelism == 1
+    workers.close()
+    workers.close()
+    assert started == [1, -1]
+
+
+def test_groups_keep_to_the_limits_and_lose_nothing() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        files = [DataFile(str(n), rng.randint(1, 100), rng.randint(0, 100)) for n in range(rng.randint(0, 60))]
+        limits = Limits(rng.randint(1, 10), rng.randint(50, 300), rng.randint(50, 300))
+        groups = list(grouped(files, limits))
+        assert [one for group in groups for one in group] == files, seed
+        for group in groups:
+            assert 0 < len(group) <= limits.files, seed
+            if len(group) > 1:
+                assert sum(one.size_bytes for one in group) <= limits.size_bytes, seed
+                assert sum(one.records for one in group) <= limits.rows, seed
+
+
+def seamark(url: str, *arguments: str) -> tuple[int, str]:
+    """(exit code, everything printed)."""
+    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command_builds_one_index_or_all(client: IndexClient) -> None:
+    client.put_index("db.t", "m", kind="bitmap", columns=["country"])
+    client.put_index("db.t", "off", kind="bitmap", columns=["discount"])
+    client.put_index("db.t", "off", state="paused")
+    code, text = seamark(client.url, "build", "db.t", "b", "--engine", "process")
+    assert (code, "Index b: 6 data files, 120 rows in 1 index files" in text) == (0, True), text
+    code, text = seamark(client.url, "build", "db.t")
+    assert (code, "Index b: 0 data files" in text, "Index m: 6 data files" in text) == (0, True, True), text
+    assert [one.health for one in client.indexes("db.t")] == ["ok", "ok", "paused"]
+
+
+def test_the_command_tells_what_stops_it(client: IndexClient) -> None:
+    client.put_index("db.t", "b", state="paused")
+    for arguments, code, told in (
+        (("db.t", "b"), 2, "paused"),
+        (("db.t",), 2, "no index to build"),
+        (("db.t", "nope"), 1, "no index 'nope'"),
+        (("db.t", "b", "--engine", "hand"), 2, "hand"),
+    ):
+        found, text = seamark(client.url, "build", *arguments)
+        assert (found, told in text) == (code, True), text
+
+
+def test_the_command_fails_where_no_file_can_be_read(client: IndexClient) -> None:
+    pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
+    for file in next(pages)["files"]:
+        Path(file["file-path"].removeprefix("file://")).unlink()
+    code, text = seamark(client.url, "build", "db.t", "b")
+    assert (code, "6 data files cannot be indexed" in text, "is not built" in text) == (1, True, True), text
