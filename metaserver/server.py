@@ -31,8 +31,10 @@ from metaserver.api.app import build_app
 from metaserver.api.metrics import Metrics
 from metaserver.api.parts import Parts
 from metaserver.catalog.catalog import open_catalog
+from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.clock import Clock, SystemClock
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
+from metaserver.index.cleaning import Cleaner
 from metaserver.index.indexes import open_indexes
 from metaserver.index.registry import Registry
 from metaserver.index.usage import Usage
@@ -81,6 +83,15 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             timeline=timeline,
             registry=registry,
             indexes=indexes,
+            cleaner=Cleaner(
+                store,
+                registry,
+                objects,
+                clock,
+                catalog.documents.table,
+                folder=INDEX_FOLDER,
+                retention_s=settings.index_retention_s,
+            ),
             usage=usage,
             planner=planner,
             metrics=Metrics(),
@@ -280,6 +291,7 @@ async def housekeeping_round(parts: Parts) -> dict[str, int]:
         "archived": parts.timeline.archive,
         "pruned": lambda: _prune(parts),
         "purged": parts.catalog.dropped.purge_expired,
+        "index_files_cleaned": parts.cleaner.clean,
     }
     done: dict[str, int] = {}
     for name, work in rounds.items():

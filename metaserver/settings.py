@@ -167,6 +167,9 @@ class Settings:
         "scan finds them.",
         least=0,
     )
+    index_retention_s: int = setting(
+        3600, "Seconds that superseded and quarantined index files are kept before housekeeping deletes them.", least=0
+    )
     drop_retention_s: int = setting(
         7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once.", least=0
     )

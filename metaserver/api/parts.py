@@ -13,6 +13,7 @@ from metaserver.access.authorizer import Authorizer
 from metaserver.api.metrics import Metrics
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
+from metaserver.index.cleaning import Cleaner
 from metaserver.index.indexes import Indexes
 from metaserver.index.registry import Registry
 from metaserver.index.usage import Usage
@@ -35,6 +36,7 @@ class Parts:
     timeline: Timeline
     registry: Registry
     indexes: Indexes
+    cleaner: Cleaner
     usage: Usage
     planner: Planner
     metrics: Metrics

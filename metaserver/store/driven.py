@@ -92,6 +92,12 @@ class DrivenStore(ABC):
     async def names_of(self, uuid: str) -> int:
         return await self._point(lambda: queries.names_of(uuid))
 
+    async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
+        return await self._list(lambda: queries.indexed_tables(after, limit))
+
+    async def index_files_unused(self, before_ms: int, limit: int) -> list[IndexFile]:
+        return await self._list(lambda: queries.index_files_unused(before_ms, limit))
+
     async def index_files(self, uuid: str) -> list[IndexFile]:
         return await self._list(lambda: queries.index_files(uuid))
 

@@ -479,6 +479,13 @@ class PointerStore(Protocol):
     async def names_of(self, uuid: str) -> int:
         """How many names, live and dropped, lead to the table with this uuid: more than one share its files."""
 
+    async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
+        """Entries of tables that have, or had, index files, in order of uuid: all names of up to `limit` tables whose
+        uuids are greater than `after`."""
+
+    async def index_files_unused(self, before_ms: int, limit: int) -> list[IndexFile]:
+        """Superseded and quarantined ones that became so before then, the oldest change first."""
+
     async def index_files(self, uuid: str) -> list[IndexFile]:
         """The table's, in every state, oldest first."""
 

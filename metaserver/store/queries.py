@@ -110,6 +110,24 @@ def dropped_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
     return [to_dropped(row) for row in rows]
 
 
+def indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
+    rows = yield Statement(
+        f"SELECT {NAMED} FROM entries WHERE uuid IN "  # noqa: S608
+        "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name",
+        (after or "", limit),
+    )
+    return [to_entry(row) for row in rows]
+
+
+def index_files_unused(before_ms: int, limit: int) -> Steps[list[IndexFile]]:
+    rows = yield Statement(
+        f"SELECT {INDEX_FILE} FROM index_files WHERE state <> 'live' AND changed_ms < $1 "  # noqa: S608
+        "ORDER BY changed_ms, location LIMIT $2",
+        (before_ms, limit),
+    )
+    return [to_index_file(row) for row in rows]
+
+
 def index_files(uuid: str) -> Steps[list[IndexFile]]:
     rows = yield Statement(
         f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location",  # noqa: S608

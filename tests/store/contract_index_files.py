@@ -104,6 +104,28 @@ class IndexFilesContract(OpenedStores):
         assert await states(indexed) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
         assert [file.changed_ms for file in await indexed.index_files(UUID)] == [77, 5, 5]
 
+    async def test_what_is_not_used_any_more_is_told_the_oldest_change_first(self, indexed: DrivenStore) -> None:
+        await indexed.transact([replacing("abc")])
+        await indexed.transact(
+            [replacing("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
+        )
+        names = [file.location[-1] for file in await indexed.index_files_unused(21, 9)]
+        assert names == ["a", "b"]
+        assert [file.location[-1] for file in await indexed.index_files_unused(20, 9)] == ["a"]
+        assert [file.location[-1] for file in await indexed.index_files_unused(21, 1)] == ["a"]
+        assert await indexed.index_files_unused(10, 9) == []
+
+    async def test_tables_with_indexes_are_told_with_all_their_names(self, indexed: DrivenStore) -> None:
+        other = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
+        await indexed.transact([*map(CreateEntry, other), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))])
+        await indexed.transact([replacing("a"), replacing("b", uuid="uuid-of-u")])
+        found = await indexed.indexed_tables(None, 9)
+        assert [(entry.uuid, entry.name) for entry in found] == [(UUID, "t"), ("uuid-of-u", "u"), ("uuid-of-u", "v")]
+        assert all(entry.index_version > 0 for entry in found)
+        assert [entry.name for entry in await indexed.indexed_tables(None, 1)] == ["t"]
+        assert [entry.name for entry in await indexed.indexed_tables(UUID, 1)] == ["u", "v"]
+        assert await indexed.indexed_tables("uuid-of-u", 9) == []
+
     async def test_replacing_what_is_not_live_is_a_conflict_that_changes_nothing(self, indexed: DrivenStore) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "b")])
         before = await states(indexed), await version(indexed)

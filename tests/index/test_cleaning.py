@@ -1,0 +1,142 @@
+"""What housekeeping takes away of indexes, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.values import Caller, CreateTable
+from metaserver.errors import RetryLater
+from metaserver.index.definitions import PREFIX, read_definitions
+from metaserver.server import housekeeping_round
+from metaserver.store.port import IndexFile
+from tests.server.rig import Running, running
+
+DAY_S = 86_400
+
+
+class Table:
+    """A table `db.t` with an index file for each definition."""
+
+    def __init__(self, server: Running, entry: Any, metadata: Any) -> None:
+        self.server = server
+        self.entry = entry
+        self.metadata = metadata
+        self.folder = Path(metadata.location.removeprefix("file://")) / "metadata" / "seamark-index"
+
+    async def add(self, name: str, definition: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"index")
+        now_ms = self.server.parts.clock.now_ms()
+        file = IndexFile(
+            self.entry.uuid, path.as_uri(), definition, "bloom", 0, 1, 1, 5, None, now_ms, changed_ms=now_ms
+        )
+        await self.server.parts.registry.replace(self.entry.uuid, definition, add=[file])
+
+    async def states(self) -> dict[str, str]:
+        files = await self.server.parts.store.index_files(self.entry.uuid)
+        return {one.location.rpartition("/")[2]: one.state.value for one in files}
+
+    def location(self, name: str) -> str:
+        return (self.folder / name).as_uri()
+
+
+CALLER = Caller("tester", "test")
+
+
+async def opened(server: Running, **properties: str) -> Table:
+    catalog = server.parts.catalog
+    schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
+    loaded = await catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties))
+    return Table(server, loaded.entry, loaded.metadata)
+
+
+async def clean(server: Running) -> int:
+    return (await housekeeping_round(server.parts))["index_files_cleaned"]
+
+
+async def test_superseded_and_quarantined_files_go_after_their_time_and_live_ones_stay(tmp_path: Path) -> None:
+    async with running(tmp_path, index_retention_s=0) as server:
+        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        definition = read_definitions(table.metadata).by_name["i"].id
+        for name in ("old", "broken", "live"):
+            await table.add(name, definition)
+        registry = server.parts.registry
+        await registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])
+        await registry.quarantine(table.entry.uuid, table.location("broken"), "flipped")
+        await asyncio.sleep(0.01)
+        assert await clean(server) == 2
+        assert await table.states() == {"live": "live"}
+        assert [path.name for path in table.folder.iterdir()] == ["live"]
+
+
+async def test_files_stay_as_long_as_they_are_to_be_kept(tmp_path: Path) -> None:
+    async with running(tmp_path, index_retention_s=3600) as server:
+        table = await opened(server)
+        await table.add("old", "anything")
+        await server.parts.registry.replace(table.entry.uuid, "anything", add=[], remove=[table.location("old")])
+        assert await clean(server) == 0
+        assert await table.states() == {"old": "superseded"}
+        assert (table.folder / "old").exists()
+
+
+async def test_files_of_an_index_that_is_no_more_are_superseded_then_deleted(tmp_path: Path) -> None:
+    async with running(tmp_path, index_retention_s=0) as server:
+        table = await opened(server, **{PREFIX + "kept": '{"kind": "bloom", "columns": ["id"], "state": "paused"}'})
+        kept = read_definitions(table.metadata).by_name["kept"].id
+        await table.add("kept", kept)
+        await table.add("gone", "of an index that was dropped")
+        await asyncio.sleep(0.01)
+        assert await clean(server) == 1
+        assert await table.states() == {"kept": "live", "gone": "superseded"}
+        await asyncio.sleep(0.01)
+        assert await clean(server) == 1
+        assert await table.states() == {"kept": "live"}
+
+
+async def test_nothing_is_dropped_while_a_definition_cannot_be_read(tmp_path: Path) -> None:
+    async with running(tmp_path, index_retention_s=0) as server:
+        table = await opened(server, **{PREFIX + "i": "bloom(no_such_column)"})
+        await table.add("x", "of what may be that index")
+        await asyncio.sleep(0.01)
+        assert await clean(server) == 0
+        assert await table.states() == {"x": "live"}
+
+
+async def test_what_no_registry_knows_goes_when_it_is_old(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        await table.add("live", read_definitions(table.metadata).by_name["i"].id)
+        for name in ("fresh", "old"):
+            (table.folder / "build").mkdir(exist_ok=True)
+            (table.folder / "build" / name).write_bytes(b"left over")
+        two_days_ago = server.parts.clock.now_ms() / 1000 - 2 * DAY_S
+        os.utime(table.folder / "build" / "old", (two_days_ago, two_days_ago))
+        os.utime(table.folder / "live", (two_days_ago, two_days_ago))
+        assert await clean(server) == 1
+        assert sorted(path.name for path in table.folder.rglob("*") if path.is_file()) == ["fresh", "live"]
+
+
+async def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, index_retention_s=0) as server:
+        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        definition = read_definitions(table.metadata).by_name["i"].id
+        await table.add("old", definition)
+        await server.parts.registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])
+        await asyncio.sleep(0.01)
+        delete = type(server.parts.objects).delete
+
+        async def away(objects: object, location: str) -> None:
+            raise RetryLater("the storage is away")
+
+        monkeypatch.setattr(type(server.parts.objects), "delete", away)
+        assert await clean(server) == 0
+        assert await table.states() == {"old": "superseded"}
+        monkeypatch.setattr(type(server.parts.objects), "delete", delete)
+        assert await clean(server) == 1
+        assert await table.states() == {}
