@@ -17,6 +17,10 @@ cdef inline int read_long(const uint8_t** at, const uint8_t* end, int64_t* out) 
     cdef uint64_t value = 0
     cdef uint8_t byte
     cdef int shift = 0
+    if p < end and p[0] < 0x80:  # most are
+        at[0] = p + 1
+        out[0] = <int64_t>(p[0] >> 1) ^ -<int64_t>(p[0] & 1)
+        return FINE
     while p < end:
         byte = p[0]
         p += 1

@@ -123,26 +123,30 @@ cdef inline int find_slot(Slots* slots, int32_t id, int32_t* out) noexcept nogil
     return FINE
 
 
+cdef inline int slot_of(Slots* slots, int64_t key, int32_t* slot) noexcept nogil:
+    """The slot of a map's key. `slot` is tried first: writers repeat the order of their columns."""
+    if slot[0] < slots.used and slots.ids[slot[0]] == key:
+        return FINE
+    if not INT32_MIN <= key <= INT32_MAX:
+        return NOT_32_BITS
+    return find_slot(slots, <int32_t>key, slot)
+
+
 cdef inline int append_by_column(
     Slots* slots, Group* group, int64_t key, int64_t value, int32_t length, int32_t* guess
 ) noexcept nogil:
-    """One entry of a map by column id. Writers repeat the order of their columns, so the next slot is guessed first."""
-    cdef int error
-    cdef int32_t slot = guess[0]
-    if not INT32_MIN <= key <= INT32_MAX:
-        return NOT_32_BITS
-    if slot >= slots.used or slots.ids[slot] != key:
-        error = find_slot(slots, <int32_t>key, &slot)
-        if error != FINE:
-            return error
-    guess[0] = slot + 1
+    """One entry of a map by column id."""
+    cdef int error = slot_of(slots, key, guess)
+    if error != FINE:
+        return error
     if group.used == group.room and grow_twice(group) < 0:
         return OUT_OF_MEMORY
-    group.slots[group.used] = slot
+    group.slots[group.used] = guess[0]
     group.values[1][group.used] = value
     if group.texts[1]:
         group.lengths[1][group.used] = length
     group.used += 1
+    guess[0] += 1
     return FINE
 
 

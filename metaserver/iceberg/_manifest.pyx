@@ -19,7 +19,7 @@ from metaserver.iceberg._avro cimport (
     OUT_OF_MEMORY, TOO_LONG, TOO_MANY_COLUMNS, TOO_MANY_ROWS, TRUNCATED, is_utf8, read_count, read_length, read_long,
 )
 from metaserver.iceberg._groups cimport (
-    SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, row_width, scatter, transpose,
+    SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, row_width, scatter, slot_of, transpose,
 )
 from metaserver.iceberg._memory cimport Memory, give, take
 
@@ -103,12 +103,14 @@ cdef inline void write_null(Column* column, int64_t row) noexcept nogil:
 
 
 cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
-    """A map by column id as all known writers lay it out: an array of records of a plain key and a plain value."""
+    """A map by column id as all known writers lay it out: an array of records of a plain key and a plain value.
+
+    Most of a manifest is this, so what changes with each entry is kept in locals."""
     cdef const Node* node = &state.nodes[index]
     cdef Group* group = &state.groups[node.slot]
     cdef const uint8_t* at = state.at
     cdef const uint8_t* end = state.end
-    cdef int64_t count, key, value
+    cdef int64_t count, key, value, used = group.used
     cdef int32_t slot = group.guess
     cdef int32_t length = 0
     cdef int error
@@ -119,6 +121,10 @@ cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
             return fail(state, error, index)
         if count == 0:
             break
+        if count > group.room - used:  # no more than half as many as bytes follow
+            group.used = used
+            if grow(group, max(2 * group.room, used + count + 1024)) < 0:
+                return fail(state, OUT_OF_MEMORY, index)
         while count > 0:
             count -= 1
             error = read_long(&at, end, &key)
@@ -132,12 +138,19 @@ cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
                 else:
                     error = read_long(&at, end, &value)
             if error == FINE:
-                error = append_by_column(&state.slots, group, key, value, length, &slot)
+                error = slot_of(&state.slots, key, &slot)
             if error != FINE:
                 return fail(state, error, index)
+            group.slots[used] = slot
+            group.values[1][used] = value
+            if bounds:
+                group.lengths[1][used] = length
+            used += 1
             if first:
-                group.guess = slot - 1
+                group.guess = slot
                 first = False
+            slot += 1
+    group.used = used
     state.at = at
     return 0
 
