@@ -131,8 +131,6 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
 
 def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
     """By record counts, bounds, null and NaN counts, as bound predicates on columns ask."""
-    if isinstance(expression, Always) and expression.value:
-        return
     uncounted = _narrow_by_record_count(selection)
     _narrow(selection, expression, _stats_leaf, expired)
     if uncounted is not None:
