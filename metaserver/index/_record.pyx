@@ -9,7 +9,7 @@ Nothing in a page is believed before its checksum was found right, and no file n
 number of files.
 """
 
-from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memset
 
@@ -101,6 +101,9 @@ cdef enum:
     PER_PAGE = 170
     INSERTION_MAX = 24
     GROUP = 32
+    SORTED_MIN = 1024
+    BUCKETS = 2048
+    BUCKET_SHIFT = 53
 
 PAGE_BYTES, ENTRIES_A_PAGE, ENTRY_BYTES, DROPPED_FILE = PAGE, PER_PAGE, ENTRY, DROPPED
 
@@ -364,6 +367,41 @@ cdef int _check_page(const uint8_t* page, int64_t number) except -1 nogil:
     return 0
 
 
+ctypedef struct Match:
+    int64_t count  # of the entries with a query's hash
+    int64_t place  # of the first: its page times the entries a page, and its place there
+    uint32_t file
+    uint32_t position
+
+
+ctypedef struct Query:
+    uint64_t hi
+    uint64_t lo
+    int64_t number
+
+
+cdef void _ascending(const uint64_t[::1] hi, const uint64_t[::1] lo, Query* queries, int64_t n) noexcept nogil:
+    """n hashes in about ascending order, if there are enough to gain by it."""
+    cdef int64_t i, bucket, before, count, at
+    cdef int64_t starts[BUCKETS]
+    memset(starts, 0, sizeof(starts))
+    if n >= SORTED_MIN:
+        for i in range(n):
+            starts[hi[i] >> BUCKET_SHIFT] += 1
+        before = 0
+        for bucket in range(BUCKETS):
+            count = starts[bucket]
+            starts[bucket] = before
+            before += count
+    for i in range(n):
+        at = i
+        if n >= SORTED_MIN:
+            bucket = hi[i] >> BUCKET_SHIFT
+            at = starts[bucket]
+            starts[bucket] = at + 1
+        queries[at].hi, queries[at].lo, queries[at].number = hi[i], lo[i], i
+
+
 cdef class Pages:
     """Pages in ascending order, read as they lie: all of a run, or those that somebody fetched of it.
 
@@ -441,8 +479,9 @@ cdef class Pages:
         cdef int64_t page = fence - 1 if fence else 0, at
         if self._fences[page] <= hi:
             at = seamark_place(PER_PAGE, self._fences[page], self._end(page), hi)
+            prefetch(self._entry(page, max(at - 4, 0)))
             prefetch(self._entry(page, at))
-            prefetch(self._entry(page, at + 2 if at + 2 < PER_PAGE else at))
+            prefetch(self._entry(page, min(at + 4, PER_PAGE - 1)))
 
     def find(self, uint64_t hi, uint64_t lo):
         """[(file, position), …] of one hash. ValueError where a page that is read is damaged."""
@@ -462,21 +501,24 @@ cdef class Pages:
     def lookup(self, const uint64_t[::1] hi, const uint64_t[::1] lo):
         """(query int64[m], file int32[m], position int64[m]), by query, then by file and position. ValueError as `find`.
 
-        In groups, each step for all of a group, so that it waits for memory once a step and not once a hash. To sort
-        the hashes first gains nothing: what the lookups save, sorting and putting answers in order costs.
+        In the order of the hashes, about, so that neighbours share pages of the table and of memory's; and in groups, each
+        step for all of a group, so that it waits for memory once a step and not once a hash.
         """
         cdef int64_t n = hi.shape[0] if self._count else 0
         if lo.shape[0] != hi.shape[0]:
             raise ValueError(f"{hi.shape[0]} high halves of hashes and {lo.shape[0]} low ones")
-        places, counts, firsts = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(2 * n, np.uint32)
-        cdef int64_t[::1] place = places
-        cdef int64_t[::1] count = counts
-        cdef uint32_t[::1] first = firsts
+        scratch, matches = np.empty(n * sizeof(Query), np.uint8), np.empty(n * sizeof(Match), np.uint8)
+        cdef uint8_t[::1] asked = scratch
+        cdef uint8_t[::1] memory = matches
+        cdef Query* ascending = <Query*>&asked[0] if n else NULL
+        cdef Match* match = <Match*>&memory[0] if n else NULL
+        cdef Match* one
         cdef int64_t i, page, at, out = 0, total = 0
         with nogil:
+            _ascending(hi, lo, ascending, n)
             i = 0
             while i < n:
-                total += self._locate(hi, lo, i, min(i + GROUP, n), place, count, first)
+                total += self._locate(&ascending[i], min(<int64_t>GROUP, n - i), match)
                 i += GROUP
         queries, files, positions = np.empty(total, np.int64), np.empty(total, np.int32), np.empty(total, np.int64)
         cdef int64_t[::1] query = queries
@@ -484,13 +526,14 @@ cdef class Pages:
         cdef int64_t[::1] position = positions
         with nogil:
             for i in range(n):
-                if count[i] == 0:
+                one = &match[i]
+                if one.count == 0:
                     continue
-                query[out], file[out], position[out] = i, <int32_t>first[2 * i], first[2 * i + 1]
+                query[out], file[out], position[out] = i, <int32_t>one.file, one.position
                 out += 1
-                if count[i] == 1:
+                if one.count == 1:
                     continue
-                page, at = place[i] // PER_PAGE, place[i] % PER_PAGE + 1
+                page, at = one.place // PER_PAGE, one.place % PER_PAGE + 1
                 while self._next(&page, &at, hi[i], lo[i]):
                     query[out], file[out] = i, <int32_t>self._entry(page, at).file
                     position[out] = self._entry(page, at).position
@@ -498,36 +541,31 @@ cdef class Pages:
                     at += 1
         return queries, files, positions
 
-    cdef int64_t _locate(
-        self,
-        const uint64_t[::1] hi,
-        const uint64_t[::1] lo,
-        int64_t start,
-        int64_t stop,
-        int64_t[::1] place,
-        int64_t[::1] count,
-        uint32_t[::1] first,
-    ) except -1 nogil:
-        """Place, count and first match of the queries of a group; the sum of counts."""
+    cdef int64_t _locate(self, const Query* group, int64_t n, Match* match) except -1 nogil:
+        """The matches of a group of queries; how many."""
         cdef int64_t fence[GROUP]
-        cdef int64_t i, page, at, total = 0
-        for i in range(start, stop):
-            prefetch(&self._fences[seamark_guess(self._count, hi[i])])
-        for i in range(start, stop):
-            fence[i - start] = seamark_fence(&self._fences[0], self._count, hi[i])
-            self._prefetch(fence[i - start], hi[i])
-        for i in range(start, stop):
-            count[i] = 0
-            if not self._find(fence[i - start], &page, &at, hi[i], lo[i]):
+        cdef int64_t j, page, at, total = 0
+        cdef Match* one
+        cdef const Entry* entry
+        for j in range(n):
+            prefetch(&self._fences[seamark_guess(self._count, group[j].hi)])
+            prefetch(&match[group[j].number])
+        for j in range(n):
+            fence[j] = seamark_fence(&self._fences[0], self._count, group[j].hi)
+            self._prefetch(fence[j], group[j].hi)
+        for j in range(n):
+            one = &match[group[j].number]
+            one.count = 0
+            if not self._find(fence[j], &page, &at, group[j].hi, group[j].lo):
                 continue
-            place[i] = page * PER_PAGE + at
-            first[2 * i], first[2 * i + 1] = self._entry(page, at).file, self._entry(page, at).position
-            count[i] = 1
-            at += 1
-            while self._next(&page, &at, hi[i], lo[i]):
-                count[i] += 1
+            entry = self._entry(page, at)
+            one.place, one.file, one.position = page * PER_PAGE + at, entry.file, entry.position
+            while True:
+                one.count += 1
                 at += 1
-            total += count[i]
+                if not self._next(&page, &at, group[j].hi, group[j].lo):
+                    break
+            total += one.count
         return total
 
     def check(self, uint64_t[::1] counts):
