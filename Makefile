@@ -98,7 +98,7 @@ demo: venv jars
 
 bench: venv jars services
 	$(PY) -m bench.run $(BENCH_ARGS)
-	$(if $(BENCH_ARGS),,$(PY) -m bench.planning.run)
+	$(if $(BENCH_ARGS),,$(PY) -m bench.planning.run && $(PY) -m bench.index.run)
 
 lock:
 	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock

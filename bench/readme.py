@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.report import BUSY, RESULTS, Report, cells
+from bench.report import BUSY, OURS, RESULTS, Report, cells
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN = "<!-- bench: begin (filled by python -m bench.readme; do not edit) -->"
@@ -47,13 +47,33 @@ PLANNING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "planning_memory": (("1,000,000 files", "blocks and views"),),
     "planning_lookup": (("statistics", "before encoding"), ("statistics", "Arrow over HTTP, p50")),
 }
+INDEX_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "index_bloom": (
+        ("1 key × 100,000 files, warm", "probe"),
+        ("1 key × 100,000 files, cold", "probe"),
+        ("key of no file", "false positives"),
+    ),
+    "index_bitmap": (
+        ("cardinality 11, two-column AND", "row positions"),
+        ("cardinality 1,000,000, two-column AND", "row positions"),
+        ("cardinality 1,000, build", "any order, one core"),
+    ),
+    "index_record": (("one key", "lookup"), ("100,000 keys", "lookup"), ("size", "an entry")),
+    "index_build": (
+        ("bitmap of discount, 11 values", "built, one core"),
+        ("bitmap of discount, 11 values", "index a byte of all data"),
+        ("record of order_key", "built, one core"),
+        ("record of order_key", "index a byte of all data"),
+    ),
+}
 
 
 def section(folder: Path = RESULTS) -> str:
     """The text between the markers. A bench that was not run yet is left out."""
     shown = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
-    if not shown and not plans:
+    indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
+    if not shown and not plans and not indexes:
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if shown:
@@ -73,11 +93,22 @@ def section(folder: Path = RESULTS) -> str:
             *_busy(plans),
             "",
         ]
+    if indexes:
+        lines += _table(indexes, INDEX_CLAIMS, servers=[OURS])
+        lines += [
+            "Ratio: how many times better Seamark is than the best reader of Parquet, or for builds than only reading"
+            f" the same columns, in one run ({_machine(indexes)}). The peers' own figures are in the results.",
+            *_busy(indexes),
+            "",
+        ]
     return "\n".join(lines)
 
 
-def _table(shown: dict[str, Report], claims: dict[str, tuple[tuple[str, str], ...]]) -> list[str]:
-    servers = list(dict.fromkeys(name for report in shown.values() for name in report.servers()))
+def _table(
+    shown: dict[str, Report], claims: dict[str, tuple[tuple[str, str], ...]], *, servers: list[str] | None = None
+) -> list[str]:
+    if servers is None:
+        servers = list(dict.fromkeys(name for report in shown.values() for name in report.servers()))
     head = ["case", "measure", "ratio", *servers, "goal"]
     lines = ["| " + " | ".join(head) + " |", "|---|---|" + "--:|" * (len(head) - 2)]
     for name, report in shown.items():

@@ -8,10 +8,7 @@ optimised, and the same algorithm. Who answers is timed in turns.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,10 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyroaring
-from rich.console import Console
 
-from bench.report import OURS, Report, Row, machine
-from bench.run import show
+from bench.report import OURS, Report, Row
 from metaserver.index import bitmap
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bits import positions
@@ -324,21 +319,3 @@ def _many_files(report: Report, turns: int) -> None:
         report.notes.append(
             f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {share:.0%} of them about all files."
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.index.bitmap", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
-    quick = parser.parse_args().quick
-    terminal = Console()
-    facts = machine()
-    with tempfile.TemporaryDirectory(prefix="seamark-bench-") as folder:
-        report = asyncio.run(run(Path(folder), quick=quick))
-    report.machine = facts
-    show(report, terminal if terminal.is_terminal else Console(width=160))
-    if not quick:
-        report.save()
-
-
-if __name__ == "__main__":
-    main()

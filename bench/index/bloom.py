@@ -8,11 +8,8 @@ Ours and theirs take turns, with keys never asked before; all must find the file
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +19,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 
 from bench.planning.limits import bandwidth
-from bench.report import OURS, Report, Row, machine
-from bench.run import show
+from bench.report import OURS, Report, Row
 from metaserver.index.bloom import FIXED_SIZE, Bloom, Built, build, encode, header_size, merge
 from metaserver.index.hashing import hash_key
 from metaserver.index.keys import key_of, keys_of
@@ -201,21 +196,3 @@ def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -
         act()
         taken.append((clock() - started) * 1000)
     return statistics.median(taken)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.index.bloom", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
-    quick = parser.parse_args().quick
-    terminal = Console()
-    facts = machine()
-    with tempfile.TemporaryDirectory(prefix="seamark-bench-") as folder:
-        report = asyncio.run(run(Path(folder), quick=quick))
-    report.machine = facts
-    show(report, terminal if terminal.is_terminal else Console(width=160))
-    if not quick:
-        report.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -9,8 +9,21 @@ import sys
 import pytest
 
 from bench import readme
+from bench.index.run import BENCHES as INDEX
+from bench.planning.run import BENCHES as PLANNING
 from bench.run import BENCHES
 from tests.services.process import REPO
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "name"), [("planning", one) for one in PLANNING] + [("index", one) for one in INDEX]
+)
+def test_a_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str) -> None:
+    argv = [sys.executable, "-m", f"bench.{module}.run", "--quick", name]
+    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{module}_{name}:" in done.stdout
 
 
 @pytest.mark.slow

@@ -1,0 +1,120 @@
+"""What does it cost to index columns that have to be read anyway, and how much is there to keep afterwards?
+
+Data files as a writer leaves them: zstd, dictionaries, field ids. One core. The peer is the reading of the same columns
+into Arrow, which no index can do without: ours reads, builds, and writes a durable index file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.report import OURS, Report, Row
+from connector.indexing import DataFile, IndexTask, index_data_files
+from connector.parquet.columns import Projection, read_columns
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.index.definitions import define
+
+FILES, ROWS = 4, 1_000_000
+QUICK_FILES, QUICK_ROWS = 2, 20_000
+SCHEMA = Schema(
+    (
+        Field(1, "order_key", True, "long"),
+        Field(2, "customer", True, "string"),
+        Field(3, "discount", True, "int"),
+        Field(4, "quantity", True, "int"),
+        Field(5, "revenue", True, "decimal(15, 2)"),
+        Field(6, "city", True, "string"),
+        Field(7, "ordered_at", True, "timestamp"),
+    )
+)
+CASES = {
+    "bitmap of discount, 11 values": ("bitmap", ["discount"]),
+    "bitmap of city, 250 values": ("bitmap", ["city"]),
+    "bitmap of revenue, mostly distinct": ("bitmap", ["revenue"]),
+    "bloom of order_key, distinct": ("bloom", ["order_key"]),
+    "bloom of customer, 30,000 values": ("bloom", ["customer"]),
+    "record of order_key": ("record", ["order_key"]),
+}
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("index_build", "What does an index cost to build, and to keep?", peer="reading the same columns")
+    count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
+    files = [_data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
+    data_bytes = sum(one.size_bytes for one in files)
+    for case, (kind, columns) in CASES.items():
+        task = IndexTask("t", define("i", kind, columns, SCHEMA), Projection(SCHEMA), (folder / "index").as_uri())
+        ids = [term.column_id for term in task.definition.terms]
+        reading, building, size = _measured(task, files, rounds=1 if quick else 3)
+        values = {
+            OURS: count * rows / building / 1e6,
+            "reading": count * rows / reading / 1e6,
+        }
+        column_bytes = sum(_column_bytes(one, ids) for one in files)
+        report.rows += [
+            Row(case, "built, one core", "M rows/s", values, lower_is_better=False, peer="reading"),
+            Row(case, "index a byte of all data", "B", {OURS: size / data_bytes}, peer="reading"),
+            Row(case, "index a byte of the columns", "B", {OURS: size / column_bytes}, peer="reading"),
+        ]
+    report.notes += [
+        f"{count} files of {rows:,} rows, {len(SCHEMA.fields)} columns, {data_bytes / count / rows:.0f} bytes a row.",
+        "CPU time of one thread, medians of 3; from the page cache, written and synced to disk.",
+    ]
+    return report
+
+
+def _measured(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
+    """Seconds of CPU to read the columns, and to make the index file; its bytes."""
+    column_ids = [term.column_id for term in task.definition.terms]
+    reading, building = [], []
+    size = 0
+    for _ in range(rounds):
+        started = time.thread_time()
+        for one in files:
+            _read(task, one, column_ids)
+        reading.append(time.thread_time() - started)
+        started = time.thread_time()
+        size = index_data_files(task, files).size_bytes
+        building.append(time.thread_time() - started)
+    return statistics.median(reading), statistics.median(building), size
+
+
+def _data_file(path: Path, number: int, rows: int) -> DataFile:
+    draw = np.random.default_rng(number)
+    columns = [
+        draw.integers(0, 1 << 40, rows),
+        [f"Customer#{one:09d}" for one in draw.integers(0, 30_000, rows)],
+        draw.integers(0, 11, rows, dtype=np.int32),
+        draw.integers(1, 51, rows, dtype=np.int32),
+        pa.array(draw.integers(10_000, 10_000_000, rows)).cast(pa.decimal128(38, 0)),
+        [f"CITY OF {one:03d}" for one in draw.integers(0, 250, rows)],
+        pa.array(draw.integers(0, 7 * 365 * 86_400, rows) * 1_000_000).cast(pa.timestamp("us")),
+    ]
+    kinds = [pa.int64(), pa.string(), pa.int32(), pa.int32(), pa.decimal128(15, 2), pa.string(), pa.timestamp("us")]
+    columns[4] = pa.Array.from_buffers(pa.decimal128(15, 2), rows, columns[4].buffers())  # cents
+    fields = [
+        pa.field(field.name, kind, nullable=False, metadata={"PARQUET:field_id": str(field.id)})
+        for field, kind in zip(SCHEMA.fields, kinds, strict=True)
+    ]
+    arrays = [
+        one if isinstance(one, pa.Array) else pa.array(one, kind) for one, kind in zip(columns, kinds, strict=True)
+    ]
+    pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path, compression="zstd")
+    return DataFile(path.as_uri(), path.stat().st_size, rows)
+
+
+def _read(task: IndexTask, file: DataFile, column_ids: list[int]) -> None:
+    filesystem, place = task.storage.open(file.path)
+    read_columns(place, column_ids, task.projection, filesystem=filesystem, rows=file.records)
+
+
+def _column_bytes(file: DataFile, column_ids: list[int]) -> int:
+    footer = pq.read_metadata(file.path.removeprefix("file://"))
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    return sum(group.column(one - 1).total_compressed_size for group in groups for one in column_ids)
