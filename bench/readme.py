@@ -45,6 +45,12 @@ PLANNING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("1,000,000 files, first after a restart", "plan"),
     ),
     "planning_memory": (("1,000,000 files", "blocks and views"),),
+    "planning_http": (
+        ("the same plan, 1 connection, 1 worker", "server CPU"),
+        ("the same plan, 1 connection, 1 worker", "p50"),
+        ("the same plan, 16 connections, 1 worker", "requests"),
+        ("a new filter, 1 connection, 1 worker", "server CPU"),
+    ),
     "planning_lookup": (("statistics", "before encoding"), ("statistics", "Arrow over HTTP, p50")),
 }
 INDEX_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
