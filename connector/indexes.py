@@ -113,6 +113,23 @@ class IndexClient(SeamarkClient):
         body = {"outcome": outcome, "reason": reason}
         return self._object("POST", f"{_build_path(table, name, build_id)}/finish", body)
 
+    def quarantine_index_file(
+        self, table: Name, name: str, location: str, reason: str, *, check: bool = False
+    ) -> dict[str, Any]:
+        """Plans use the index file no more, and what it describes is to be indexed again: its `state` now.
+
+        With `check` only if the server finds it damaged or gone, too. NotFound where it is not registered.
+        """
+        body = {"location": location, "reason": reason, "check": check}
+        return self._object("POST", f"{_index_path(table, name)}/quarantine", body)
+
+    def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
+        """Registers index files in the table's folder that the server does not list, as after a lost database.
+
+        What was found: docs/reference/openapi.json, rebuildIndexRegistry.
+        """
+        return self._object("POST", f"{table_path(table)}/indexes/rebuild-registry")
+
     def _object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         found: dict[str, Any] = self._json(method, path, {}, body)
         return found

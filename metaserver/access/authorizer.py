@@ -58,7 +58,8 @@ def _rules() -> dict[str, Rule]:
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         renameTable createView replaceView dropView renameView commitTransaction undrop
         putFunction dropFunction
-        putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild"""
+        putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
+        quarantineIndexFile rebuildIndexRegistry"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

@@ -11,6 +11,7 @@ from metaserver.api import (
     explain,
     functions,
     health,
+    index_audit,
     indexes,
     keys,
     metadata,
@@ -49,7 +50,8 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts but the settings."""
-    for routes in (health, metrics, oauth, rest, timeline, metadata, explain, indexes, builds, dropped, admin):
+    own = (timeline, metadata, explain, indexes, builds, index_audit, dropped, admin)
+    for routes in (health, metrics, oauth, rest, *own):
         routes.add_routes(app)
     functions.add_own_routes(app)
     openapi.add_routes(app)

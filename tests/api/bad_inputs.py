@@ -379,6 +379,8 @@ def _indexes() -> Iterator[BadInput]:
     yield BadInput("Indexes", "dropping what is not there", "DELETE", index, None, *missing)
     yield BadInput("Indexes", "building what is not there", "POST", f"{index}/builds", None, *missing)
     yield BadInput("Indexes", "a build of nobody", "GET", f"{index}/builds/x", None, *missing)
+    audited = {"location": "file:///x", "reason": "it lies"}
+    yield BadInput("Indexes", "an index file of nobody put aside", "POST", f"{index}/quarantine", audited, *missing)
 
 
 def _others() -> Iterator[BadInput]:
