@@ -26,6 +26,7 @@ import numpy.typing as npt
 from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Op, Or, all_of, any_of, predicates_of
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.projection import inclusive
+from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bloom import Bloom
 from metaserver.index.definitions import IndexDefinition
@@ -159,7 +160,9 @@ def _over(expression: Expression, spec: PartitionSpec, lower: Mapping[int, list[
 
 def _lowered(predicate: Bound, term: PartitionField) -> Expression:
     """What the lower-case form of every value that matches satisfies."""
-    if predicate.op not in (Op.EQ, Op.IN, Op.STARTS_WITH) or predicate.kind != "string" != predicate.transform:
+    if predicate.op not in (Op.EQ, Op.IN, Op.STARTS_WITH):
+        return TRUE
+    if (predicate.kind, predicate.transform) != ("string", IDENTITY):  # of other functions, values say nothing
         return TRUE
     values = sorted({lowered(str(value)) for value in predicate.values})
     op = Op.EQ if predicate.op is Op.IN and len(values) == 1 else predicate.op

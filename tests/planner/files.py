@@ -74,6 +74,7 @@ class FileMaker:
             split_offsets=offsets,
             rows=rows,
             written=frozenset(columns),
+            schema_id=schema.id,
         )
 
     def _path(self, folder: str, ending: str) -> str:

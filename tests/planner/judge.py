@@ -37,6 +37,7 @@ from metaserver.planner.planner import Planner, open_planner
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.scan import Scan
 from metaserver.settings import Settings
+from metaserver.store.port import Entry
 from tests.planner.cases import Case, cases
 from tests.planner.kinds import LONG_MIN
 from tests.planner.lake import DataFile, DeleteFile
@@ -55,8 +56,8 @@ class Task:
     residual: Any
 
 
-async def our_plan(planner: Planner, case: Case) -> dict[str, Task]:
-    """Tasks by file path."""
+async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> dict[str, Task]:
+    """Tasks by file path. With the table's `entry` its indexes are used."""
     location = case.lake.metadata_location
     metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
     request = ScanRequest(
@@ -65,7 +66,7 @@ async def our_plan(planner: Planner, case: Case) -> dict[str, Task]:
         case_sensitive=case.case_sensitive,
         use_snapshot_schema=case.names_of_snapshot,
     )
-    scan = await planner.scan(metadata, request)
+    scan = await planner.scan(metadata, request, entry)
     plan = {}
     for row in scan.rows.tolist():
         block, local = scan.view.locate(row)

@@ -51,10 +51,11 @@ class ContentFile:
 
 @dataclass(eq=False)
 class DataFile(ContentFile):
-    """`rows` hold what was written; columns added later are not in `written`."""
+    """`rows` hold what was written, by the schema `schema_id`; columns added later are not in `written`."""
 
     rows: list[Row] = field(default_factory=list)
     written: frozenset[int] = frozenset()
+    schema_id: int = 0
 
 
 @dataclass(eq=False)

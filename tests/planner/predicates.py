@@ -173,18 +173,25 @@ def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
         column = schema.columns().get(rng.choice(sources), column)
     if column.kind == "struct":
         return {"type": rng.choice(["is-null", "not-null"]), "term": column.name}
-    transform, term = "identity", column.name
+    transform = "identity"
     if rng.random() < 0.15:
         values = lake.pools[column.id]
         transforms = [part.transform for fields in lake.specs.values() for part in fields if part.source == column.id]
         transform = rng.choice([*transforms, partitioning.random_transform(rng, column.kind, values)])
     if transform == "void":
         transform = "identity"
-    made: Any = term
+    return predicate_on(rng, lake, column, transform)
+
+
+def predicate_on(
+    rng: random.Random, lake: Lake, column: Column, transform: str, ops: Sequence[str] | None = None
+) -> Any:
+    """A predicate on a transform of a column, its literals near the data; the operation is any, or one of `ops`."""
+    made: Any = column.name
     if transform != "identity":
-        made = {"type": "transform", "transform": transform, "term": term}
+        made = {"type": "transform", "transform": transform, "term": column.name}
     kind = partitioning.result_kind(transform, column.kind)
-    op = _random_op(rng, kind)
+    op = rng.choice(ops) if ops else _random_op(rng, kind)
     predicate: dict[str, Any] = {"type": op, "term": made}
     if op in ("in", "not-in"):
         count = rng.choice([1, 2, 3, 5, 5, 8])
@@ -217,7 +224,9 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if kind in FLOATS:
-        return rng.choice([-value, math.nextafter(value, math.inf), value / 2, math.inf, -math.inf])
+        # what comes next to an infinity no float holds, and what it is rounded to is again an infinity
+        beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
+        return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
         least, greatest = limits(kind)
         shape = rng.random()
