@@ -5,7 +5,7 @@ no processor: what is built here runs on any machine of the same architecture. T
 
 To compile by hand after an edit: `.venv/bin/python setup.py -q build_ext --inplace`; `make venv` does the same.
 SEAMARK_CHECKED=1 builds kernels that check each access: memoryviews by Cython, all else by the compiler's sanitizers,
-whose libraries then have to be preloaded (tests/iceberg/test_manifest_sanitised.py).
+whose libraries then have to be preloaded (tests/index/test_sanitised.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The decoder's and the packer's tests once more, on kernels that the compiler's sanitizers watch: a read past a
-buffer's end, or any undefined behaviour, ends the process with a report instead of passing unseen."""
+"""Tests of kernels once more, on kernels that the compiler's sanitizers watch: a read past a buffer's end, or any
+undefined behaviour, ends the process with a report instead of passing unseen."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-TESTS = [
-    "tests/iceberg/test_manifest.py",
-    "tests/iceberg/test_manifest_list.py",
-    "tests/iceberg/test_manifest_damage.py",
-    "tests/index/test_packing.py",
-]
-KERNELS = {"_manifest", "_memory", "_pack"}
+TESTS = {
+    "decoder and packer": [
+        "tests/iceberg/test_manifest.py",
+        "tests/iceberg/test_manifest_list.py",
+        "tests/iceberg/test_manifest_damage.py",
+        "tests/index/test_packing.py",
+    ],
+    "indexes": [
+        "tests/index/test_hashing.py",
+        "tests/index/test_bloom.py",
+        "tests/index/test_bitmap.py",
+        "tests/index/test_record.py",
+    ],
+}
+KERNELS = {
+    "decoder and packer": {"_manifest", "_memory", "_pack"},
+    "indexes": {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record"},
+}
+"""Compiled for each: those that its tests import."""
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,13 +48,14 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 @pytest.mark.slow
 @pytest.mark.timeout(1700)
-def test_neither_decoder_nor_packer_touches_a_byte_that_is_not_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", TESTS)
+def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path) -> None:
     for name in ("metaserver", "cache", "connector", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPO / name, tmp_path)
     for kernel in (tmp_path / "metaserver").rglob("*.pyx"):
-        if kernel.stem not in KERNELS:
+        if kernel.stem not in KERNELS[which]:
             kernel.unlink()
     built = run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path, SEAMARK_CHECKED="1")
     assert built.returncode == 0, built.stdout
@@ -65,7 +78,7 @@ def test_neither_decoder_nor_packer_touches_a_byte_that_is_not_its_own(tmp_path:
         "no:cacheprovider",
         "-k",
         "not leave_no_memory",
-        *TESTS,
+        *TESTS[which],
     ]
     tested = run(
         sys.executable,
