@@ -364,11 +364,10 @@ def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Long
         _refuse(high != numbers >> 63, valid, arrow, kind)
         return numbers
     if name in ("int", "long") and pa.types.is_integer(arrow):
-        if pa.types.is_uint64(arrow):
-            _refuse(_numbers(array, "u8") >= np.uint64(_SIGN), valid, arrow, kind)
-        return _numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}").astype(
-            np.int64
-        )
+        numbers = _numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
+        if numbers.dtype.kind == "u" and numbers.itemsize >= 4:  # which Java reads as signed, or not at all
+            _refuse(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
+        return numbers.astype(np.int64)
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
         # a file from before a date was promoted to a timestamp (spec: "Schema Evolution")
         have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000

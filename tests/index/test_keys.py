@@ -232,6 +232,7 @@ def test_huge_strings_and_runs_are_read() -> None:
         (pa.array([True]), "int"),
         (pa.array([1]), "timestamp"),
         (pa.array([2**63], pa.uint64()), "long"),
+        (pa.array([2**31], pa.uint32()), "long"),  # negative to Java, which takes the four bytes as they are
         (pa.array([1_001], pa.timestamp("ns")), "timestamp"),
         (pa.array([1], pa.time64("ns")), "time"),
         (pa.array([2**62], pa.timestamp("s")), "timestamp"),
