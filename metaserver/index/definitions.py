@@ -26,9 +26,9 @@ import msgspec
 from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.transforms import name_of
+from metaserver.iceberg.transforms import IDENTITY, name_of
 from metaserver.index.keys import family
-from metaserver.index.terms import TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
+from metaserver.index.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
 
 PREFIX = "seamark.index."
 ENABLED, PAUSED = "enabled", "paused"
@@ -61,11 +61,7 @@ class IndexDefinition:
     @cached_property
     def id(self) -> str:
         """JSON in one spelling, by field ids; what index files carry and the registry lists them by."""
-        terms = [
-            # With what keys: a column promoted beyond its family is another index, of other keys.
-            {"field-id": term.column_id, "transform": term.transform, "keys": family(term.kind)}
-            for term in self.terms
-        ]
+        terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
         said = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
         return msgspec.json.encode(said).decode()
 
@@ -111,6 +107,12 @@ class Definitions:
 
 
 _NONE = Definitions({}, {})
+
+
+def _keys(term: Term) -> str:
+    """Of what its keys are made. A column promoted beyond that is another index, of other keys: beyond its family, or,
+    where a transform is taken of it, at all, as the bucket of a date is none of the timestamp's."""
+    return family(term.kind) if term.transform in (IDENTITY, LOWER) else term.source
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:

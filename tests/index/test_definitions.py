@@ -195,6 +195,23 @@ def test_an_index_outlives_a_promotion_that_leaves_its_keys_as_they_are(kind: st
     assert (before.id == after.id) == same
 
 
+@pytest.mark.parametrize(
+    ("transform", "kind", "promoted"),
+    [
+        ("bucket[16]", "date", "timestamp"),  # of days, and of microseconds
+        ("truncate[10]", "int", "long"),  # of the least integers it overflows, and does not
+    ],
+)
+def test_an_index_on_a_function_ends_with_the_type_that_the_function_was_of(
+    transform: str, kind: str, promoted: str
+) -> None:
+    before, after = (
+        define("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, one),), schema_id=0))
+        for one in (kind, promoted)
+    )
+    assert before.id != after.id
+
+
 def test_an_id_reads_back_as_the_definition() -> None:
     definition = define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.25})
     assert of_id(definition.id, FIRST, name="n") == definition
