@@ -139,8 +139,26 @@ def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
     if term.transform == IDENTITY:
         return keys_of(column, term.kind)
     if term.transform == LOWER:
-        return keys_of(column if pa.types.is_null(column.type) else pc.utf8_lower(column), term.kind)
+        return keys_of(column if pa.types.is_null(column.type) else pc.utf8_lower(_strings(column)), term.kind)
     return _transformed(keys_of(column, term.source), term)
+
+
+def _strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """As strings, however they are kept: as a dictionary, or as bytes that no annotation calls UTF-8. ValueError."""
+    kept = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not any(is_kept(kept) for is_kept in _TEXTS):
+        raise ValueError(f"a column of Arrow type {column.type} holds no strings")
+    return column.cast(pa.large_string())
+
+
+_TEXTS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+)
 
 
 def _transformed(source: Keys, term: Term) -> Keys:

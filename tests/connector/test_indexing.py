@@ -208,3 +208,22 @@ def test_hashes_of_literals_and_of_columns_agree() -> None:
     assert hash_keys(column, 0).tolist() == literals
     assert hash_keys(keys_of(pa.array([7], pa.int32()), "int"), 0).tolist() == [hash_key(key_of(7, "long"), 0)]
     assert np.array(literals).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.large_string(), pa.string_view(), pa.binary_view()],
+    ids=str,
+)
+def test_lower_case_is_indexed_however_a_file_keeps_its_strings(kept: pa.DataType) -> None:
+    values = ["ÀB", None, "ab", ""]
+    plain = pa.array(values, pa.string())
+    column = plain.dictionary_encode() if pa.types.is_dictionary(kept) else plain.cast(kept)
+    keys = keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
+    assert [key_at(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
+
+
+@pytest.mark.parametrize("column", [pa.array([7]), pa.array([b"\xff"])], ids=["numbers", "no UTF-8"])
+def test_lower_case_of_what_is_no_string_is_refused(column: pa.Array) -> None:
+    with pytest.raises(ValueError, match=r"string|UTF8"):
+        keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
