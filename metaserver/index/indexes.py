@@ -11,6 +11,7 @@ The memory tier counts a mapped file as if all of it were in memory. Plans that 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +37,9 @@ from metaserver.settings import Settings
 from metaserver.store.port import IndexFile
 
 RETRY_S = 5.0
-"""How long an index file is left alone that could not be read, or is of an unknown version."""
-_LATER_MAX = 10_000
+"""How long an index file is left alone that could not be read."""
+_LATER_MAX, _LATER_BYTES = 10_000, 400
+"""Locations of such files that are remembered, and what each takes."""
 
 log = structlog.get_logger()
 
@@ -71,8 +73,8 @@ class Indexes:
         self._stack = stack
         self._clock = clock
         self._limit_bytes = limit_bytes
-        self._later: MemoryCache[str, float] = MemoryCache(_LATER_MAX * 400)
-        """Location → monotonic time before which it is not tried again."""
+        self._later: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES)
+        """Location → monotonic time before which it is not tried again; infinity for an unknown version."""
         self.failures = 0
         """Index files that could not be used, since the start."""
         self.quarantined = 0
@@ -97,9 +99,15 @@ class Indexes:
             )
         except (Corrupt, ObjectMissing, TooLarge) as error:
             await self._quarantine(file, error.message)
-        except (SeamarkError, UnknownVersion) as error:
-            self._leave_alone(file, str(error))
+        except UnknownVersion as error:
+            self._leave_alone(file, str(error), until_s=math.inf)
+        except SeamarkError as error:
+            self._leave_alone(file, error.message)
         return None
+
+    def is_beyond_us(self, file: IndexFile) -> bool:
+        """Whether it was found to be of a version that this program cannot read, and will not read later either."""
+        return self._later.get(file.location) == math.inf
 
     async def open_all(self, files: Sequence[IndexFile]) -> list[OpenIndex]:
         """Those that can be used, in the order given."""
@@ -117,7 +125,7 @@ class Indexes:
             except (ValueError, Corrupt, ObjectMissing, TooLarge) as error:
                 await self._quarantine(file, f"{reason}; {error}")
             except SeamarkError as error:
-                self._leave_alone(file, str(error))
+                self._leave_alone(file, error.message)
 
     async def _quarantine(self, file: IndexFile, reason: str) -> None:
         self._leave_alone(file, reason)
@@ -127,9 +135,10 @@ class Indexes:
         except SeamarkError as error:  # gone from the registry, or the store is away: the next who meets it tries again
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
-    def _leave_alone(self, file: IndexFile, reason: str) -> None:
+    def _leave_alone(self, file: IndexFile, reason: str, *, until_s: float | None = None) -> None:
         self.failures += 1
-        self._later.put(file.location, self._clock.monotonic() + RETRY_S, 0)
+        until_s = self._clock.monotonic() + RETRY_S if until_s is None else until_s
+        self._later.put(file.location, until_s, _LATER_BYTES)
         log.warning("index file not used", location=file.location, reason=reason)
 
     def stats(self) -> StackStats:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -42,9 +43,14 @@ class Consulting:
         self._usage = usage
         self._clock = clock
         self._wait_s = wait_s
-        self._definitions: OrderedDict[tuple[object, ...], Definitions] = OrderedDict()
+        self._definitions: OrderedDict[tuple[object, ...], tuple[object, Definitions]] = OrderedDict()
+        """With the schemas that they were read by: tables that were registered from one metadata file have one uuid,
+        and may have gone different ways since."""
         self._coverage: WeakKeyDictionary[TableView, dict[str, tuple[tuple[str, ...], Coverage]]] = WeakKeyDictionary()
-        self._fetching: set[asyncio.Task[OpenIndex | None]] = set()
+        self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
+        """By location."""
+        self._suspected: dict[str, asyncio.Task[None]] = {}
+        """By location: looked at behind the plans that found them damaged."""
 
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
         """Those that plans of the table may use: enabled, where there is any index file at all."""
@@ -54,13 +60,13 @@ class Consulting:
         texts = tuple(item for item in metadata.properties.items() if item[0].startswith(PREFIX))
         if not texts:
             return ()
-        key = (metadata.table_uuid, metadata.current_schema_id, len(metadata.schemas), texts)
-        found = self._definitions.get(key)
-        if found is None:
-            found = self._definitions[key] = read_definitions(metadata)
+        key = (metadata.table_uuid, metadata.current_schema_id, texts)
+        kept = self._definitions.get(key)
+        if kept is None or kept[0] != metadata.schemas:
+            kept = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
             if len(self._definitions) > _DEFINITIONS_KEPT:
                 self._definitions.popitem(last=False)
-        return found.enabled
+        return kept[1].enabled
 
     async def prepare(
         self, view: TableView, question: Question, definitions: Sequence[IndexDefinition], entry: Entry
@@ -78,22 +84,33 @@ class Consulting:
             return None
         opened = await self._opened(files)
         coverage = await self._covered(view, wanted, opened)
-        return Probe(view, projected, coverage, opened, complete=len(opened) == len(files))
+        late = any(file.location not in opened and not self._indexes.is_beyond_us(file) for file in files)
+        return Probe(view, projected, coverage, opened, late=late)
 
-    async def settle(self, probe: Probe, entry: Entry) -> None:
-        """After a plan: counts what indexes were good for, and has those looked at that broke. Never raises."""
+    def settle(self, probe: Probe, entry: Entry) -> None:
+        """After a plan: counts what indexes were good for, and has those looked at that broke, behind its back."""
         now_ms = self._clock.now_ms()
         for definition_id, (asked, removed) in probe.asked.items():
             self._usage.note(entry.uuid, definition_id, files_in=asked, files_removed=removed, now_ms=now_ms)
-        if probe.damaged:
-            listed = await self._listed(entry)
-            broken = [file for file in (listed.files if listed else ()) if file.location in probe.damaged]
-            await self._indexes.suspect(broken, "; ".join(probe.damaged.values()))
+        for location, reason in probe.damaged.items():
+            if location not in self._suspected:
+                task = asyncio.create_task(self._suspect(entry, location, reason), name="suspect")
+                self._suspected[location] = task
+                task.add_done_callback(partial(self._looked_at, location))
+
+    def _looked_at(self, location: str, _: asyncio.Task[None]) -> None:
+        del self._suspected[location]
+
+    async def _suspect(self, entry: Entry, location: str, reason: str) -> None:
+        listed = await self._listed(entry)
+        files = () if listed is None else listed.files
+        await self._indexes.suspect([file for file in files if file.location == location], reason)
 
     async def close(self) -> None:
-        for task in self._fetching:
+        tasks = [*self._fetching.values(), *self._suspected.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._fetching, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _projected(self, question: Question, definitions: Sequence[IndexDefinition]) -> Projected | None:
         if question.is_long:
@@ -118,24 +135,33 @@ class Consulting:
             else:
                 opened[file.location] = held
         if absent:
-            tasks = [asyncio.create_task(self._indexes.open(file), name="index") for file in absent]
-            self._fetching.update(tasks)
-            for task in tasks:
-                task.add_done_callback(self._fetching.discard)
-            done, _ = await asyncio.wait(tasks, timeout=self._wait_s)
-            found = [task.result() for task in done if not task.cancelled()]
-            opened |= {one.location: one for one in found if one is not None}
+            done, _ = await asyncio.wait([self._fetch(file) for file in absent], timeout=self._wait_s)
+            for task in done:
+                found = None if task.cancelled() else task.result()
+                if found is not None:
+                    opened[found.location] = found
         return opened
+
+    def _fetch(self, file: IndexFile) -> asyncio.Task[OpenIndex | None]:
+        """One at a time of each, whoever waits for it, and for however long."""
+        task = self._fetching.get(file.location)
+        if task is None:
+            task = self._fetching[file.location] = asyncio.create_task(self._indexes.open(file), name="index")
+            task.add_done_callback(lambda _: self._fetching.pop(file.location))
+        return task
 
     async def _covered(
         self, view: TableView, wanted: Mapping[str, Sequence[IndexFile]], opened: Mapping[str, OpenIndex]
     ) -> dict[str, Coverage]:
         kept = self._coverage.setdefault(view, {})
+        found: dict[str, Coverage] = {}
         stale: dict[str, tuple[OpenIndex, ...]] = {}
         for definition_id, files in wanted.items():
             usable = tuple(opened[file.location] for file in files if file.location in opened)
             known = kept.get(definition_id)
-            if known is None or known[0] != tuple(one.location for one in usable):
+            if known is not None and known[0] == tuple(one.location for one in usable):
+                found[definition_id] = known[1]
+            else:
                 stale[definition_id] = usable
         if stale:
 
@@ -143,12 +169,14 @@ class Consulting:
                 ids = file_ids_of(view)
                 return {definition_id: Coverage(ids, files) for definition_id, files in stale.items()}
 
-            made = await asyncio.to_thread(cover)
-            for definition_id, coverage in made.items():
+            for definition_id, coverage in (await asyncio.to_thread(cover)).items():
+                found[definition_id] = coverage
                 kept[definition_id] = (tuple(one.location for one in stale[definition_id]), coverage)
-        return {definition_id: kept[definition_id][1] for definition_id in wanted}
+        return found
 
     def added_bytes(self, view: TableView) -> int:
         """What is kept beside the view."""
         kept = self._coverage.get(view)
-        return 0 if not kept else sum(coverage.size_bytes for _, coverage in kept.values())
+        if not kept:
+            return 0
+        return file_ids_of(view).size_bytes + sum(coverage.size_bytes for _, coverage in kept.values())

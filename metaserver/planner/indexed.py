@@ -216,13 +216,18 @@ class Probe:
     projected: Projected
     coverage: Mapping[str, Coverage]
     opened: Mapping[str, OpenIndex]
-    complete: bool = True
-    """False where an index file was not there in time."""
+    late: bool = False
+    """Whether an index file was not there in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     asked: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By definition id: files that it was asked about, and those that it removed. Without what rows tell."""
     _kept: dict[object, Flags | None] = field(default_factory=dict)
     _ranges: dict[Bound, KeyRanges | None] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether another plan, made now, would find no more."""
+        return not self.late and not self.damaged
 
     def steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
         """What narrows a selection, by name, the cheapest first."""
@@ -415,8 +420,11 @@ class Probe:
         index = self.opened.get(location)
         if index is None or location in self.damaged:
             return None
+        bitmap, file = _bitmap(index), int(file_of[row])
         try:
-            return _bitmap(index).rows(int(file_of[row]), ranges)
+            if bitmap.section(file).rows != index.files.records[file]:
+                raise ValueError(f"file {file} has {index.files.records[file]} rows; its bitmap is of others")
+            return bitmap.rows(file, ranges)
         except ValueError as error:
             self.damaged[location] = str(error)
             return None

@@ -201,7 +201,7 @@ class Planner:
         quick = _is_quick(held.view, question) and (probe is None or not probe.by_row)
         scan = plan() if quick else await asyncio.to_thread(plan)
         if probe is not None and entry is not None and self._consulting is not None:
-            await self._consulting.settle(probe, entry)
+            self._consulting.settle(probe, entry)
         return scan
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
@@ -313,6 +313,8 @@ class Planner:
         """Puts on the account what the view has grown by; one that was let go is off it already."""
         if held.charged_bytes != _LET_GO:
             added = held.added_bytes
+            if self._consulting is not None:
+                added += self._consulting.added_bytes(held.view)
             self._added_bytes += added - held.charged_bytes
             held.charged_bytes = added
 

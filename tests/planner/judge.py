@@ -3,7 +3,8 @@
 For each case, of whatever lake, snapshot, names and filter:
 
 - every file with a row that matches, whether zeros are equal or not, is in the plan, and nothing but live files is;
-- the plan holds no file that Java's planner leaves out;
+- the plan holds no file that Java's planner leaves out, but for those with such a row (Java loses some at the last
+  nanosecond before 1970);
 - of a planned file, every delete file that removes a matching row is named, none is that the specification does not
   apply to the file, and none that Java, planning without a filter, leaves out;
 - the residual and the filter give the same answer on every row of the file, for every client (a filter that names an
@@ -123,7 +124,7 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
         seen["kept"] += 1
         seen["kept with a match"] += any(wanted)
         excused = case.compares_zero or _has_nan(file) or _is_bounded_by_the_least_long(file)
-        if trusted and path not in java.tasks and not excused:
+        if trusted and path not in java.tasks and not excused and not any(wanted):
             raise AssertionError(f"{_shown(file)} is planned, and Java leaves it out\n{case}")
         judge_deletes(case, file, ours[path], wanted, unfiltered, seen)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
