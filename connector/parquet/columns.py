@@ -8,9 +8,9 @@ by the table's name mapping. A column that the file lacks is null, or its initia
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -22,6 +22,9 @@ from metaserver.iceberg.schema import Schema
 
 FIELD_ID = b"PARQUET:field_id"
 NAME_MAPPING = "schema.name-mapping.default"
+
+Place: TypeAlias = tuple[int, tuple[str, ...]]
+"""Field id of a column, and the path of names to it."""
 
 
 class Unreadable(Exception):
@@ -66,8 +69,7 @@ def read_columns(
         with pq.ParquetFile(path, filesystem=filesystem) as file:
             if file.metadata.num_rows != rows:
                 raise Unreadable(f"{path} has {file.metadata.num_rows} rows; its manifest says {rows}")
-            places = _places(file.schema_arrow, projection)
-            found = {column_id: places[column_id] for column_id in wanted if column_id in places}
+            found = _found(wanted, _places(file.schema_arrow, projection))
             table = file.read(columns=sorted({".".join(names) for names in found.values()}), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Unreadable(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
@@ -80,9 +82,21 @@ def read_columns(
     return columns
 
 
-def _places(schema: pa.Schema, projection: Projection) -> dict[int, tuple[str, ...]]:
-    """The path of names to each column that is not inside a list or map, by field id."""
-    ids = _by_id(schema)
+def _found(wanted: Iterable[int], places: Iterable[Place]) -> dict[int, tuple[str, ...]]:
+    """Where those of the wanted columns are that the file has."""
+    found: dict[int, list[tuple[str, ...]]] = {column_id: [] for column_id in wanted}
+    for column_id, names in places:
+        if column_id in found:
+            found[column_id].append(names)
+    for column_id, there in found.items():
+        if len(there) > 1:
+            raise Unreadable(f"the file has {len(there)} columns that may be column {column_id}")
+    return {column_id: there[0] for column_id, there in found.items() if there}
+
+
+def _places(schema: pa.Schema, projection: Projection) -> list[Place]:
+    """All columns that are not inside a list or map."""
+    ids = list(_by_id(schema))
     if ids:
         return ids
     if projection.name_mapping is None:
@@ -91,35 +105,29 @@ def _places(schema: pa.Schema, projection: Projection) -> dict[int, tuple[str, .
         mapping = msgspec.json.decode(projection.name_mapping, type=tuple[MappedField, ...])
     except msgspec.MsgspecError as error:
         raise Unreadable(f"the table's name mapping is no JSON of that form: {error}") from None
-    return _by_mapping(schema, mapping, ())
+    return list(_by_mapping(schema, mapping, ()))
 
 
-def _by_id(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> dict[int, tuple[str, ...]]:
-    found: dict[int, tuple[str, ...]] = {}
+def _by_id(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[Place]:
     for one in fields:
         names = (*path, one.name)
         if one.metadata is not None and FIELD_ID in one.metadata:
-            found[int(one.metadata[FIELD_ID])] = names
+            yield int(one.metadata[FIELD_ID]), names
         if pa.types.is_struct(one.type):
-            found |= _by_id(list(one.type), names)
-    return found
+            yield from _by_id(list(one.type), names)
 
 
-def _by_mapping(
-    fields: Iterable[pa.Field], mapping: Sequence[MappedField], path: tuple[str, ...]
-) -> dict[int, tuple[str, ...]]:
+def _by_mapping(fields: Iterable[pa.Field], mapping: Sequence[MappedField], path: tuple[str, ...]) -> Iterator[Place]:
     by_name: Mapping[str, MappedField] = {name: one for one in mapping for name in one.names}
-    found: dict[int, tuple[str, ...]] = {}
     for one in fields:
         mapped = by_name.get(one.name)
         if mapped is None:
             continue
         names = (*path, one.name)
         if mapped.field_id is not None:
-            found[mapped.field_id] = names
+            yield mapped.field_id, names
         if pa.types.is_struct(one.type):
-            found |= _by_mapping(list(one.type), mapped.fields, names)
-    return found
+            yield from _by_mapping(list(one.type), mapped.fields, names)
 
 
 def _column(table: pa.Table, column_id: int, names: tuple[str, ...]) -> pa.ChunkedArray:

@@ -108,3 +108,14 @@ def test_what_is_no_parquet_file_is_unreadable(tmp_path: Path) -> None:
         read(str(path), 1)
     with pytest.raises(Unreadable, match="cannot be read"):
         read(str(tmp_path / "absent"), 1)
+
+
+def test_of_two_columns_that_may_be_the_one_none_is_taken(tmp_path: Path) -> None:
+    twice = written(tmp_path, [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]])
+    with pytest.raises(Unreadable, match="2 columns that may be column 1"):
+        read(twice, 1)
+    plain = written(tmp_path, [pa.field("x", pa.int64()), pa.field("y", pa.int64())], [[1, 2, 3], [4, 5, 6]])
+    mapping = Projection(SCHEMA, json.dumps([{"names": ["x", "y"], "field-id": 1}]))
+    with pytest.raises(Unreadable, match="2 columns that may be column 1"):
+        read(plain, 1, projection=mapping)
+    assert read(plain, 7, projection=mapping) == {7: [None, None, None]}
