@@ -36,10 +36,11 @@ class IndexFiles:
         self.version = version
         self.files = tuple(files)
         """In every state, oldest first."""
-        self._live: dict[str, tuple[IndexFile, ...]] = {}
+        live: dict[str, list[IndexFile]] = {}
         for file in self.files:
             if file.state is IndexFileState.LIVE:
-                self._live[file.definition] = (*self._live.get(file.definition, ()), file)
+                live.setdefault(file.definition, []).append(file)
+        self._live = {definition: tuple(some) for definition, some in live.items()}
 
     def live(self, definition_id: str) -> tuple[IndexFile, ...]:
         """Those that plans may use, oldest first."""
