@@ -1,0 +1,340 @@
+"""Indexes built by a real Spark job over what Spark wrote, and unmodified Spark and PyIceberg that read fewer files.
+
+The proof is that of `test_planning.py`: data files that the plan leaves out are taken away while an engine runs its
+query. In `db.wide` minima and maxima leave out nothing: every file spans the range of every column.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyspark.sql import SparkSession
+
+from connector.building import InProcess, Limits, build
+from connector.client import Explanation
+from connector.indexes import IndexClient
+from connector.indexing import DataFile, IndexTask, Written
+from connector.spark.index_job import SparkWorkers
+from tests.connector import lake
+from tests.engines.test_planning import Engines
+from tests.services.s3 import S3
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+FILES, STEP = 6, 6
+BY_SPARK = {"ids": "bloom(id, fpp=0.0001)", "land": "bitmap(land)", "key": "record(st.b, small)"}
+HERE = {
+    "decimals": "bloom(n, fpp=0.0001)",
+    "instants": "bloom(at, fpp=0.0001)",
+    "doubles": "bloom(f, fpp=0.0001)",
+    "bytes": "bloom(bin, fpp=0.0001)",
+    "extra": "bitmap(extra)",
+    "discount": "bitmap(discount)",
+    "qty": "bitmap(qty)",
+    "nested": "bitmap(st.a)",
+    "days": "bitmap(d)",
+    "flags": "bitmap(flag)",
+    "lowered": "bitmap(lower(land))",
+}
+"""Built by the test's own process, which takes less time."""
+INDEXES = BY_SPARK | HERE
+
+
+@dataclass(frozen=True)
+class Lake:
+    engines: Engines
+    client: IndexClient
+    before_rename: int
+    """A snapshot of 4 files, of a time when `land` was `country` and `extra` was not there."""
+    built: tuple[Any, ...]
+
+    def explain(self, where: str, table: str = "wide") -> Explanation:
+        return self.client.explain(f"db.{table}", where)
+
+
+class Meanwhile(SparkWorkers):
+    """Spark's workers; before the n-th wave something else happens."""
+
+    def __init__(self, spark: SparkSession, **waves: Callable[[], Any]) -> None:
+        super().__init__(spark)
+        self._waves = {int(name.removeprefix("wave")): act for name, act in waves.items()}
+        self.groups: list[list[int]] = []
+
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+        if act := self._waves.get(len(self.groups)):
+            act()
+        self.groups.append([len(group) for group in groups])
+        return super().run(task, groups)
+
+
+@pytest.fixture(scope="module")
+def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    home = tmp_path_factory.mktemp("indexed")
+    with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json"}) as server:
+        alone = Seamark(
+            tmp_path_factory.mktemp("alone"),
+            warehouse=server.warehouse,
+            database=f"sqlite:///{home / 'seamark.db'}",
+            env={"SEAMARK_SCAN_PLANNING_MODE": "client"},
+        )
+        client = IndexClient(server.base_url)
+        with (
+            alone,
+            RestCatalog("indexed", uri=server.base_url) as python,
+            RestCatalog("alone", uri=alone.base_url) as python_by_itself,
+        ):
+            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, alone.base_url)
+            spark.sql(f"CREATE NAMESPACE {catalog}.db")
+            engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
+            before_rename = _fill(engines)
+            defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
+            engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
+            jobs = SparkWorkers(spark)
+            built = tuple(build(client, "db.wide", name, jobs, limits=Limits(files=4)) for name in BY_SPARK)
+            here = InProcess()
+            built += tuple(build(client, "db.wide", name, here, limits=Limits(files=4)) for name in HERE)
+            yield Lake(engines, client, before_rename, built)
+        client.close()
+
+
+def _fill(engines: Engines) -> int:
+    """3 snapshots of 2 files; file k has the ids k, k + 6, …, k + 294. A branch has two more."""
+    engines.sql(
+        "CREATE TABLE {db}.wide (id bigint, p string, country string, discount int, qty int, "
+        "st struct<a: int, b: string>, small smallint, at timestamp, d date, n decimal(9, 2), f double, flag boolean, "
+        "bin binary) USING iceberg PARTITIONED BY (p)"
+    )
+    before_rename = 0
+    for part in range(3):
+        if part == 2:
+            before_rename = engines.sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
+            engines.sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
+            engines.sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
+        engines.sql(f"INSERT INTO {{db}}.wide {_rows(part)}")
+    engines.sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
+    engines.sql(f"INSERT INTO {{db}}.wide.branch_dev {_rows(3)}")
+    assert engines.sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
+    return before_rename
+
+
+def _rows(part: int) -> str:
+    """Of discount and qty a value of one goes with one value of the other only."""
+    middle = "CASE j WHEN 0 THEN 'Aa' WHEN 49 THEN 'Zz' WHEN 10 THEN NULL ELSE concat('M', k) END"
+    extra = f", {middle}" if part >= 2 else ""
+    return (
+        f"SELECT id, if(k % 2 = 0, 'x', 'y'), {middle}, int(j % 11), int((j + 3) % 11), "
+        f"named_struct('a', if(j IN (0, 49), int(j), int(k)), 'b', concat('k', id)), smallint(j), "
+        f"timestampadd(HOUR, id, timestamp'2026-01-01'), date_add(date'2020-01-01', int(id)), id / 4, id * 1.5D, "
+        f"j % 2 = 0, cast(concat('b', id) AS binary){extra} "
+        f"FROM (SELECT *, k + {STEP} * j AS id FROM (SELECT id div 2 AS j, {2 * part} + id % 2 AS k FROM range(100)))"
+    )
+
+
+def test_the_job_built_every_index_of_all_files(wide: Lake) -> None:
+    for report in wide.built:
+        assert report.json["state"] == "completed"
+        assert (report.progress.files_done, report.left, report.progress.index_files) == (FILES, 0, 2)
+        assert report.progress.rows_done == 300
+    found = wide.client.indexes("db.wide")
+    assert {one.name: (one.health, one.files, one.lag_files) for one in found} == dict.fromkeys(
+        INDEXES, ("ok", FILES, 0)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    index: str
+    sql: str
+    json: dict[str, Any]
+    files: int
+    python: str | None
+
+
+def _eq(name: str, value: Any) -> dict[str, Any]:
+    return {"type": "eq", "term": name, "value": value}
+
+
+CASES = (
+    Case("ids", "id = 151", _eq("id", 151), 1, "id = 151"),
+    Case("ids", "id IN (151, 152)", {"type": "in", "term": "id", "values": [151, 152]}, 2, "id in (151, 152)"),
+    Case("decimals", "n = 37.75", _eq("n", "37.75"), 1, "n = 37.75"),
+    Case(
+        "instants",
+        "at = timestamp'2026-01-07 07:00:00'",
+        _eq("at", "2026-01-07T07:00:00+00:00"),
+        1,
+        "at = '2026-01-07T07:00:00+00:00'",
+    ),
+    Case("doubles", "f = 226.5", _eq("f", 226.5), 1, "f = 226.5"),
+    Case("bytes", "bin = X'62313531'", _eq("bin", "62313531"), 1, None),
+    Case("land", "land = 'M3'", _eq("land", "M3"), 1, "land = 'M3'"),
+    Case(
+        "land",
+        "land > 'M2' AND land < 'M4'",
+        {
+            "type": "and",
+            "left": {"type": "gt", "term": "land", "value": "M2"},
+            "right": {"type": "lt", "term": "land", "value": "M4"},
+        },
+        1,
+        "land > 'M2' and land < 'M4'",
+    ),
+    Case("extra", "extra = 'M5'", _eq("extra", "M5"), 1, "extra = 'M5'"),
+    Case("nested", "st.a = 3", _eq("st.a", 3), 1, "st.a = 3"),
+    Case("days", "d = date'2020-05-31'", _eq("d", "2020-05-31"), 1, "d = '2020-05-31'"),
+    Case(
+        "key",
+        "st.b = 'k151' AND small = 25",
+        {"type": "and", "left": _eq("st.b", "k151"), "right": _eq("small", 25)},
+        1,
+        "st.b = 'k151' and small = 25",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.index}: {case.sql}")
+def test_spark_and_pyiceberg_read_fewer_files_because_of_each_kind(wide: Lake, case: Case) -> None:
+    engines = wide.engines
+    query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"
+    expected = engines.sql_by_itself(query)
+    assert expected
+    explained = wide.explain(case.sql)
+    left = {stage.name: stage.files_left for stage in explained.stages}
+    assert (left["column_stats"], explained.files) == (FILES, case.files)
+    assert case.index in {one["name"] for one in explained.indexes}
+    kept = engines.plan("wide", case.json)
+    assert len(kept) == case.files
+    with engines.without_others("wide", kept) as taken, engines.requests() as asked:
+        assert taken >= FILES - case.files
+        assert engines.sql(query) == expected
+        if case.python is not None:
+            found = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
+            assert sorted(found["id"].to_pylist()) == [row[0] for row in expected]
+    assert asked.count("planTableScan") == (1 if case.python is None else 2)
+
+
+def test_two_values_that_are_in_every_file_but_never_in_one_row_read_no_file(wide: Lake) -> None:
+    engines = wide.engines
+    for term, value in (("discount", 3), ("qty", 6), ("qty", 7)):
+        assert wide.explain(f"{term} = {value}").files == FILES
+    assert wide.explain("discount = 3 AND qty = 6").files == FILES
+    assert wide.explain("discount = 3 AND qty = 7").files == 0
+    kept = engines.plan("wide", {"type": "and", "left": _eq("discount", 3), "right": _eq("qty", 7)})
+    with engines.without_others("wide", kept):
+        assert engines.sql("SELECT * FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
+        found = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
+    assert (kept, len(found)) == ([], 0)
+
+
+def test_older_snapshots_and_branches_use_the_same_index_files(wide: Lake) -> None:
+    engines = wide.engines
+    older = {"snapshot-id": wide.before_rename}
+    assert len(engines.plan("wide", _eq("country", "M3"), **older)) == 1
+    kept = engines.plan("wide", _eq("id", 151), **older)
+    with engines.without_others("wide", kept) as taken:
+        query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide.before_rename} WHERE id = 151"
+        assert engines.sql(query) == [("M1",)]
+        found = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide.before_rename).to_arrow()
+    assert (len(kept), taken, found["country"].to_pylist()) == (1, FILES + 2 - 1, ["M1"])
+    # What only the branch has was never missing in the table's current snapshot, so no index covers it.
+    dev = engines.sql_by_itself("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
+    kept = engines.plan("wide", _eq("id", 150), **{"snapshot-id": dev})
+    with engines.without_others("wide", kept):
+        found = engines.sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
+    assert (found, len(kept)) == ([(150,), (150,)], 3)
+
+
+def _small(lake: Lake, name: str) -> None:
+    """6 files, each spanning the ids of all, and a Bloom filter `i` that covers none."""
+    lake.engines.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
+    for part in range(6):
+        _add(lake, name, part)
+    lake.client.put_index(f"db.{name}", "i", kind="bloom", columns=["id"], fpp=1e-6)
+
+
+def _add(lake: Lake, name: str, part: int) -> None:
+    lake.engines.sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
+
+
+def test_a_job_that_is_killed_is_gone_on_with_and_catches_up_with_a_writer(wide: Lake, spark: SparkSession) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    _small(wide, "cut")
+    one_each = Limits(files=1)
+    with pytest.raises(Killed):
+        build(wide.client, "db.cut", "i", Meanwhile(spark, wave1=kill), limits=one_each)
+    assert wide.client.index("db.cut", "i").files == 4
+    workers = Meanwhile(spark, wave0=lambda: _add(wide, "cut", 7))
+    report = build(wide.client, "db.cut", "i", workers, limits=one_each)
+    assert workers.groups == [[1, 1], [1]]
+    assert report.progress.files_done == 3
+    assert wide.client.index("db.cut", "i").health == "ok"
+    kept = wide.engines.plan("cut", _eq("id", 1007))
+    with wide.engines.without_others("cut", kept):
+        assert wide.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
+    assert len(kept) == 1
+
+
+def test_after_compaction_by_spark_results_are_right_and_a_build_covers_the_new_files(
+    wide: Lake, spark: SparkSession
+) -> None:
+    _small(wide, "compacted")
+    build(wide.client, "db.compacted", "i", SparkWorkers(spark))
+    assert wide.explain("id = 1003", "compacted").files == 1
+    wide.engines.sql(
+        "CALL {cat}.system.rewrite_data_files(table => 'db.compacted', options => map('rewrite-all','true'))"
+    )
+    assert wide.client.index("db.compacted", "i").health == "behind"
+    for value, expected in ((1003, [(1003,)]), (1050, [])):
+        assert wide.engines.sql(f"SELECT id FROM {{db}}.compacted WHERE id = {value}") == expected
+    report = build(wide.client, "db.compacted", "i", SparkWorkers(spark))
+    assert report.progress.files_done == 1
+    assert wide.explain("id = 1003", "compacted").files == 1
+    assert wide.explain("id = 1050", "compacted").files == 0
+    assert wide.engines.sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
+
+
+def test_keys_that_the_server_hands_out_reach_files_on_s3(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
+    with Seamark(tmp_path / "s3", warehouse=f"s3://{s3.create_bucket()}/warehouse", env=env) as server:
+        lake.create(server.base_url)
+        lake.append(server.base_url, "db.t", lake.spread(3))
+        client = IndexClient(server.base_url)
+        client.put_index("db.t", "i", kind="record", columns=["id"])
+        report = build(client, "db.t", "i", InProcess())
+        assert (report.json["state"], report.progress.files_done) == ("completed", 3), report.skipped
+        assert report.json["folder"].startswith("s3://")
+        assert client.explain("db.t", "id = 13").files == 1
+        client.close()
+
+
+@pytest.mark.slow
+def test_the_command_brings_a_spark_of_its_own(wide: Lake) -> None:
+    _small(wide, "own")
+    argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
+    environment = {**os.environ, "SEAMARK_URL": wide.engines.server.base_url, "SPARK_MASTER": "local[2]"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "Index i: 6 data files, 120 rows" in done.stdout
+    assert wide.client.index("db.own", "i").health == "ok"
