@@ -18,6 +18,7 @@ from metaserver.api.describe import Answer, Description, Parameter, describe, de
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from metaserver.api.explain import EXPLANATION_SCHEMA
 from metaserver.api.indexes import INDEX_SCHEMA
+from metaserver.api.lookups import LOOKUP_SCHEMA
 from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
 
@@ -81,6 +82,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Explanation": EXPLANATION_SCHEMA,
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,
+                "Lookup": LOOKUP_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

@@ -1,0 +1,196 @@
+"""Rows by their keys: from keys and a snapshot to data file, position, and whether a delete may have taken the row.
+
+The rules it keeps. Only rows of files that are live in the snapshot are found, each once, and none that is known to be
+deleted. Files that the index does not describe may hold more rows: they are counted and named, so that nobody takes
+the answer for whole. A row of which it is not known whether it is deleted is returned, and marked.
+
+Keys are equal when the index has them so: null is null, NaN is NaN, and -0.0 is not 0.0. They are hashes of 128 bits
+(`record.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from metaserver.clock import Clock
+from metaserver.errors import TooLarge
+from metaserver.iceberg.transforms import IDENTITY
+from metaserver.index._record import ENTRIES_A_PAGE, stretches
+from metaserver.index.definitions import IndexDefinition
+from metaserver.index.hashing import hash_rows
+from metaserver.index.indexes import Indexes, OpenIndex
+from metaserver.index.keys import Keys
+from metaserver.index.packing import Longs
+from metaserver.index.record import Record
+from metaserver.index.usage import Usage
+from metaserver.planner.coverage import file_ids_of
+from metaserver.planner.delete_files import Hashes, Mask
+from metaserver.planner.deleted import Deleted, Known
+from metaserver.planner.indexed import Coverage
+from metaserver.planner.lookup import lookup
+from metaserver.planner.scan import Scan
+from metaserver.planner.view import TableView
+from metaserver.store.port import Entry
+
+KEYS_MAX = 1_000_000
+ROWS_MAX = 4_000_000
+"""Rows that the keys of one lookup may have, deleted ones and those of other snapshots included."""
+_KEYS_AT_ONCE = 1 << 17
+_QUICK_KEYS = 200
+"""So many are looked up where they came in; a thread would take longer."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Rows in the order of their queries: `query`, `place` (of the data file among all of the view), `position`,
+    `undecided`, each [rows]. `uncovered` are the places of live files that the index does not describe."""
+
+    query: Longs
+    place: Longs
+    position: Longs
+    undecided: Mask
+    uncovered: Longs
+    problems: Mapping[str, str]
+    """Why rows are undecided, by file; the first of them."""
+
+
+class Covers:
+    """Index files of one definition, opened, and what they describe of a view; remembered as long as the view."""
+
+    def __init__(self, indexes: Indexes) -> None:
+        self._indexes = indexes
+        self._kept: WeakKeyDictionary[TableView, dict[str, tuple[tuple[str, ...], Coverage]]] = WeakKeyDictionary()
+
+    async def open(
+        self, view: TableView, definition: IndexDefinition, entry: Entry
+    ) -> tuple[Coverage, dict[str, OpenIndex]]:
+        """All that can be used, however long it takes to fetch them."""
+        listed = await self._indexes.registry.files(entry)
+        opened = await self._indexes.open_all(listed.live(definition.id))
+        locations = tuple(one.location for one in opened)
+        kept = self._kept.setdefault(view, {})
+        known = kept.get(definition.id)
+        if known is None or known[0] != locations:
+            made = await asyncio.to_thread(lambda: Coverage(file_ids_of(view), opened))
+            known = kept[definition.id] = (locations, made)
+        return known[1], {one.location: one for one in opened}
+
+    async def suspect(self, entry: Entry, damaged: Mapping[str, str]) -> None:
+        """Has index files looked at on which a question broke. Never raises."""
+        if damaged:
+            listed = await self._indexes.registry.files(entry)
+            files = [file for file in listed.files if file.location in damaged]
+            await self._indexes.suspect(files, "; ".join(damaged.values()))
+
+
+class Locator:
+    """Belongs to one event loop."""
+
+    def __init__(self, covers: Covers, deleted: Deleted, usage: Usage, clock: Clock) -> None:
+        self._covers = covers
+        self._deleted = deleted
+        self._usage = usage
+        self._clock = clock
+
+    async def locate(
+        self, scan: Scan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
+    ) -> Located:
+        """`columns` are the keys, one for each term of the record index; `asked` bool[keys] those that can exist at
+        all, None for all. The scan is of a whole snapshot. TooLarge where the keys have more than ROWS_MAX rows."""
+        view = scan.view
+        coverage, opened = await self._covers.open(view, definition, entry)
+        queries = columns[0].rows
+        numbers = np.arange(queries) if asked is None else np.flatnonzero(asked)
+        work = _Search(coverage, opened, columns, numbers)
+        quick = queries <= _QUICK_KEYS
+        query, place, position = work.run() if quick else await asyncio.to_thread(work.run)
+        await self._covers.suspect(entry, work.damaged)
+        known = {
+            term.column_id: keys
+            for term, keys in zip(definition.terms, columns, strict=True)
+            if term.transform == IDENTITY
+        }
+        fate = await self._deleted.judge(scan, place, position, Known(known, query))
+        live = ~fate.deleted
+        uncovered = work.uncovered
+        may_hold = uncovered[_records(view)[uncovered] != 0] if len(uncovered) else uncovered
+        self._usage.note(
+            entry.uuid,
+            definition.id,
+            files_in=view.rows,
+            files_removed=view.rows - len(uncovered) - len(np.unique(place)),
+            now_ms=self._clock.now_ms(),
+        )
+        return Located(query[live], place[live], position[live], fate.undecided[live], may_hold, fate.problems)
+
+
+class _Search:
+    """One question to all index files, for a thread. `damaged` and `uncovered` are known once it ran."""
+
+    def __init__(
+        self, coverage: Coverage, opened: Mapping[str, OpenIndex], columns: Sequence[Keys], numbers: Longs
+    ) -> None:
+        self._coverage, self._opened, self._columns, self._numbers = coverage, opened, columns, numbers
+        self.damaged: dict[str, str] = {}
+        self.uncovered: Longs = np.empty(0, dtype=np.int64)
+
+    def run(self) -> tuple[Longs, Longs, Longs]:
+        """(query, place, position) of all rows, in the order of queries."""
+        high, low = hash_rows(self._columns, 0), hash_rows(self._columns, 1)
+        uncovered = self._coverage.uncovered.copy()
+        parts: list[tuple[Longs, Longs, Longs]] = []
+        total = 0
+        for number, part in enumerate(self._coverage.parts):
+            try:
+                for found in self._of_part(number, high, low):
+                    parts.append(found)
+                    total += len(found[0])
+                    if total > ROWS_MAX:
+                        raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; ask for fewer keys at a time")
+            except ValueError as error:
+                # What it said before it broke was right: every page is checked before it is believed.
+                self.damaged[part.location] = str(error)
+                uncovered[self._coverage.places[0] == number] = 1
+        self.uncovered = np.flatnonzero(uncovered)
+        if not parts:
+            return (np.empty(0, dtype=np.int64),) * 3
+        query, place, position = (np.concatenate(column) for column in zip(*parts, strict=True))
+        if len(self._coverage.parts) > 1:
+            order = np.argsort(query, kind="stable")
+            query, place, position = query[order], place[order], position[order]
+        return query, place, position
+
+    def _of_part(self, number: int, high: Hashes, low: Hashes) -> list[tuple[Longs, Longs, Longs]]:
+        part = self._coverage.parts[number]
+        record = self._opened[part.location].index
+        assert isinstance(record, Record)
+        part_of, file_of = self._coverage.places
+        found = []
+        for start in range(0, len(self._numbers), _KEYS_AT_ONCE):
+            numbers = self._numbers[start : start + _KEYS_AT_ONCE]
+            _refuse_many(record, high[numbers])
+            query, file, position = record.lookup(high[numbers], low[numbers])
+            place = part.rows[file]
+            live = place >= 0
+            # Of files that two index files describe, the rows come from one.
+            live[live] = (part_of[place[live]] == number) & (file_of[place[live]] == file[live])
+            found.append((numbers[query[live]], place[live], position[live].astype(np.int64)))
+        return found
+
+
+def _refuse_many(record: Record, high: Hashes) -> None:
+    """TooLarge, before they are gathered, where keys with very many rows fill whole pages."""
+    spans = stretches(record.fences.first, np.sort(high))
+    pages = int((spans[:, 1] - spans[:, 0]).sum())
+    if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:
+        raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; it is no key to look up")
+
+
+def _records(view: TableView) -> Longs:
+    """int64[files of the view]: record counts, negative where nobody counted."""
+    return lookup(view).longs("record_count")

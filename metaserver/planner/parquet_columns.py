@@ -1,0 +1,170 @@
+"""Columns of Parquet files by Iceberg field id, of whole small files or of some rows of large ones, by range.
+
+The rule it keeps: a column is found by the ids that the file carries, or not at all (`Unreadable`); names and defaults
+are left to readers. What a large file costs is bounded: only the chunks of the columns asked for are fetched, of the
+row groups that hold one of the rows, and all that one request fetches is charged to one `Allowance`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from metaserver.errors import ObjectMissing
+from metaserver.index.packing import Longs
+from metaserver.objects.port import ObjectStore
+
+INFLATED_MAX = 1 << 30
+"""Bytes that a file read whole may claim to inflate to."""
+_FIELD_ID = b"PARQUET:field_id"
+_WAIT_S = 120.0
+"""For one range; storage gives up before."""
+
+
+class Unreadable(Exception):
+    """What a file says is not known: `reason`, for people."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class Allowance:
+    """Bytes that may still be fetched."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = self._left = limit_bytes
+
+    def take(self, size_bytes: int, path: str) -> None:
+        """Unreadable where it is used up."""
+        if size_bytes > self._left:
+            raise Unreadable(
+                path, f"to look at its rows takes more than the {self._limit_bytes:,} bytes of one request"
+            )
+        self._left -= size_bytes
+
+
+def places_of(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> dict[int, tuple[str, ...]]:
+    """The path of names to each column that is not inside a list or map, by field id."""
+    found: dict[int, tuple[str, ...]] = {}
+    for one in fields:
+        names = (*path, one.name)
+        if one.metadata is not None and _FIELD_ID in one.metadata:
+            found[int(one.metadata[_FIELD_ID])] = names
+        if pa.types.is_struct(one.type):
+            found |= places_of(list(one.type), names)
+    return found
+
+
+def column_of(table: pa.Table, names: Sequence[str], path: str) -> pa.ChunkedArray:
+    """By place, not by name: a name may hold a dot, and then another column was read along with it."""
+    top: Any = [place for place, name in enumerate(table.column_names) if name == names[0]]
+    if len(top) != 1:
+        raise Unreadable(path, f"it has {len(top)} columns named {names[0]!r}")
+    column = table.column(top[0])
+    for name in names[1:]:
+        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null where the struct is
+    return column
+
+
+def refuse_large(metadata: pq.FileMetaData, path: str) -> None:
+    """Unreadable for a file that inflates to more than is read."""
+    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    if size > INFLATED_MAX:
+        raise Unreadable(path, f"it inflates to {size:,} bytes; at most {INFLATED_MAX:,} are read")
+
+
+class _Ranges:
+    """An object as a file that pyarrow reads from a thread, while the event loop that owns the store goes on."""
+
+    closed = False
+
+    def __init__(
+        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, allowance: Allowance
+    ) -> None:
+        self._objects, self._loop, self._path, self._size = objects, loop, path, size
+        self._allowance = allowance
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        length = self._size - self._at if size < 0 else max(0, min(size, self._size - self._at))
+        if not length:
+            return b""
+        self._allowance.take(length, self._path)
+        asked = asyncio.run_coroutine_threadsafe(self._objects.read_range(self._path, self._at, length), self._loop)
+        data = asked.result(_WAIT_S)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class DataRows:
+    """Columns of rows of data files. `read` is for a thread, not for the event loop."""
+
+    def __init__(self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, limit_bytes: int) -> None:
+        self._objects, self._loop = objects, loop
+        self._allowance = Allowance(limit_bytes)
+
+    def read(
+        self, path: str, size: int, records: int, column_ids: Sequence[int], rows: Longs
+    ) -> dict[int, pa.ChunkedArray]:
+        """Each column at these rows of the file, int64[n] ascending. Unreadable where the file is not what the manifest
+        says, lacks a column, or takes more bytes than there are left."""
+        source = _Ranges(self._objects, self._loop, path, size, self._allowance)
+        try:
+            with pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False) as file:
+                if file.metadata.num_rows != records:
+                    raise Unreadable(path, f"it has {file.metadata.num_rows} rows; its manifest says {records}")
+                places = places_of(file.schema_arrow)
+                absent = [one for one in column_ids if one not in places]
+                if absent:
+                    raise Unreadable(path, f"it has no column of id {absent[0]}")
+                names = sorted({".".join(places[one]) for one in column_ids})
+                parts = list(_parts(file, names, rows))
+        except ObjectMissing as error:
+            raise Unreadable(path, error.message) from None
+        except (pa.ArrowException, OSError) as error:
+            raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+        table = pa.concat_tables(parts)
+        return {one: column_of(table, places[one], path) for one in column_ids}
+
+
+def _parts(file: pq.ParquetFile, names: list[str], rows: Longs) -> Iterable[pa.Table]:
+    start = at = 0
+    for number in range(file.metadata.num_row_groups):
+        end = start + file.metadata.row_group(number).num_rows
+        until = int(np.searchsorted(rows, end))
+        if until > at:
+            yield file.read_row_group(number, columns=names, use_threads=False).take(rows[at:until] - start)
+        start, at = end, until

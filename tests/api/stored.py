@@ -1,0 +1,297 @@
+"""Tables of real files: Parquet with field ids, delete files of every kind, committed over HTTP; and what readers see.
+
+`live_rows` is the oracle: the files read by pyarrow, deletes applied by plain Python from what was written.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyroaring
+
+from connector.indexing import DataFile as Indexed
+from connector.indexing import IndexTask, index_data_files
+from connector.parquet.columns import Projection
+from metaserver.iceberg.table_json import decode_table
+from metaserver.index.definitions import of_id
+from tests.api.client import Api
+from tests.api.indexed import INDEXES, begin, define, register
+from tests.planner.lake import DataFile, DeleteFile
+from tests.planner.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    PartitionField,
+    Style,
+    list_bytes,
+    manifest_bytes,
+)
+
+STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+FIELDS = (("id", pa.int64()), ("name", pa.string()), ("price", pa.float64()), ("part", pa.int32()))
+KINDS = {1: "long", 2: "string", 3: "double", 4: "int"}
+SCHEMA: dict[str, Any] = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [
+        {"id": number, "name": name, "required": False, "type": KINDS[number]}
+        for number, (name, _) in enumerate(FIELDS, 1)
+    ],
+}
+PART = PartitionField(1000, "part", 4, "identity")
+PATH_ID, POSITION_ID = 2147483546, 2147483545
+Row = tuple[Any, ...]
+"""id, name, price, part."""
+
+
+@dataclass
+class Snapshot:
+    """Live files of each kind, with their sequence numbers within."""
+
+    id: int
+    data: list[DataFile]
+    deletes: list[DeleteFile]
+
+
+@dataclass
+class Stored:
+    """`db.t`. `partitioned`: by identity of `part`, one value a file."""
+
+    api: Api
+    folder: Path
+    version: int
+    partitioned: bool
+    snapshots: list[Snapshot] = field(default_factory=list)
+    made: int = 0
+    next_row_id: int = 0
+
+    @staticmethod
+    async def create(api: Api, *, version: int = 2, partitioned: bool = False) -> Stored:
+        spec = {"spec-id": 0, "fields": [PART.json()] if partitioned else []}
+        answer = await api(
+            "POST",
+            "/v1/namespaces/db/tables",
+            {"name": "t", "schema": SCHEMA, "partition-spec": spec, "properties": {"format-version": str(version)}},
+        )
+        assert answer.status == 200, answer.raw
+        folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
+        (folder / "data").mkdir(parents=True)
+        return Stored(api, folder, version, partitioned)
+
+    def _path(self, ending: str) -> Path:
+        self.made += 1
+        return self.folder / "data" / f"{self.made:05d}{ending}"
+
+    def _partition(self, part: int | None) -> tuple[Any, ...]:
+        return (part,) if self.partitioned else ()
+
+    def data_file(self, rows: Sequence[Row], *, group_rows: int = 1_000_000) -> DataFile:
+        path = self._path(".parquet")
+        columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
+        write(
+            path,
+            {number: (name, pa.array(columns[number - 1], kind)) for number, (name, kind) in numbered()},
+            group_rows,
+        )
+        parts = {row[3] for row in rows}
+        assert not self.partitioned or len(parts) == 1
+        partition = self._partition(rows[0][3] if rows else None)
+        return DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, {})
+
+    def position_deletes(
+        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
+    ) -> DeleteFile:
+        """`named`: of one data file, whose path the manifest says, too."""
+        listed = sorted(positions)
+        path = self._path("-deletes.parquet")
+        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
+        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
+        write(path, spots)
+        referenced = listed[0][0] if named else None
+        return DeleteFile(
+            f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed), path.stat().st_size, {},
+            referenced=referenced, positions=frozenset(listed),
+        )  # fmt: skip
+
+    def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
+        """A Puffin file with a deletion vector for each data file."""
+        path = self._path("-dv.puffin")
+        data, found = b"PFA1", []
+        for name, rows in positions.items():
+            blob = vector_bytes(rows)
+            found.append((name, rows, len(data), len(blob)))
+            data += blob
+        path.write_bytes(data + b"{}")
+        return [
+            DeleteFile(
+                f"file://{path}", 1, "PUFFIN", 0, self._partition(part), len(rows), len(data), {}, referenced=name,
+                content_offset=offset, content_size=length, positions=frozenset((name, one) for one in rows),
+            )
+            for name, rows, offset, length in found
+        ]  # fmt: skip
+
+    def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
+        """`keys` are tuples of the columns `ids`."""
+        path = self._path("-equality.parquet")
+        columns = {
+            number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
+            for at, number in enumerate(ids)
+        }
+        write(path, columns)
+        return DeleteFile(
+            f"file://{path}", 2, "PARQUET", 0, self._partition(part), len(keys), path.stat().st_size, {},
+            equality_ids=list(ids), keys=tuple(keys),
+        )  # fmt: skip
+
+    async def commit(
+        self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
+    ) -> Snapshot:
+        """A snapshot of the last one's files without those removed, and these."""
+        loaded = (await self.api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]
+        sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
+        before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
+        gone = set(removed)
+        fresh = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
+        kept = [one for one in (*before.data, *before.deletes) if one.path not in gone]
+        live = [*kept, *fresh]
+        snapshot = Snapshot(
+            snapshot_id,
+            [one for one in live if isinstance(one, DataFile)],
+            [one for one in live if isinstance(one, DeleteFile)],
+        )
+        manifests = [
+            self._manifest(f"{snapshot_id}-{content}", files, content, snapshot_id, sequence)
+            for content, files in ((0, snapshot.data), (1, snapshot.deletes))
+            if files
+        ]
+        path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
+        header = {"format-version": str(self.version)}
+        first = self.next_row_id
+        listed = [(one, first if self.version > 2 and one.content == 0 else None) for one in manifests]
+        path.write_bytes(list_bytes(listed, version=self.version, style=STYLE, header=header))
+        rows = sum(one.record_count for one in snapshot.data)
+        self.next_row_id += rows
+        body = {
+            "snapshot-id": snapshot_id,
+            "sequence-number": sequence,
+            "timestamp-ms": loaded["last-updated-ms"] + 1,
+            "manifest-list": f"file://{path}",
+            "summary": {"operation": "append"},
+            "schema-id": 0,
+            **({"parent-snapshot-id": before.id} if before.id else {}),
+            **({"first-row-id": first, "added-rows": rows} if self.version > 2 else {}),
+        }
+        ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
+        updates = [{"action": "add-snapshot", "snapshot": body}, ref]
+        answer = await self.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
+        assert answer.status == 200, answer.raw
+        self.snapshots.append(snapshot)
+        return snapshot
+
+    def _manifest(self, name: str, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
+        entries = [
+            Entry(ADDED if one.sequence == sequence else EXISTING, one.snapshot_id, one.sequence, one.sequence, one)
+            for one in files
+        ]
+        fields = (PART,) if self.partitioned else ()
+        data = manifest_bytes(
+            entries,
+            version=self.version,
+            content=content,
+            style=STYLE,
+            spec_id=0,
+            fields=fields,
+            kinds=KINDS,
+            schema=SCHEMA,
+        )
+        path = self.folder / "metadata" / f"m-{name}.avro"
+        path.write_bytes(data)
+        counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
+        for entry in entries:
+            files_of, rows_of = counts[entry.status]
+            counts[entry.status] = (files_of + 1, rows_of + entry.file.record_count)
+        least = min(one.sequence for one in files)
+        return Manifest(
+            f"file://{path}", len(data), content, 0, sequence, least, snapshot_id, entries, None, counts=counts
+        )
+
+    async def index(
+        self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile], *, parts: int = 1
+    ) -> None:
+        """Defines it where it is not, and builds it for these files, in so many index files."""
+        await define(self.api, name, kind=kind, columns=list(columns))
+        build = await begin(self.api, name)
+        loaded = await self.api("GET", "/v1/namespaces/db/tables/t")
+        location = loaded.json["metadata-location"]
+        schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
+        definition = of_id(build["definition-id"], schema)
+        task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
+        for number in range(parts):
+            mine = [Indexed(one.path, one.size, one.record_count) for one in files[number::parts]]
+            if not mine:
+                continue
+            written = index_data_files(task, mine)
+            assert written.location is not None
+            assert not written.skipped
+            file = {"location": written.location, "size-in-bytes": written.size_bytes}
+            assert (await register(self.api, build, file)).status == 200
+        finish = f"{INDEXES}/{name}/builds/{build['build-id']}/finish"
+        assert (await self.api("POST", finish, {"outcome": "completed"})).status == 200
+
+    # What a reader sees
+
+    def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
+        """(path, position, row) of every row that no delete took."""
+        found = []
+        for file in snapshot.data:
+            rows = rows_of(file)
+            gone: set[int] = set()
+            for delete in snapshot.deletes:
+                if delete.content == 1:
+                    if delete.sequence >= file.sequence and delete.partition == file.partition:
+                        gone |= {at for path, at in delete.positions if path == file.path}
+                elif delete.sequence > file.sequence and (not self.partitioned or delete.partition == file.partition):
+                    keys = {tuple(map(repr, key)) for key in delete.keys}
+                    columns = delete.equality_ids or []
+                    gone |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
+            found += [(file.path, at, row) for at, row in enumerate(rows) if at not in gone]
+        return found
+
+
+def numbered() -> list[tuple[int, tuple[str, pa.DataType]]]:
+    return list(enumerate(FIELDS, 1))
+
+
+def rows_of(file: DataFile) -> list[Row]:
+    table = pq.read_table(file.path.removeprefix("file://"))
+    return list(zip(*(table.column(name).to_pylist() for name, _ in FIELDS), strict=True))
+
+
+def write(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int = 1_000_000) -> None:
+    fields = [
+        pa.field(name, array.type, metadata={"PARQUET:field_id": str(number)})
+        for number, (name, array) in columns.items()
+    ]
+    table = pa.table([array for _, array in columns.values()], schema=pa.schema(fields))
+    pq.write_table(table, path, row_group_size=group_rows)
+
+
+def vector_bytes(rows: Iterable[int]) -> bytes:
+    """A blob `deletion-vector-v1` of the Puffin specification."""
+    body = b"\xd1\xd3\x39\x64" + pyroaring.BitMap64(rows).serialize()
+    return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def some_row(rng: random.Random, part: int) -> Row:
+    """Of small ranges, so that keys have several rows."""
+    price = rng.choice([None, 0.0, 1.5, -2.5, float("nan"), 1e300])
+    return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part)
