@@ -8,7 +8,7 @@ table's UUID and the schema that names were looked up in) as requirements. Build
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ from metaserver.index.definitions import (
     define,
     read_definitions,
 )
+from metaserver.index.terms import Term
 from metaserver.store.port import IndexFile, IndexFileState
 
 COMMIT_TRIES = 8
@@ -227,10 +228,7 @@ def _wanted(name: str, body: IndexBody, defined: Definitions, metadata: TableMet
         if name in defined.problems:
             raise BadRequest(f"The index {name} cannot be changed, only defined anew: {defined.problems[name]}")
         raise BadRequest(f"There is no index {name} yet: say its kind ({', '.join(DEFINABLE)}) and its columns")
-    columns = body.columns
-    if columns is None:
-        assert before is not None
-        columns = [term.text for term in before.terms]
+    columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
     parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
     parameters |= {} if body.fpp is None else {"fpp": body.fpp}
     state = body.state if body.state is not None else before.state if before else ENABLED

@@ -152,15 +152,17 @@ def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
 def define(
     name: str,
     kind: str,
-    columns: Iterable[str],
+    columns: Iterable[str | Term],
     schema: Schema,
     *,
     parameters: Mapping[str, Any] | None = None,
     state: str = ENABLED,
 ) -> IndexDefinition:
-    """A definition to write, all of it checked; columns are terms in text, of the current schema. BadRequest."""
+    """A definition to write, all of it checked; columns are terms, or texts that mean them in the current schema.
+    BadRequest."""
     check_name(name)
-    return _defined(name, kind, [resolve(column, schema) for column in columns], parameters or {}, state)
+    terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
+    return _defined(name, kind, terms, parameters or {}, state)
 
 
 def check_name(name: str) -> str:

@@ -227,6 +227,16 @@ async def test_a_definition_follows_a_rename_and_says_when_its_column_is_gone(ta
     assert (await shown(table, "typed"))["field-ids"] == [3]
 
 
+async def test_an_index_that_is_paused_stays_on_the_column_that_it_is_on(table: Api) -> None:
+    await define(table, "i", kind="bitmap", columns=["data"])
+    fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
+    await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
+    paused = await define(table, "i", state="paused")
+    assert (paused["state"], paused["field-ids"]) == ("paused", [2])
+    await _evolve(table, fields, 2)
+    assert (await define(table, "i", state="enabled"))["field-ids"] == [2]
+
+
 async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
     schema = {"type": "struct", "schema-id": schema_id, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
