@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from metaserver.index.bitmap import Bitmap
 from metaserver.index.bits import positions
 from metaserver.index.bloom import Bloom
 from metaserver.index.hashing import hash_keys, hash_rows
-from metaserver.index.index_file import IndexFile, UnknownVersion, open_index_file
+from metaserver.index.index_file import FilesTable, IndexFile, UnknownVersion, open_index_file
 from metaserver.index.keys import Key, KeyRange, KeyRanges, Keys, mask_of
 from metaserver.index.record import Record
 
@@ -38,6 +38,12 @@ class Verdict:
     sampled: int = 0
     gone: int = 0
     problems: tuple[str, ...] = ()
+    unread: bool = False
+    """Its bytes could not be had, or are damaged: another reader may know better."""
+    newer: bool = False
+    """Of a version that is not known here: nothing is known to be wrong with it."""
+    listed: FilesTable | None = field(default=None, compare=False, repr=False)
+    """The data files that it describes, as far as it can be read."""
 
 
 def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: random.Random) -> Verdict:
@@ -46,10 +52,13 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         opened = open_index_file(task.storage.read(location), location)
         index = _index(opened)
         index.verify()
-    except (Corrupt, ValueError, OSError) as error:  # UnknownVersion is a ValueError, and told as it is
-        return Verdict(location, problems=(str(error),))
-    verdict = Verdict(location, len(opened.files), opened.files.rows)
-    problems: list[str] = []
+    except UnknownVersion as error:
+        return Verdict(location, problems=(str(error),), newer=True)
+    except (Corrupt, ValueError, OSError) as error:
+        return Verdict(location, problems=(str(error),), unread=True)
+    verdict = Verdict(location, len(opened.files), opened.files.rows, listed=opened.files)
+    said, wanted = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
+    problems = [f"it is of table and index {said}, not {wanted}"] if said != wanted else []
     if index.files != len(opened.files):
         problems.append(f"it indexes {index.files} data files and lists {len(opened.files)}")
     if isinstance(index, Record) and index.count != opened.files.rows:

@@ -1,0 +1,156 @@
+"""`seamark index verify` and `rebuild-registry`: whether indexes say what the data say, and lists made from storage.
+
+Exit codes: 0 when all is right, 1 when something is wrong, the server refuses or cannot be reached, 2 when the command
+makes no sense.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from connector.auditing import QUARANTINED, Audit, audit_index
+from connector.indexes import IndexClient
+from connector.verifying import Verdict
+from metaserver.cli.explain import show_size
+from metaserver.cli.index import server_options
+from metaserver.cli.options import CONTEXT, Misconfigured
+from metaserver.errors import BadRequest, Corrupt
+
+DEFAULT_SAMPLE = 3
+_WIDTH = 120
+_TOLD_MAX = 20
+
+
+@click.command("verify", context_settings=CONTEXT)
+@click.argument("table")
+@click.argument("name", required=False)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=0),
+    default=DEFAULT_SAMPLE,
+    show_default=True,
+    metavar="N",
+    help="Data files of each index file that are read again.",
+)
+@click.option("--seed", type=int, help="To look at the same data files and keys as another run did.")
+@click.option("--dry-run", is_flag=True, help="Only tell what is wrong; nothing is quarantined.")
+@server_options
+def verify_command(
+    client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool
+) -> None:
+    """Holds the index NAME of TABLE, or all its indexes, against the data.
+
+    Reads every live index file whole (checksums, counts) and some of the data files behind each (key by key), and
+    compares the rows that the index counts with those of the table. What is wrong is quarantined: plans go on without
+    it, and the next build makes it anew. Data files are read by this machine, so it has to reach the table's storage.
+    """
+    found = client.indexes(table) if name is None else [client.index(table, name)]
+    for one in found:
+        if one.health == "broken":
+            click.echo(f"Index {one.name} is broken: {one.problem}", err=True)
+    wanted = [one.name for one in found if one.kind not in (None, "bucket") and one.health != "broken"]
+    if not wanted:
+        raise Misconfigured(f"{table} has no index that could be verified; see seamark index list {table}")
+    wrong = 0
+    for index in wanted:
+        try:
+            audit = _audit(client, table, index, sample=sample, report=not dry_run, seed=seed)
+        except (BadRequest, Corrupt, OSError) as error:
+            raise click.ClickException(f"Index {index} cannot be verified: {error}") from None
+        _show(audit)
+        wrong += bool(audit.problems)
+    if wrong:
+        raise click.ClickException(f"{wrong} of {len(wanted)} indexes are not right")
+
+
+def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        shown = bar.add_task(f"Index {name}", total=None)
+        return audit_index(client, table, name, **options, on_verdict=partial(_advance, bar, shown))
+
+
+def _advance(bar: ProgressBar, shown: TaskID, verdict: Verdict, total: int) -> None:
+    bar.update(shown, total=total, advance=1)
+
+
+def _show(audit: Audit) -> None:
+    index = audit.index
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    listed = Table(title=f"Index {index.name}", title_justify="left")
+    listed.add_column("index file", overflow="fold")
+    for name in ("data files", "rows", "read again", "gone"):
+        listed.add_column(name, justify="right")
+    listed.add_column("verdict", overflow="fold")
+    for one in audit.verdicts:
+        counts = (f"{one.files:,}", f"{one.rows:,}", f"{one.sampled:,}", f"{one.gone:,}")
+        listed.add_row(_plain(_end_of(one.location)), *counts, _verdict(audit, one))
+    if audit.verdicts:
+        console.print(listed)
+    for problem in audit.problems[:_TOLD_MAX]:
+        click.echo(problem, err=True)
+    if len(audit.problems) > _TOLD_MAX:
+        click.echo(f"… and {len(audit.problems) - _TOLD_MAX:,} problems more", err=True)
+    files = f"{len(audit.verdicts):,} index files, {index.files:,} of {index.files_total:,} data files"
+    rows = f"{audit.rows:,} rows counted" if audit.uncounted is None else f"rows not counted: {audit.uncounted}"
+    right = f"not right (--seed {audit.seed})" if audit.problems else "right"
+    click.echo(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
+
+
+def _verdict(audit: Audit, one: Verdict) -> str:
+    if one.newer:
+        return "of a newer version"
+    state = audit.states.get(one.location)
+    if not one.problems:
+        return "right" if state is None else "replaced meanwhile"
+    if state == QUARANTINED:
+        return "wrong: quarantined"
+    return "wrong" if state is None else f"wrong here: {state}, as the server finds nothing"
+
+
+def _end_of(location: str) -> str:
+    """The build's folder and the name; all of a table's index files lie in one folder."""
+    return "/".join(location.split("/")[-2:])
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+@click.command("rebuild-registry", context_settings=CONTEXT)
+@click.argument("table")
+@click.option("--json", "as_json", is_flag=True, help="The server's answer as it is.")
+@server_options
+def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> None:
+    """Registers the index files below TABLE's folder that the server does not list.
+
+    For a database that was lost: register the tables again, then this, and plans are as they were. Index files say
+    themselves what they are; what was quarantined before is not known any more, so verify afterwards.
+    """
+    found = client.rebuild_index_registry(table)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for one in found["registered"]:
+        click.echo(
+            f"Index {one['index']}: {one['index-files']:,} index files registered, of {one['files']:,} data files and "
+            f"{one['rows']:,} rows, {show_size(one['size-in-bytes'])}"
+        )
+    click.echo(
+        f"{found['known']:,} index files were listed already, {found['redundant']:,} tell nothing new, "
+        f"{found['left-out-files']:,} are left out"
+    )
+    for one in found["left-out"][:_TOLD_MAX]:
+        click.echo(f"  {one['location']}: {one['reason']}", err=True)
+    if found["left-out-files"] > _TOLD_MAX:
+        click.echo("  …", err=True)

@@ -1,0 +1,258 @@
+"""`seamark index verify` finds what is wrong and has it quarantined; `rebuild-registry` lists what a server forgot."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from connector.auditing import audit_index
+from connector.building import InProcess, Limits, build
+from connector.errors import Forbidden
+from connector.indexes import IndexClient
+from connector.storage import Storage
+from metaserver.cli.main import cli
+from metaserver.index.index_file import KINDS, assemble, open_index_file
+from tests.connector.lake import append, create, spread
+from tests.connector.served import Served
+
+COLUMNS = {"bloom": "id", "bitmap": "country", "record": "id"}
+
+
+@pytest.fixture(params=list(COLUMNS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[IndexClient]:
+    """Of a server with `db.t`: 6 files of 20 rows, and an index of each kind, named after it, in 3 index files."""
+    create(served.url)
+    append(served.url, "db.t", spread(6))
+    made = IndexClient(served.url)
+    for name, column in COLUMNS.items():
+        made.put_index("db.t", name, kind=name, columns=[column])
+        build(made, "db.t", name, InProcess(), limits=Limits(files=2))
+    yield made
+    made.close()
+
+
+def seamark(url: str, *arguments: str) -> tuple[int, str]:
+    """(exit code, everything printed)."""
+    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def index_paths(client: IndexClient, name: str) -> list[Path]:
+    return [Path(one["location"].removeprefix("file://")) for one in client.index("db.t", name).json["index-files"]]
+
+
+def states(client: IndexClient, name: str) -> dict[str, str]:
+    """By file name."""
+    return {Path(one["location"]).name: one["state"] for one in client.index("db.t", name).json["index-files"]}
+
+
+def swap_blobs(one: Path, other: Path) -> None:
+    """Writes into each the index of the other's data files: sound in itself, and wrong."""
+    opened = [open_index_file(path.read_bytes(), str(path)) for path in (one, other)]
+    for path, mine, blob in ((one, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
+        said = mine.header
+        parts = assemble(
+            said.definition, said.kind, mine.files, [blob], table_uuid=said.table_uuid, field_ids=said.field_ids
+        )
+        path.unlink()
+        Storage().write(path.as_uri(), parts)
+
+
+def test_what_is_right_is_told_to_be_right(client: IndexClient) -> None:
+    code, text = seamark(client.url, "verify", "db.t", "--sample", "9")
+    assert code == 0, text
+    for name in COLUMNS:
+        told = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
+        assert told in text
+    assert len(re.findall(r"│ right +│", text)) == 9
+    assert [one.health for one in client.indexes("db.t")] == ["ok"] * 3
+
+
+def test_rows_are_counted_of_what_the_snapshot_holds_and_the_index_covers(client: IndexClient) -> None:
+    append(client.url, "db.t", [[1000, 1001, 1002]])
+    audit = audit_index(client, "db.t", "record", sample=0)
+    assert (audit.rows, audit.covered, audit.problems) == (120, 120, ())
+    build(client, "db.t", "record", InProcess())
+    audit = audit_index(client, "db.t", "record", sample=0)
+    assert (audit.rows, audit.covered, audit.problems) == (123, 123, ())
+    # Described twice, a data file counts once.
+    index_file = index_paths(client, "record")[0]
+    begun = client.start_build("db.t", "record")
+    copy = f"{begun['folder']}/copy"
+    size = Storage().write(copy, [index_file.read_bytes()])
+    client.register_index_files("db.t", "record", begun["build-id"], [(copy, size)])
+    assert audit_index(client, "db.t", "record", sample=0).rows == 123
+
+
+def test_a_count_that_is_not_the_datas_is_a_problem(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = client.index("db.t", "record")
+    monkeypatch.setattr(client, "index", lambda *_: found)
+    found.json["rows"] = 119
+    audit = audit_index(client, "db.t", "record", sample=0)
+    assert audit.problems == ("its index files count 120 rows of data files that hold 119",)
+
+
+def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(client: IndexClient, kind: str) -> None:
+    path = index_paths(client, kind)[1]
+    whole = path.read_bytes()
+    header = open_index_file(whole, str(path)).header
+    place = header.offset + 4
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+    before = states(client, kind)
+    code, text = seamark(client.url, "verify", "db.t", kind, "--dry-run")
+    assert (code, states(client, kind)) == (1, before), text
+    code, text = seamark(client.url, "verify", "db.t", kind)
+    assert (code, "wrong: quarantined" in text, path.name in text) == (1, True, True), text
+    assert "1 of 1 indexes are not right" in text
+    assert states(client, kind) == before | {path.name: "quarantined"}
+    assert client.index("db.t", kind).lag_files == 2
+    build(client, "db.t", kind, InProcess())
+    code, text = seamark(client.url, "verify", "db.t", kind)
+    assert (code, "120 rows counted" in text) == (0, True), text
+
+
+def test_an_index_that_says_what_is_not_in_the_data_is_quarantined(client: IndexClient, kind: str) -> None:
+    first, second, _ = index_paths(client, kind)
+    swap_blobs(first, second)
+    audit = audit_index(client, "db.t", kind, sample=2, seed=7)
+    assert audit.problems, "a sound file of wrong content is found out"
+    wrong = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
+    assert wrong
+    assert wrong <= {first.name, second.name}
+    assert {name for name, state in states(client, kind).items() if state == "quarantined"} == wrong
+
+
+def test_an_index_file_that_is_gone_is_quarantined_as_the_server_finds_it_gone_too(client: IndexClient) -> None:
+    path = index_paths(client, "bitmap")[0]
+    path.unlink()
+    code, text = seamark(client.url, "verify", "db.t")
+    assert (code, "1 of 3 indexes are not right" in text, "rows not counted" in text) == (1, True, True), text
+    assert states(client, "bitmap")[path.name] == "quarantined"
+
+
+def test_what_cannot_be_read_here_is_wrong_and_not_quarantined(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: Storage, location: str) -> memoryview:
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(Storage, "read", away)
+    code, text = seamark(client.url, "verify", "db.t", "bloom")
+    assert (code, "the network is down" in text, "wrong here: live" in text) == (1, True, True), text
+    assert set(states(client, "bloom").values()) == {"live"}
+
+
+def test_an_index_file_of_a_newer_version_is_told_and_left_alone(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = index_paths(client, "bloom")[0]
+    opened = open_index_file(path.read_bytes(), str(path))
+    said = opened.header
+    with monkeypatch.context() as newer:
+        newer.setitem(KINDS, "bloom", 99)
+        parts = list(
+            assemble(said.definition, "bloom", opened.files, [opened.blob], table_uuid=said.table_uuid, field_ids=(1,))
+        )
+    path.unlink()
+    Storage().write(path.as_uri(), parts)
+    code, text = seamark(client.url, "verify", "db.t", "bloom")
+    assert (code, "version 99" in text, "of a newer version" in text) == (1, True, True), text
+    assert states(client, "bloom")[path.name] == "live"
+
+
+def test_what_others_replace_meanwhile_is_no_problem(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = client.index("db.t", "bloom").json["index-files"][0]["location"]
+    report = client.quarantine_index_file
+
+    def merged_first(*arguments: Any, **more: Any) -> dict[str, Any]:
+        begun = client.start_build("db.t", "bloom")
+        size = Storage().write(f"{begun['folder']}/merged", [whole])
+        merged = [(f"{begun['folder']}/merged", size)]
+        client.register_index_files("db.t", "bloom", begun["build-id"], merged, replaces=[old])
+        return report(*arguments, **more)
+
+    path = Path(old.removeprefix("file://"))
+    whole = path.read_bytes()
+    path.unlink()
+    monkeypatch.setattr(client, "quarantine_index_file", merged_first)
+    audit = audit_index(client, "db.t", "bloom", sample=1)
+    assert (audit.states, audit.problems) == ({old: "superseded"}, ())
+
+
+def test_the_same_seed_looks_at_the_same(client: IndexClient) -> None:
+    first, second, _ = index_paths(client, "bitmap")
+    swap_blobs(first, second)
+    found = [audit_index(client, "db.t", "bitmap", sample=1, seed=3, report=False).problems for _ in range(2)]
+    assert found[0] == found[1] != ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("verify", "db.t", "nope"), 1, "no index 'nope'"),
+        (("verify", "db.nope"), 1, "does not exist"),
+        (("verify", "db.t", "--sample", "-1"), 2, "--sample"),
+        (("verify", "db.empty"), 2, "no index that could be verified"),
+        (("rebuild-registry", "db.nope"), 1, "does not exist"),
+    ],
+)
+def test_what_makes_no_sense_is_told(
+    client: IndexClient, arguments: tuple[str, ...], code: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client.url, "db.empty")
+    found, text = seamark(client.url, *arguments)
+    assert (found, told in text) == (code, True), text
+    assert "Traceback" not in text
+
+
+def test_index_files_that_a_server_forgot_are_listed_again(client: IndexClient, served: Served) -> None:
+    before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
+    assert before["id = 13"] == 1
+    table = client.load_table("db.t")
+    location = served.run(served.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    other = Served(served.home / "other", warehouse=served.home.as_uri())
+    other.start()
+    try:
+        body = {"name": "t", "metadata-location": location}
+        assert other.run(other.api("POST", "/v1/namespaces/db/register", body)).status == 200
+        again = IndexClient(other.url)
+        assert {where: again.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
+        code, text = seamark(other.url, "rebuild-registry", "db.t")
+        assert code == 0, text
+        for name in COLUMNS:
+            assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
+        assert {where: again.explain("db.t", where).files for where in before} == before
+        assert seamark(other.url, "verify", "db.t")[0] == 0
+        scrap = Path(table.location.removeprefix("file://")) / "metadata" / "seamark-index" / "scrap"
+        scrap.write_text("nothing")
+        code, text = seamark(other.url, "rebuild-registry", "db.t")
+        assert (code, "9 index files were listed already, 0 tell nothing new, 1 are left out" in text) == (0, True)
+        assert str(scrap) in text
+        answer = json.loads(seamark(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ "))
+        assert answer["known"] == 9
+        again.close()
+    finally:
+        other.stop()
+
+
+def test_a_reader_verifies_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> dict[str, Any]:
+        raise Forbidden("reader may not quarantineIndexFile", status=403)
+
+    monkeypatch.setattr(IndexClient, "quarantine_index_file", refused)
+    index_paths(client, "bloom")[0].unlink()
+    assert "may not" in seamark(client.url, "verify", "db.t", "bloom")[1]
+    code, text = seamark(client.url, "verify", "db.t", "bloom", "--dry-run")
+    assert (code, "wrong" in text, "may not" in text) == (1, True, False), text
