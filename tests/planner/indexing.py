@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from connector.indexing import DataFile as ListedFile
@@ -33,6 +34,7 @@ from metaserver.index.keys import Keys
 from metaserver.index.registry import Registry
 from metaserver.index.terms import Term, format_term, resolve_id
 from metaserver.index.usage import Usage
+from metaserver.objects.port import ObjectStore
 from metaserver.objects.router import open_objects
 from metaserver.planner.planner import Planner, open_planner
 from metaserver.settings import Settings
@@ -42,6 +44,7 @@ from tests.planner.kinds import V3_ONLY, base, decimal_parts, fixed_length
 from tests.planner.lake import DataFile, Lake
 from tests.planner.predicates import predicate_on, random_filter
 from tests.planner.schemas import Schema as TableSchema
+from tests.planner.tables import Table
 from tests.store.samples import NS, TABLE, make_entry
 
 CALENDAR = ("year", "month", "day", "hour")
@@ -358,7 +361,11 @@ class Planning:
 
 @asynccontextmanager
 async def open_planning(
-    folder: Path, registry: Registry, clock: Clock | None = None, **given: Any
+    folder: Path,
+    registry: Registry,
+    clock: Clock | None = None,
+    wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner,
+    **given: Any,
 ) -> AsyncIterator[Planning]:
     """A planner with indexes, which waits for index files as long as it takes. `given` are settings."""
     settings = Settings(
@@ -374,7 +381,7 @@ async def open_planning(
     clock, usage = clock or SystemClock(), Usage()
     async with (
         open_objects(settings, clock) as objects,
-        open_indexes(settings, objects, registry, clock) as indexes,
+        open_indexes(settings, wrap(objects), registry, clock) as indexes,
         open_planner(settings, objects, clock, indexes=indexes, usage=usage) as planner,
     ):
         yield Planning(planner, indexes, usage)
@@ -382,3 +389,66 @@ async def open_planning(
 
 async def create_namespace(store: PointerStore) -> None:
     await store.transact([CreateNamespace(NS, {})])
+
+
+class IndexedTable:
+    """A `tables.Table` with indexes on `id`. File n holds the even numbers from 10 n to 10 n + 8, each in two rows, so
+    that an index leaves a file out for an odd number, and statistics do not."""
+
+    def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
+        self.table = table
+        self.store = store
+        self.registry = registry
+        self._properties = {PREFIX + name: text for name, text in properties.items()}
+        self.written = 0
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return msgspec.structs.replace(self.table.metadata, properties=self._properties)
+
+    @property
+    def definitions(self) -> dict[str, IndexDefinition]:
+        return dict(read_definitions(self.metadata).by_name)
+
+    async def entry(self) -> Entry:
+        found = await self.store.entry(TABLE, NS, "t")
+        assert found is not None
+        return found
+
+    async def files(self) -> list[IndexFile]:
+        return await self.store.index_files(self.metadata.table_uuid)
+
+    async def register(self) -> None:
+        entry = make_entry("t", uuid=self.metadata.table_uuid, metadata_location=self.metadata.location)
+        await self.store.transact([CreateEntry(entry)])
+
+    async def index(self, name: str, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
+        """Writes and registers an index file of the data files of these numbers."""
+        definition = self.definitions[name]
+        entries = []
+        for number in numbers:
+            ids = pa.chunked_array([pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())])
+            keys = [keys_of_term(term, ids) for term in definition.terms]
+            file = self.table.file(number, 0)
+            entries.append((ListedFile(file.path, file.size, file.record_count), built(definition, keys)))
+        self.written += 1
+        path = self.table.folder / "metadata" / "seamark-index" / f"{self.written:04d}.puffin"
+        path.parent.mkdir(exist_ok=True)
+        data = b"".join(
+            index_file(self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries])
+        )
+        path.write_bytes(data)
+        one = IndexFile(
+            uuid=self.metadata.table_uuid,
+            location=path.as_uri(),
+            definition=definition.id,
+            kind=definition.kind,
+            level=0,
+            files=len(entries),
+            rows=10 * len(entries),
+            size_bytes=len(data),
+            snapshot_id=None,
+            created_ms=self.written,
+        )
+        await self.registry.replace(self.metadata.table_uuid, definition.id, add=[one], remove=remove)
+        return path
