@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +36,12 @@ from metaserver.index.indexes import OpenIndex
 from metaserver.index.keys import Bits, Key, KeyRanges, Keys, has_codes
 from metaserver.index.packing import Longs
 from metaserver.index.record import Record
-from metaserver.index.terms import LOWER, lowered
+from metaserver.index.terms import LOWER, Term, lowered
 from metaserver.planner.coverage import FileIds
 from metaserver.planner.meaning import Meaning, key_ranges
 from metaserver.planner.prune import Expired, Selection
 from metaserver.planner.scan import IndexUse
-from metaserver.planner.view import TableView
+from metaserver.planner.view import TableView, comparable
 
 FIRST_FIELD_ID = 1 << 31
 """Fields that stand for indexed terms; no column and no partition field has an id above 2^31 - 1."""
@@ -128,16 +129,12 @@ def project(bound: Expression, definitions: Sequence[IndexDefinition]) -> Projec
         for number, definition in enumerate(definitions)
         if len(definition.terms) == 1
     }
-    fields: list[PartitionField] = []
-    lower: dict[int, list[PartitionField]] = {}
+    fields: dict[int, list[PartitionField]] = {}
     for field_id, definition in by_field.items():
         term = definition.terms[0]
         one = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
-        if term.transform == LOWER:
-            lower.setdefault(term.column_id, []).append(one)
-        else:
-            fields.append(one)
-    expression = _useful(_over(bound, PartitionSpec(0, tuple(fields)), lower), by_field)
+        fields.setdefault(term.column_id, []).append(one)
+    expression = _useful(_over(bound, fields, by_field), by_field)
     composite = tuple(
         (definition, equalities)
         for definition in definitions
@@ -146,16 +143,31 @@ def project(bound: Expression, definitions: Sequence[IndexDefinition]) -> Projec
     return Projected(expression, by_field, composite) if expression != TRUE or composite else None
 
 
-def _over(expression: Expression, spec: PartitionSpec, lower: Mapping[int, list[PartitionField]]) -> Expression:
+def _over(
+    expression: Expression, fields: Mapping[int, Sequence[PartitionField]], by_field: Mapping[int, IndexDefinition]
+) -> Expression:
+    """`fields` by the column that they are of."""
     match expression:
         case And(children):
-            return all_of(*(_over(child, spec, lower) for child in children))
+            return all_of(*(_over(child, fields, by_field) for child in children))
         case Or(children):
-            return any_of(*(_over(child, spec, lower) for child in children))
-        case Bound():
-            by_lower = [_lowered(expression, one) for one in lower.get(expression.column_id, ())]
-            return all_of(inclusive(expression, spec), *by_lower)
+            return any_of(*(_over(child, fields, by_field) for child in children))
+        case Bound(column_id=column_id):
+            mine = [
+                one for one in fields.get(column_id, ()) if _is_of(expression, by_field[one.field_id or 0].terms[0])
+            ]
+            plain = PartitionSpec(0, tuple(one for one in mine if one.transform != LOWER))
+            by_lower = [_lowered(expression, one) for one in mine if one.transform == LOWER]
+            return all_of(inclusive(expression, plain), *by_lower)
     return expression
+
+
+def _is_of(predicate: Bound, term: Term) -> bool:
+    """Whether the predicate's values are the term's. By an older schema the column may be of another type: a date was
+    days, where the timestamp that it was promoted to is microseconds; and functions overflow by type."""
+    if predicate.kind == term.source:
+        return True
+    return term.transform == IDENTITY and comparable(predicate.kind, term.source)
 
 
 def _lowered(predicate: Bound, term: PartitionField) -> Expression:
@@ -196,6 +208,7 @@ def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, 
             if isinstance(one, Bound)
             and one.op in (Op.EQ, Op.IN)
             and (one.column_id, one.transform) == (term.column_id, term.transform)
+            and _is_of(one, term)
         ]
         if not mine:
             return None
@@ -322,9 +335,9 @@ class Probe:
             if ranges is None or ranges.points is None:
                 return None
             lists.append(ranges.points)
-        rows = list(product(*lists))
-        if len(rows) > COMBINATIONS_MAX:
+        if prod(map(len, lists)) > COMBINATIONS_MAX:  # a zero of floats stands for two
             return None
+        rows = list(product(*lists))
         columns = [
             _literal_keys([row[place] for row in rows], term.kind) for place, term in enumerate(definition.terms)
         ]

@@ -1,0 +1,73 @@
+"""Filters projected onto indexes whose columns have, or had, another type; keys of many columns."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from metaserver.iceberg.expressions import Bound, Op, all_of
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.index.definitions import IndexDefinition, define
+from metaserver.planner.coverage import file_ids_of
+from metaserver.planner.indexed import Coverage, Probe, project
+from metaserver.planner.prune import Selection
+from metaserver.planner.view import TableView
+
+
+def index_on(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:
+    """Of a column `c`, id 1, that is of this type now."""
+    return define("i", index_kind, [term], Schema((Field(1, "c", False, kind),), schema_id=1))
+
+
+def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 1) -> Bound:
+    """As it is bound by a schema in which the column is of this type."""
+    result = "int" if transform.startswith("bucket") else kind
+    return Bound(Op.EQ, column_id, "c", kind, transform, result, (value,))
+
+
+@pytest.mark.parametrize(
+    ("asked", "now", "term", "serves"),
+    [
+        ("int", "long", "c", True),
+        ("float", "double", "c", True),
+        ("decimal(9, 2)", "decimal(20, 2)", "c", True),
+        ("date", "timestamp", "c", False),  # days, and microseconds
+        ("date", "timestamp", "bucket[16](c)", False),
+        ("date", "timestamp", "day(c)", False),
+        ("int", "long", "truncate[10](c)", False),  # of the least integers one overflows
+        ("int", "int", "truncate[10](c)", True),
+        ("string", "string", "lower(c)", True),
+    ],
+)
+def test_a_filter_by_an_older_schema_asks_an_index_only_where_its_values_are_the_same_keys(
+    asked: str, now: str, term: str, serves: bool
+) -> None:
+    found = project(equals("A" if asked == "string" else 7, asked), [index_on(now, term)])
+    assert (found is not None) == serves
+
+
+def test_of_a_composite_key_too_every_part_has_to_be_of_the_filters_type() -> None:
+    schema = Schema((Field(1, "c", False, "timestamp"), Field(2, "d", False, "long")), schema_id=1)
+    definition = define("i", "record", ["c", "d"], schema)
+    of_old, of_new = (all_of(equals(7, kind), equals(7, "int", column_id=2)) for kind in ("date", "timestamp"))
+    assert project(of_old, [definition]) is None
+    assert project(of_new, [definition]) is not None
+
+
+def test_a_key_of_many_zeros_is_not_spelled_out_with_either_sign() -> None:
+    columns = range(1, 23)
+    schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in columns), schema_id=1)
+    definition = define("i", "record", [f"c{number}" for number in columns], schema)
+    projected = project(all_of(*(equals(0.0, "double", column_id=number) for number in columns)), [definition])
+    assert projected is not None
+    view = TableView((), ())
+    probe = Probe(view, projected, {definition.id: Coverage(file_ids_of(view), ())}, {})
+    tracemalloc.start()
+    try:
+        probe.narrow(Selection.everything(view), frozenset({"record"}), lambda: False)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert not probe.asked
