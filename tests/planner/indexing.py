@@ -422,13 +422,17 @@ class IndexedTable:
         entry = make_entry("t", uuid=self.metadata.table_uuid, metadata_location=self.metadata.location)
         await self.store.transact([CreateEntry(entry)])
 
-    async def index(self, name: str, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
-        """Writes and registers an index file of the data files of these numbers."""
-        definition = self.definitions[name]
+    def columns(self, number: int) -> dict[int, pa.Array]:
+        """Of the data file of this number, by column id."""
+        return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
+
+    async def index(self, what: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
+        """Writes and registers an index file of the data files of these numbers; `what` is a definition or its name."""
+        definition = self.definitions[what] if isinstance(what, str) else what
         entries = []
         for number in numbers:
-            ids = pa.chunked_array([pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())])
-            keys = [keys_of_term(term, ids) for term in definition.terms]
+            columns = self.columns(number)
+            keys = [keys_of_term(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
             file = self.table.file(number, 0)
             entries.append((ListedFile(file.path, file.size, file.record_count), built(definition, keys)))
         self.written += 1

@@ -1,0 +1,242 @@
+"""Opened index files: what is damaged, missing, too large, of another version or out of reach is no index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import StorageError
+from metaserver.index.index_file import open_index_file
+from metaserver.index.indexes import RETRY_S, Indexes, open_indexes
+from metaserver.index.registry import Registry
+from metaserver.objects.port import ObjectStore
+from metaserver.objects.router import open_objects
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import IndexFile, IndexFileState
+from tests.planner.indexing import IndexedTable, create_namespace
+from tests.planner.tables import Table, Watched
+
+KINDS = ("bloom", "bitmap", "record")
+
+
+class Storage(Watched):
+    """Counts reads, and does not answer while it is `away`."""
+
+    away = False
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        if self.away:
+            self.reads.append(location.rpartition("/")[2])
+            raise StorageError("injected: no answer")
+        return await super().read(location, limit_bytes=limit_bytes)
+
+
+class Rig:
+    """A table with an index file of each kind, and `Indexes` over a storage that may fail."""
+
+    def __init__(self, folder: Path, table: IndexedTable, clock: SimulatedClock, stack: AsyncExitStack) -> None:
+        self.folder = folder
+        self.table = table
+        self.clock = clock
+        self.storage: Storage
+        self._stack = stack
+
+    async def indexes(self, **given: Any) -> Indexes:
+        options: dict[str, Any] = {"index_disk_bytes": 0, **given}
+        settings = Settings(home=self.folder / "home", warehouse=self.folder.as_uri(), **options)
+        objects = await self._stack.enter_async_context(open_objects(settings, self.clock))
+        self.storage = Storage(objects)
+        store: ObjectStore = self.storage  # type: ignore[assignment]
+        opened = open_indexes(settings, store, self.table.registry, self.clock)
+        return await self._stack.enter_async_context(opened)
+
+    async def file(self, path: Path) -> IndexFile:
+        (found,) = [one for one in await self.table.files() if one.location == path.as_uri()]
+        return found
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        clock = SimulatedClock(seed=3)
+        store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock))
+        await create_namespace(store)
+        made = Table(tmp_path / "t")
+        made.commit(1, [made.manifest("a", range(4))])
+        table = IndexedTable(made, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
+        await table.register()
+        yield Rig(tmp_path, table, clock, stack)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_index_file_is_read_once_and_held(rig: Rig, kind: str) -> None:
+    path = await rig.table.index(kind, range(3))
+    indexes, file = await rig.indexes(), await rig.file(path)
+    assert indexes.held(file) is None
+    opened = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
+    assert opened[0] is not None
+    assert opened == [opened[0]] * 5
+    assert indexes.held(file) is opened[0]
+    assert (opened[0].location, len(opened[0].files), opened[0].index.files) == (path.as_uri(), 3, 3)
+    assert rig.storage.reads == [path.name]
+    assert await indexes.open_all([file, file]) == [opened[0]] * 2
+
+
+def spoil(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    header = open_index_file(bytes(data), "x").header
+    if how == "missing":
+        path.unlink()
+        return
+    if how == "truncated":
+        del data[len(data) // 2 :]
+    elif how == "empty":
+        del data[:]
+    elif how == "files table":
+        data[header.files_offset + 70] ^= 1
+    elif how == "footer":
+        data[header.offset + header.length + 20] ^= 1
+    elif how == "head of the blob":
+        data[header.offset + (header.length - 40 if header.kind == "record" else 10)] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_damaged_or_gone_is_quarantined_and_not_read_again(rig: Rig, kind: str, how: str) -> None:
+    path = await rig.table.index(kind, range(3))
+    spoil(path, how)
+    indexes, file = await rig.indexes(), await rig.file(path)
+    assert await indexes.open(file) is None
+    assert await indexes.open(file) is None
+    assert rig.storage.reads == [path.name]
+    assert (indexes.failures, indexes.quarantined) == (1, 1)
+    told = await rig.file(path)
+    assert told.state is IndexFileState.QUARANTINED
+    assert told.reason is not None
+    assert path.name in told.reason
+    assert (await rig.table.registry.files(await rig.table.entry())).live(file.definition) == ()
+
+
+async def test_an_index_file_of_another_table_or_definition_is_quarantined(rig: Rig) -> None:
+    path = await rig.table.index("bitmap", range(3))
+    other = await rig.table.index("bloom", range(3))
+    path.write_bytes(other.read_bytes())
+    indexes = await rig.indexes()
+    assert await indexes.open(await rig.file(path)) is None
+    assert await indexes.open(await rig.file(other)) is not None
+    assert (await rig.file(path)).state is IndexFileState.QUARANTINED
+    assert (await rig.file(other)).state is IndexFileState.LIVE
+
+
+async def test_a_file_that_is_larger_than_allowed_is_quarantined_unread(rig: Rig) -> None:
+    path = await rig.table.index("record", range(4))
+    indexes = await rig.indexes(index_file_limit_bytes=1024)
+    assert await indexes.open(await rig.file(path)) is None
+    assert (await rig.file(path)).state is IndexFileState.QUARANTINED
+
+
+async def test_a_version_that_is_not_known_is_left_alone_and_stays_registered(rig: Rig) -> None:
+    path = await rig.table.index("bloom", range(3))
+    path.write_bytes(path.read_bytes().replace(b"seamark-bloom-v1", b"seamark-bloom-v9"))
+    indexes, file = await rig.indexes(), await rig.file(path)
+    assert not indexes.is_beyond_us(file)
+    for _ in range(3):
+        assert await indexes.open(file) is None
+        rig.clock.advance(int(10_000 * RETRY_S))
+    assert indexes.is_beyond_us(file)
+    assert rig.storage.reads == [path.name]
+    assert (indexes.failures, indexes.quarantined) == (1, 0)
+    assert (await rig.file(path)).state is IndexFileState.LIVE
+
+
+async def test_a_storage_that_does_not_answer_is_asked_again_after_a_while(rig: Rig) -> None:
+    path = await rig.table.index("bloom", range(3))
+    indexes, file = await rig.indexes(), await rig.file(path)
+    rig.storage.away = True
+    assert await indexes.open(file) is None
+    assert await indexes.open(file) is None
+    assert len(rig.storage.reads) == 1
+    assert not indexes.is_beyond_us(file)
+    rig.clock.advance(int(1000 * RETRY_S) + 1)
+    rig.storage.away = False
+    assert await indexes.open(file) is not None
+    assert (await rig.file(path)).state is IndexFileState.LIVE
+
+
+async def test_a_suspect_whose_source_is_sound_stays(rig: Rig) -> None:
+    path = await rig.table.index("bitmap", range(3))
+    indexes, file = await rig.indexes(), await rig.file(path)
+    first = await indexes.open(file)
+    await indexes.suspect([file], "it looked wrong")
+    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert indexes.held(file) is None
+    again = await indexes.open(file)
+    assert again is not None
+    assert again is not first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_suspect_whose_source_is_damaged_is_quarantined_with_both_reasons(rig: Rig, kind: str) -> None:
+    path = await rig.table.index(kind, range(3))
+    data = bytearray(path.read_bytes())
+    header = open_index_file(bytes(data), "x").header
+    data[header.offset + (100 if kind == "record" else header.length - 10)] ^= 1
+    path.write_bytes(data)
+    indexes, file = await rig.indexes(), await rig.file(path)
+    assert await indexes.open(file) is not None
+    await indexes.suspect([file], "it looked wrong")
+    told = await rig.file(path)
+    assert told.state is IndexFileState.QUARANTINED
+    assert told.reason is not None
+    assert told.reason.startswith("it looked wrong; ")
+    assert await indexes.open(file) is None
+
+
+async def test_a_suspect_that_cannot_be_looked_at_is_left_alone(rig: Rig) -> None:
+    path = await rig.table.index("bitmap", range(3))
+    indexes, file = await rig.indexes(), await rig.file(path)
+    rig.storage.away = True
+    await indexes.suspect([file], "it looked wrong")
+    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert (indexes.failures, indexes.quarantined) == (1, 0)
+
+
+async def test_one_that_is_registered_no_more_can_be_damaged_without_consequence(rig: Rig) -> None:
+    path = await rig.table.index("bitmap", range(3))
+    indexes, file = await rig.indexes(), await rig.file(path)
+    await rig.table.index("bitmap", range(4), remove=[path.as_uri()])
+    await rig.table.registry.forget(file.uuid, file.location)
+    path.unlink()
+    assert await indexes.open(file) is None
+    assert (indexes.failures, indexes.quarantined) == (1, 0)
+
+
+async def test_copies_on_the_local_disk_that_were_damaged_are_fetched_anew(rig: Rig) -> None:
+    path = await rig.table.index("bitmap", range(4))
+    file = await rig.file(path)
+    folder = rig.folder / "disk"
+    given: dict[str, Any] = {"index_disk_bytes": 64 << 20, "index_disk_folder": str(folder)}
+    settings = Settings(home=rig.folder / "home", warehouse=rig.folder.as_uri(), **given)
+    for turn in range(3):
+        async with open_objects(settings, rig.clock) as objects:
+            storage = Storage(objects)
+            store: ObjectStore = storage  # type: ignore[assignment]
+            async with open_indexes(settings, store, rig.table.registry, rig.clock) as indexes:
+                opened = await indexes.open(file)
+                assert opened is not None
+                await asyncio.to_thread(opened.index.verify)
+                assert len(storage.reads) == (0 if turn == 1 else 1), f"turn {turn}"
+                assert indexes.failures == 0
+        if turn == 1:
+            (copy,) = [one for one in folder.rglob("*") if one.is_file() and path.read_bytes() in one.read_bytes()]
+            data = bytearray(copy.read_bytes())
+            data[-len(path.read_bytes()) // 2] ^= 1
+            copy.write_bytes(data)
