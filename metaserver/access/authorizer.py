@@ -54,7 +54,7 @@ def _rules() -> dict[str, Rule]:
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
         listFiles listColumnStats listPartitions explain
-        listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys"""
+        listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         renameTable createView replaceView dropView renameView commitTransaction undrop
         putFunction dropFunction

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from metaserver.api import (
     admin,
+    bitmaps,
     builds,
     dropped,
     explain,
@@ -51,7 +52,7 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts but the settings."""
-    own = (timeline, metadata, explain, indexes, builds, lookups, index_audit, dropped, admin)
+    own = (timeline, metadata, explain, indexes, builds, lookups, bitmaps, index_audit, dropped, admin)
     for routes in (health, metrics, oauth, rest, *own):
         routes.add_routes(app)
     functions.add_own_routes(app)

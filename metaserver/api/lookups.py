@@ -217,10 +217,7 @@ async def lookup_keys(request: web.Request) -> web.Response:
     columns, possible = await _keys(terms, asked.given)
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await request.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=asked.snapshot_id))
-    if asked.snapshot_id is None:
-        located = _nothing()
-    else:
-        located = await request.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
+    located = await request.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
     told = _Told(metadata, scan, definition, columns[0].rows, asked, located)
     if wants_arrow:
         body = await _worked(told.arrow, len(located.query))
@@ -313,11 +310,6 @@ async def _pieces(body: bytes | memoryview) -> AsyncIterator[bytes]:
     view = memoryview(body)
     for start in range(0, len(view), _PIECE_BYTES):
         yield bytes(view[start : start + _PIECE_BYTES])
-
-
-def _nothing() -> Located:
-    none = np.empty(0, dtype=np.int64)
-    return Located(none, none, none, np.empty(0, dtype=np.bool_), none, {})
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
+from metaserver.api.bitmaps import BITMAP_SCHEMA
 from metaserver.api.builds import BUILD_SCHEMA
 from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
@@ -83,6 +84,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,
                 "Lookup": LOOKUP_SCHEMA,
+                "Bitmap": BITMAP_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

@@ -234,3 +234,10 @@ def names_of(view: TableView, places: Longs) -> Longs:
     numbers = np.searchsorted(starts, places, side="right") - 1
     names: Longs = (view.ordinals[numbers] << np.int64(32)) + places - starts[numbers]
     return names
+
+
+def places_at(view: TableView, names: Longs) -> Longs:
+    """The reverse."""
+    numbers, local = view.split(names)
+    places: Longs = np.array(view.starts[:-1], dtype=np.int64)[numbers] + local
+    return places

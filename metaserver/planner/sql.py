@@ -72,10 +72,14 @@ class _Sql(Dialect):
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """`expression` is unbound, and true for every row that the SQL is true for; `unused` is what it leaves out."""
+    """`expression` is unbound, and true for every row that the SQL is true for; `unused` is what it leaves out.
+
+    `exact`: it is true for no other row, but for rows with NaN in a compared column, on which engines do not agree.
+    """
 
     expression: Expression
     unused: tuple[str, ...]
+    exact: bool = False
 
 
 class _Term(NamedTuple):
@@ -105,7 +109,8 @@ def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = ()) -> SqlF
     try:
         tree = sqlglot.parse_one(text, dialect=_Sql, into=exp.Condition)
         reader = _Reader((schema, *others))
-        return SqlFilter(reader.read(tree, negated=False), tuple(dict.fromkeys(reader.unused)))
+        expression = reader.read(tree, negated=False)
+        return SqlFilter(expression, tuple(dict.fromkeys(reader.unused)), reader.exact and not reader.unused)
     except ParseError as error:
         raise BadRequest(_syntax(error)) from None
     except TokenError as error:
@@ -130,6 +135,8 @@ class _Reader:
     def __init__(self, schemas: tuple[Schema, ...]) -> None:
         self._schemas = schemas
         self.unused: list[str] = []
+        self.exact = True
+        """Whether every literal is one of its column's type."""
 
     def read(self, node: exp.Expr, *, negated: bool) -> Expression:
         """What holds wherever `node` is true, or with `negated` wherever it is false."""
@@ -202,7 +209,7 @@ class _Reader:
         if other is not None:
             return _constant(op, other, literal)
         term = self._term(left)
-        return None if term is None else _comparison(op, term, literal, negated)
+        return None if term is None else self._comparison(op, term, literal, negated)
 
     def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
         """IS [NOT] DISTINCT FROM, which is never null: Iceberg's own `eq` and `not-eq`."""
@@ -214,7 +221,7 @@ class _Reader:
                 continue
             if literal.kind == "null":
                 return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
-            value, exact = fitted(literal, term.kind, term.transform, term.origin)
+            value, exact = self._fitted(literal, term)
             if unlike and not exact:
                 return TRUE
             return term.predicate(Op.NOT_EQ if unlike else Op.EQ, value)
@@ -230,7 +237,7 @@ class _Reader:
         given = [one for one in literals if one is not None and one.kind != "null"]
         if negated and len(given) < len(literals):  # not in a list with null: null at best
             return FALSE
-        fit = [fitted(one, term.kind, term.transform, term.origin) for one in given]
+        fit = [self._fitted(one, term) for one in given]
         if not negated:
             return term.predicate(Op.IN, *(value for value, _ in fit)) if fit else FALSE
         exact = [value for value, is_exact in fit if is_exact]
@@ -273,7 +280,7 @@ class _Reader:
         else:
             prefix, rest = _split(pattern.text, None if escape is None else escape.text)
         if rest == "":
-            return _comparison(Op.NOT_EQ if negated else Op.EQ, term, Given("text", prefix), negated)
+            return self._comparison(Op.NOT_EQ if negated else Op.EQ, term, Given("text", prefix), negated)
         if rest.strip("%") == "":
             if not prefix:
                 return FALSE if negated else term.not_null
@@ -285,6 +292,25 @@ class _Reader:
         # The beginning is used; that the rest of the pattern was not is told, too.
         self.unused.append(node.sql(dialect=_Sql)[:_SHOWN_MAX])
         return term.predicate(Op.STARTS_WITH, prefix)
+
+    def _comparison(self, op: Op, term: _Term, literal: Given, negated: bool) -> Expression:
+        """Raises Unfit."""
+        value, exact = self._fitted(literal, term)
+        if not exact:
+            op = _ROUNDED.get(op, op)
+        if op is Op.NOT_EQ:
+            return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
+        predicate = term.predicate(op, value)
+        # NaN is above every number to Spark, and in no order to Trino, where the opposite of a comparison holds for it.
+        if base_name(term.kind) in _FLOATS and (op in (Op.GT, Op.GT_EQ) or (negated and op is not Op.EQ)):
+            return any_of(predicate, term.predicate(Op.IS_NAN))
+        return predicate
+
+    def _fitted(self, literal: Given, term: _Term) -> tuple[object, bool]:
+        """Raises Unfit."""
+        value, exact = fitted(literal, term.kind, term.transform, term.origin)
+        self.exact &= exact
+        return value, exact
 
     # Terms
 
@@ -373,20 +399,6 @@ class _Reader:
         if transform in _PLAIN_TRANSFORMS and kind not in _CALENDAR:
             return None
         return _Term(column, result_type(transform, kind), transform)
-
-
-def _comparison(op: Op, term: _Term, literal: Given, negated: bool) -> Expression:
-    """Raises Unfit."""
-    value, exact = fitted(literal, term.kind, term.transform, term.origin)
-    if not exact:
-        op = _ROUNDED.get(op, op)
-    if op is Op.NOT_EQ:
-        return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
-    predicate = term.predicate(op, value)
-    # NaN is above every number to Spark, and in no order to Trino, where the opposite of a comparison holds for it.
-    if base_name(term.kind) in _FLOATS and (op in (Op.GT, Op.GT_EQ) or (negated and op is not Op.EQ)):
-        return any_of(predicate, term.predicate(Op.IS_NAN))
-    return predicate
 
 
 def _constant(op: Op, left: Given, right: Given) -> Expression | None:

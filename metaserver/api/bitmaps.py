@@ -1,0 +1,440 @@
+"""Our own route that tells which rows of which files match a predicate, as bitmap indexes have it.
+
+The rule it keeps: no row that matches is left out, and where other rows may be in, the file's answer is not `exact`.
+Positions are those of rows in the file; rows that deletes took are among them unless `deletes` is asked for, and then
+those of which that is not known are counted as `undecided`.
+
+Answers come in pages, as many files as fit the limit, the bytes and the time budget; the token of the next page names
+the last file. A page that time cuts short is followed by another: nothing is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from aiohttp import web
+
+from metaserver.api import arrow
+from metaserver.api.describe import Answer, describe
+from metaserver.api.keys import CATALOG, CLOCK, PLANNER, SETTINGS
+from metaserver.api.lookups import COVERS, DELETED, paths_at
+from metaserver.api.requests import allow, path_name, path_namespace, read_json
+from metaserver.api.snapshots import snapshot_of
+from metaserver.api.timeline import NAMESPACE, TABLE
+from metaserver.errors import BadRequest
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expressions import TRUE, Expression, predicates_of
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.index.bits import all_of, count, none_of, positions, roaring
+from metaserver.index.definitions import BITMAP, read_definitions
+from metaserver.index.keys import Bits
+from metaserver.index.packing import Longs
+from metaserver.planner.deleted import Deleted, Fate, places_at
+from metaserver.planner.lookup import files_at
+from metaserver.planner.meaning import Meaning
+from metaserver.planner.request import ScanRequest
+from metaserver.planner.row_marks import Covered, RowMarks, without
+from metaserver.planner.scan import Scan
+from metaserver.planner.sql import parse_sql
+from metaserver.store.port import Entry
+from metaserver.wire import decode_json, encode_json
+
+FILES_MAX = 10_000
+"""Of one page."""
+PAGE_BYTES = 16 << 20
+"""Of rows in one page, after which no further file is begun."""
+CANDIDATES_MAX = 4_000_000
+"""Rows of one page that are held against deletes, after which no further file is begun."""
+_FILES_AT_ONCE = 16
+"""Between looks at the clock."""
+_TOKEN_VERSION = 1
+_COUNT = {"type": "integer"}
+
+BITMAP_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["snapshot-id", "meaning", "deletes", "exact", "not-used", "files", "problems", "next-page-token"],
+    "properties": {
+        "snapshot-id": {"type": ["integer", "null"]},
+        "meaning": {"enum": ["sql", "iceberg"]},
+        "deletes": {"type": "boolean", "description": "Whether deleted rows were taken out."},
+        "exact": {"type": "boolean", "description": "Whether the answer of every file of this page is."},
+        "not-used": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Parts of the SQL that no expression can say; taken as true.",
+        },
+        "files": {
+            "type": "array",
+            "description": "Files that may hold a matching row; no other does.",
+            "items": {
+                "type": "object",
+                "required": ["file-path", "record-count", "rows", "count", "exact", "delete-files", "undecided"],
+                "properties": {
+                    "file-path": {"type": "string"},
+                    "record-count": _COUNT,
+                    "rows": {
+                        "description": "Positions of the rows: a roaring bitmap of 32 bits in its portable form, in "
+                        "base64, or a list; null where any row may match.",
+                    },
+                    "count": {"type": ["integer", "null"], "description": "How many rows these are."},
+                    "exact": {"type": "boolean", "description": "False where some of these rows may not match."},
+                    "delete-files": {"type": "integer", "description": "How many delete files apply to the file."},
+                    "undecided": {
+                        "type": "integer",
+                        "description": "With deletes: rows among these that may be deleted.",
+                    },
+                },
+            },
+        },
+        "problems": {
+            "type": "array",
+            "description": "Files that could not be read, so that rows are undecided; the first of them.",
+            "items": {
+                "type": "object",
+                "required": ["file-path", "problem"],
+                "properties": {"file-path": {"type": "string"}, "problem": {"type": "string"}},
+            },
+        },
+        "next-page-token": {"type": ["string", "null"]},
+    },
+}
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "where": {"type": "string", "description": "A predicate in SQL.", "examples": ["discount = 5 AND qty < 3"]},
+        "filter": {"description": "An expression of the Iceberg REST standard, instead of `where`."},
+        "case-sensitive": {"type": "boolean", "description": "Names in `filter`; default true."},
+        "meaning": {
+            "enum": ["sql", "iceberg"],
+            "description": "Of zeros and NaN; default: that of where the predicate comes from.",
+        },
+        "snapshot-id": _COUNT,
+        "ref": {"type": "string"},
+        "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
+        "deletes": {"type": "boolean", "description": "Whether deleted rows are to be taken out; default false."},
+        "rows": {"enum": ["roaring", "positions"], "description": "The form of rows; default roaring."},
+        "limit": {"type": "integer", "minimum": 1, "description": f"Most files of a page; at most {FILES_MAX:,}."},
+        "page-token": {"type": "string", "description": "As in the last answer, with the same question."},
+    },
+}
+
+
+class _Bitmap(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    where: str | None = None
+    filter: msgspec.Raw = msgspec.Raw()
+    case_sensitive: bool = True
+    meaning: str | None = None
+    snapshot_id: int | None = None
+    ref: str | None = None
+    as_of: int | None = None
+    deletes: bool = False
+    rows: str = "roaring"
+    limit: int | None = None
+    page_token: str | None = None
+
+
+class _Token(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    question: int
+    """CRC-32 of all that the answer depends on."""
+    snapshot_id: int | None
+    after: int
+    """The last file of the page, as a row of the view."""
+
+
+class _File(msgspec.Struct, rename="kebab", gc=False):
+    file_path: str
+    record_count: int
+    rows: str | list[int] | None
+    count: int | None
+    exact: bool
+    delete_files: int
+    undecided: int
+
+
+@dataclass(frozen=True)
+class _Predicate:
+    expression: Expression
+    exact: bool
+    unused: tuple[str, ...]
+    meaning: Meaning
+
+
+@dataclass
+class _Marked:
+    """A file of the answer: `bits` None for any row."""
+
+    name: int
+    records: int
+    bits: Bits | None
+    exact: bool
+    delete_files: int
+    undecided: int = 0
+
+
+@describe(
+    "selectRows",
+    "Which rows of which files match a predicate, by bitmap indexes",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE),
+    body=_BODY,
+    answers=(
+        Answer(
+            200,
+            "A page of files. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream, names with _ for "
+            "-, rows as binary or as a list, the rest as metadata of its schema",
+            {"$ref": "#/components/schemas/Bitmap"},
+        ),
+        Answer(400, "The predicate makes no sense; the message says where"),
+        Answer(404, "No such table"),
+        Answer(406, "Neither JSON nor Arrow is accepted"),
+    ),
+)
+async def select_rows(request: web.Request) -> web.Response:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    as_arrow = arrow.wants_arrow(request)
+    loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+    metadata, entry = loaded.metadata, loaded.entry
+    assert entry is not None
+    wanted = await read_json(request, _Bitmap)
+    if wanted.rows not in ("roaring", "positions"):
+        raise BadRequest(f"rows is {wanted.rows[:40]!r}; it must be roaring or positions")
+    most = FILES_MAX if as_arrow else min(FILES_MAX, request.app[SETTINGS].page_limit)
+    if wanted.limit is not None and wanted.limit < 1:
+        raise BadRequest(f"limit is {wanted.limit}; it must be at least 1")
+    question = _question(wanted, metadata)
+    snapshot_id, after = _start(wanted, metadata, question)
+    predicate = await asyncio.to_thread(_predicate, wanted, metadata)
+    asked = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
+    scan = await request.app[PLANNER].scan(metadata, asked, entry)
+    page = _Page(request, scan, predicate, wanted, min(wanted.limit or most, most))
+    await page.fill(after, metadata, entry)
+    token = None
+    if page.last is not None:
+        packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, question, snapshot_id, page.last))
+        token = base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    body = await asyncio.to_thread(page.arrow if as_arrow else page.json, snapshot_id, token)
+    content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
+    return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
+
+
+def _question(wanted: _Bitmap, metadata: TableMetadata) -> int:
+    said = (
+        metadata.table_uuid,
+        wanted.where,
+        bytes(wanted.filter).decode("utf-8", "replace"),
+        wanted.case_sensitive,
+        wanted.meaning,
+        wanted.deletes,
+        wanted.rows,
+    )
+    return zlib.crc32(encode_json(said))
+
+
+def _start(wanted: _Bitmap, metadata: TableMetadata, question: int) -> tuple[int | None, int]:
+    """(snapshot, the last file of the page before; -1 for none). BadRequest."""
+    if wanted.page_token is None:
+        return snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of), -1
+    try:
+        text = wanted.page_token.encode()
+        packed = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        token = msgspec.msgpack.decode(packed, type=_Token)
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        token = None
+    if token is None or (token.version, token.question) != (_TOKEN_VERSION, question) or token.after < 0:
+        raise BadRequest("page-token is not one that was given out for this question; start again without it")
+    if token.snapshot_id is not None and metadata.snapshot(token.snapshot_id) is None:
+        raise BadRequest(
+            f"Snapshot {token.snapshot_id}, which page-token is about, has expired; start again without it"
+        )
+    return token.snapshot_id, token.after
+
+
+def _predicate(wanted: _Bitmap, metadata: TableMetadata) -> _Predicate:
+    given = bytes(wanted.filter)
+    if wanted.meaning not in (None, "sql", "iceberg"):
+        raise BadRequest(f"meaning is {wanted.meaning[:40]!r}; it must be sql or iceberg")
+    if wanted.where is None:
+        meaning = Meaning(wanted.meaning or "iceberg")
+        expression = parse_expression(decode_json(given, "The filter")) if given else TRUE
+        return _Predicate(expression, True, (), meaning)
+    if given:
+        raise BadRequest("Give the predicate as where, in SQL, or as filter, an Iceberg expression, not as both")
+    read = parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
+    return _Predicate(read.expression, read.exact, read.unused, Meaning(wanted.meaning or "sql"))
+
+
+class _Page:
+    """`last` is the last file that was looked at, where there are more."""
+
+    def __init__(self, request: web.Request, scan: Scan, predicate: _Predicate, wanted: _Bitmap, limit: int) -> None:
+        self._covers = request.app[COVERS]
+        self._deleted: Deleted = request.app[DELETED]
+        self._clock = request.app[CLOCK]
+        self._until_s = self._clock.monotonic() + request.app[SETTINGS].plan_time_budget_s
+        self._scan, self._predicate, self._wanted, self._limit = scan, predicate, wanted, limit
+        self._found: list[_Marked] = []
+        self._problems: dict[str, str] = {}
+        self.last: int | None = None
+
+    async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
+        """With the files behind `after`."""
+        marks = RowMarks(await self._indexes(metadata, entry), self._predicate.meaning, self._wanted.where is not None)
+        names = self._scan.rows[np.searchsorted(self._scan.rows, after, side="right") :]
+        records = files_at(self._scan.view, names).longs("record_count").clip(0)
+        size = candidates = start = 0
+        while start < len(names) and len(self._found) < self._limit:
+            if size > PAGE_BYTES or candidates > CANDIDATES_MAX:
+                break
+            if start and self._clock.monotonic() >= self._until_s:
+                break
+            few = min(_FILES_AT_ONCE, self._limit - len(self._found))
+            few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
+            chosen = names[start : start + few]
+            found = await asyncio.to_thread(self._mark, marks, chosen)
+            if self._wanted.deletes:
+                await self._take_out(found)
+                candidates += int(records[start : start + few].sum())
+            kept = [one for one in found if one.bits is None or one.bits.any()]
+            self._found += kept
+            size += sum(_size_of(one, self._wanted.rows) for one in kept)
+            start += len(chosen)
+        self.last = int(names[start - 1]) if start < len(names) else None
+        await self._covers.suspect(entry, marks.damaged)
+
+    async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], Covered]:
+        asked = {(one.column_id, one.transform) for one in predicates_of(self._scan.bound)}
+        made = {}
+        for definition in read_definitions(metadata).enabled:
+            key = (definition.terms[0].column_id, definition.terms[0].transform)
+            if definition.kind == BITMAP and key in asked:
+                made[key] = Covered(definition, *await self._covers.open(self._scan.view, definition, entry))
+        return made
+
+    def _mark(self, marks: RowMarks, names: Longs) -> list[_Marked]:
+        places = places_at(self._scan.view, names).tolist()
+        records = files_at(self._scan.view, names).longs("record_count").tolist()
+        found = []
+        for name, place, count_of, deletes in zip(
+            names.tolist(), places, records, self._scan.deletes_of(names), strict=True
+        ):
+            if count_of < 0:
+                found.append(_Marked(name, count_of, None, False, len(deletes)))
+                continue
+            bits, exact = marks.of(self._scan.residual(name), place, count_of)
+            sound = self._predicate.exact or (bits is not None and not bits.any())
+            found.append(_Marked(name, count_of, bits, exact and sound, len(deletes)))
+        return found
+
+    async def _take_out(self, found: list[_Marked]) -> None:
+        """Deleted rows, of files that have any."""
+        deleted = [one for one in found if one.delete_files and one.records >= 0]
+        if not deleted:
+            return
+
+        def candidates() -> tuple[list[Longs], Longs]:
+            for one in deleted:
+                one.bits = all_of(one.records) if one.bits is None else one.bits
+            rows = [positions(one.bits) for one in deleted if one.bits is not None]
+            names = np.array([one.name for one in deleted], dtype=np.int64)
+            return rows, np.repeat(places_at(self._scan.view, names), [len(one) for one in rows])
+
+        rows, places = await asyncio.to_thread(candidates)
+        none = np.empty(0, dtype=np.int64)
+        fate = await self._deleted.judge(self._scan, places, np.concatenate([none, *rows]))
+        await asyncio.to_thread(_apply, deleted, rows, fate)
+        self._problems |= fate.problems
+
+    def _about(self, snapshot_id: int | None, token: str | None) -> dict[str, Any]:
+        return {
+            "snapshot-id": snapshot_id,
+            "meaning": self._predicate.meaning.value,
+            "deletes": self._wanted.deletes,
+            "exact": all(one.exact for one in self._found),
+            "not-used": list(self._predicate.unused),
+            "problems": [{"file-path": path, "problem": why} for path, why in self._problems.items()],
+            "next-page-token": token,
+        }
+
+    def _paths(self) -> list[str]:
+        names = np.array([one.name for one in self._found], dtype=np.int64)
+        return paths_at(self._scan.view, places_at(self._scan.view, names)) if len(names) else []
+
+    def json(self, snapshot_id: int | None, token: str | None) -> bytes:
+        pieces = []
+        for path, one in zip(self._paths(), self._found, strict=True):
+            rows: str | list[int] | None = None
+            if one.bits is not None and self._wanted.rows == "positions":
+                rows = positions(one.bits).tolist()
+            elif one.bits is not None:
+                rows = base64.b64encode(_serialized(one.bits)).decode()
+            number = None if one.bits is None else count(one.bits)
+            shown = _File(path, one.records, rows, number, one.exact, one.delete_files, one.undecided)
+            pieces.append(encode_json(shown))
+        head = encode_json(self._about(snapshot_id, token))[:-1]
+        return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
+
+    def arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
+        found = self._found
+        rows: pa.Array
+        if self._wanted.rows == "positions":
+            spots = [np.empty(0, np.int64) if one.bits is None else positions(one.bits) for one in found]
+            ends = np.cumsum([0, *map(len, spots)])
+            values = pa.array(np.concatenate([np.empty(0, np.int64), *spots]))
+            mask = pa.array([one.bits is None for one in found], pa.bool_())
+            rows = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=mask)
+        else:
+            rows = pa.array([None if one.bits is None else _serialized(one.bits) for one in found], pa.large_binary())
+        columns: dict[str, pa.Array] = {
+            "file-path": pa.array(self._paths(), pa.string()),
+            "record-count": pa.array([one.records for one in found], pa.int64()),
+            "rows": rows,
+            "count": pa.array([None if one.bits is None else count(one.bits) for one in found], pa.int64()),
+            "exact": pa.array([one.exact for one in found], pa.bool_()),
+            "delete-files": pa.array([one.delete_files for one in found], pa.int64()),
+            "undecided": pa.array([one.undecided for one in found], pa.int64()),
+        }
+        about = {name: value for name, value in self._about(snapshot_id, token).items() if value is not None}
+        texts = {name: one if isinstance(one, str) else encode_json(one).decode() for name, one in about.items()}
+        return arrow.stream(columns, texts)
+
+
+def _apply(found: list[_Marked], rows: list[Longs], fate: Fate) -> None:
+    start = 0
+    for one, mine in zip(found, rows, strict=True):
+        part = slice(start, start + len(mine))
+        start = part.stop
+        bits = one.bits if one.bits is not None else none_of(one.records)
+        one.bits = without(bits, mine[fate.deleted[part]])
+        one.undecided = int(np.count_nonzero(fate.undecided[part] & ~fate.deleted[part]))
+        one.exact &= not one.undecided
+
+
+def _serialized(bits: Bits) -> bytes:
+    made = roaring(bits)
+    made.run_optimize()
+    written: bytes = made.serialize()
+    return written
+
+
+def _size_of(one: _Marked, form: str) -> int:
+    """About how many bytes the rows take in an answer, at most."""
+    if one.bits is None:
+        return 0
+    number = count(one.bits)
+    return 8 * number if form == "positions" else min(2 * number, one.bits.nbytes) + 100
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/bitmap", select_rows)

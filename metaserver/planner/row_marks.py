@@ -1,0 +1,125 @@
+"""Which rows of a data file satisfy a predicate, as bitmap indexes have it, in the meaning of whoever asks.
+
+The rule it keeps: rows are exact, or they are more than there should be and marked so. A predicate on a term that has
+no bitmap for this file, or that key ranges cannot say, may hold for any row; what a conjunction says of the others
+still narrows. Predicates that the file's partition decides for every client are taken as decided (`residuals.py`).
+
+SQL engines do not agree on NaN in comparisons. An expression that came of SQL lets NaN through (`sql.py`): in a file
+with a NaN in a compared column its rows are not exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
+from metaserver.index.bitmap import Bitmap
+from metaserver.index.bits import all_of, none_of
+from metaserver.index.definitions import IndexDefinition
+from metaserver.index.indexes import OpenIndex
+from metaserver.index.keys import Bits, KeyRanges
+from metaserver.planner.indexed import Coverage
+from metaserver.planner.meaning import Meaning, key_ranges
+
+_FLOATS = frozenset({"float", "double"})
+_ORDERED = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
+
+
+class Marks(NamedTuple):
+    """`bits` of the rows that may match, None for any row; where they are `exact`, just these do."""
+
+    bits: Bits | None
+    exact: bool
+
+
+class Covered(NamedTuple):
+    """A bitmap index of one term, as far as it is there: what it describes of the view, and its files by location."""
+
+    definition: IndexDefinition
+    coverage: Coverage
+    opened: Mapping[str, OpenIndex]
+
+
+@dataclass
+class RowMarks:
+    """One question, for any number of files. `indexes` by column id and transform of their term.
+
+    `from_sql` says that the expression came of SQL. `damaged` gains index files that a question broke on.
+    """
+
+    indexes: Mapping[tuple[int, str], Covered]
+    meaning: Meaning
+    from_sql: bool
+    damaged: dict[str, str] = field(default_factory=dict)
+    _ranges: dict[Bound, KeyRanges | None] = field(default_factory=dict)
+
+    def of(self, expression: Expression, place: int, records: int) -> Marks:
+        """Of the file at this place among all of the view, which has so many rows; the expression is bound, the
+        residual for its partition."""
+        match expression:
+            case Always(value):
+                return Marks(all_of(records) if value else none_of(records), True)
+            case And(children):
+                return self._all([self.of(child, place, records) for child in children])
+            case Or(children):
+                return self._any([self.of(child, place, records) for child in children])
+            case Bound():
+                return self._where(expression, place, records)
+        raise TypeError(f"not a bound expression: {expression}")
+
+    @staticmethod
+    def _all(marks: list[Marks]) -> Marks:
+        narrowest: Bits | None = None
+        for one in marks:
+            if one.bits is not None:
+                narrowest = one.bits if narrowest is None else narrowest & one.bits
+        return Marks(narrowest, all(one.exact for one in marks) or (narrowest is not None and not narrowest.any()))
+
+    @staticmethod
+    def _any(marks: list[Marks]) -> Marks:
+        widest: Bits | None = None
+        for one in marks:
+            if one.bits is None:
+                return Marks(None, False)
+            widest = one.bits if widest is None else widest | one.bits
+        return Marks(widest, all(one.exact for one in marks))
+
+    def _where(self, predicate: Bound, place: int, records: int) -> Marks:
+        covered = self.indexes.get((predicate.column_id, predicate.transform))
+        ranges = None if covered is None else self._ranges_of(predicate, covered.definition)
+        if covered is None or ranges is None:
+            return Marks(None, False)
+        part_of, file_of = covered.coverage.places
+        if part_of[place] < 0:
+            return Marks(None, False)
+        location, file = covered.coverage.parts[part_of[place]].location, int(file_of[place])
+        if location in self.damaged:
+            return Marks(None, False)
+        bitmap = covered.opened[location].index
+        assert isinstance(bitmap, Bitmap)
+        try:
+            if bitmap.section(file).rows != records:
+                raise ValueError(f"file {file} has {records} rows; its bitmap is of others")
+            exact = bitmap.exact(ranges)
+            if self.from_sql and predicate.op in _ORDERED and ranges.kind in _FLOATS and self.meaning is Meaning.SQL:
+                exact &= not bitmap.rows(file, KeyRanges(ranges.kind, (), False, True)).any()
+            return Marks(bitmap.rows(file, ranges), exact)
+        except ValueError as error:
+            self.damaged[location] = str(error)
+            return Marks(None, False)
+
+    def _ranges_of(self, predicate: Bound, definition: IndexDefinition) -> KeyRanges | None:
+        if predicate not in self._ranges:
+            self._ranges[predicate] = key_ranges(predicate, definition.terms[0].kind, self.meaning)
+        return self._ranges[predicate]
+
+
+def without(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
+    """The bits but for these rows, which are distinct."""
+    cleared = bits.copy()
+    np.bitwise_and.at(cleared, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
+    return cleared
