@@ -54,7 +54,7 @@ class OpenIndex:
     size_bytes: int
 
 
-_KINDS: dict[str, Callable[[memoryview], Bloom | Bitmap | Record]] = {
+KINDS: dict[str, Callable[[memoryview], Bloom | Bitmap | Record]] = {
     "bloom": Bloom,
     "bitmap": Bitmap,
     "record": Record,
@@ -152,7 +152,7 @@ def _opened(data: memoryview, file: IndexFile) -> OpenIndex:
     if said != (file.uuid, file.definition, file.kind):
         raise Corrupt(f"{file.location} is of table, definition and kind {said}; it is registered as of another")
     try:
-        index = _KINDS[file.kind](found.blob)
+        index = KINDS[file.kind](found.blob)
     except ValueError as error:
         raise Corrupt(f"{file.location}: {error}") from None
     if index.files != len(found.files):

@@ -137,8 +137,10 @@ class Consulting:
         if absent:
             done, _ = await asyncio.wait([self._fetch(file) for file in absent], timeout=self._wait_s)
             for task in done:
-                found = None if task.cancelled() else task.result()
-                if found is not None:
+                error = None if task.cancelled() else task.exception()
+                if error is not None:  # nobody's damage: a fault of ours, and still none of the plan's
+                    log.error("index file not opened", exc_info=error)
+                elif not task.cancelled() and (found := task.result()) is not None:
                     opened[found.location] = found
         return opened
 

@@ -19,7 +19,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.table_json import decode_table
 from metaserver.index.definitions import PREFIX, read_definitions
 from metaserver.index.index_file import open_index_file
-from metaserver.index.indexes import OpenIndex
+from metaserver.index.indexes import KINDS, OpenIndex
 from metaserver.index.registry import Registry
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.coverage import FileIds
@@ -310,6 +310,23 @@ async def test_a_plan_goes_on_without_what_is_late_and_the_next_has_it(rig: Rig)
     assert (numbers_of(found), found.complete) == ([], True)
     assert planning.planner.stats().plan_hits == hits
     assert await rig.scan(planning, either(ODD, eq(35))) is found
+
+
+async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_being_opened(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = await rig.create(b="bitmap(id)")
+    await table.index("b", FILES)
+    planning = await rig.planning()
+
+    def fault(_: memoryview) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(KINDS, "bitmap", fault)
+    scan = await rig.scan(planning, ODD)
+    assert (numbers_of(scan), scan.complete) == ([1], False)
+    monkeypatch.undo()
+    assert await rig.planned(planning, ODD) == []
 
 
 async def test_a_plan_is_made_anew_when_an_index_file_comes_or_goes(rig: Rig) -> None:
