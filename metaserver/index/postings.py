@@ -195,6 +195,8 @@ class Postings:
         pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
         if (there, has_form, self._pieces.count) != (files, form, pieces):
             raise ValueError(f"postings of {there} files in {self._pieces.count} pieces cannot be right")
+        if self._keys >= _NEVER:
+            raise ValueError(f"postings of {self._keys} keys, more than ranks can count, cannot be right")
         self._form = form
         self._files = files
         self._arrays: dict[int, npt.NDArray[Any]] = {}

@@ -12,7 +12,11 @@ import pytest
 
 from metaserver.index import bitmap, postings
 from metaserver.index.bitmap import Bitmap
+from metaserver.index.bits import Coding
+from metaserver.index.dictionary import BYTES, CODES
 from metaserver.index.keys import KeyRange, KeyRanges, keys_of
+from metaserver.index.pieces import Head, Piece, write_pieces
+from metaserver.index.postings import MATRIX, Postings
 
 Answers = list[tuple[list[int], list[list[int]]]]
 
@@ -134,3 +138,12 @@ def test_a_damaged_section_is_not_merged() -> None:
     blob[start + length - 20] ^= 1
     with pytest.raises(ValueError, match="does not match its checksum"):
         bitmap.merge([(Bitmap(memoryview(blob)), np.array([True]))])
+
+
+@pytest.mark.parametrize("keys", [2**32 - 1, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("form", [CODES, BYTES])
+def test_more_keys_than_ranks_can_count_are_refused_before_anything_is_read(keys: int, form: int) -> None:
+    """Checksums tell of accidents: whoever writes a file on purpose makes them fit."""
+    pieces = [Piece(Coding.FLAT, bytes(64))] * 4
+    with pytest.raises(ValueError, match="keys"):
+        Postings(memoryview(write_pieces(Head(keys, 1, form, MATRIX, 0), pieces)), form, 1)
