@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
@@ -147,19 +147,25 @@ def build(
     where an index file cannot be written: the build is then rolled back with the reason, as when it is interrupted, and
     what was registered stays. `workers` is the caller's to close.
     """
-    begun = client.start_build(table, index, exclusive=exclusive)
-    run = _Run(client, table, index, begun, workers, limits, on_progress)
-    try:
+    with begun_build(client, table, index, exclusive=exclusive) as begun:
+        run = _Run(client, table, index, begun, workers, limits, on_progress)
         for _ in range(passes_max):
             if not run.catch_up():
                 break
-        ended = client.finish_build(table, index, begun["build-id"], **run.outcome)
+        return run.report(client.finish_build(table, index, begun["build-id"], **run.outcome))
+
+
+@contextmanager
+def begun_build(client: IndexClient, table: Name, index: str, *, exclusive: bool) -> Iterator[dict[str, Any]]:
+    """A build, which the block finishes. Whatever the block raises rolls it back, with the reason."""
+    begun = client.start_build(table, index, exclusive=exclusive)
+    try:
+        yield begun
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         with suppress(ClientError):  # the first error is the one to tell
             client.finish_build(table, index, begun["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
-    return run.report(ended)
 
 
 class _Run:

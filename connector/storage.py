@@ -24,7 +24,7 @@ S3_SCHEMES = ("s3", "s3a", "s3n")
 class Storage:
     """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys AWS's chain decides."""
 
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
         """The file system of a location and the path on it. ValueError for a scheme that is not known."""

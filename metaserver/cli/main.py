@@ -18,6 +18,7 @@ from metaserver.cli.build import build_command
 from metaserver.cli.explain import explain
 from metaserver.cli.index import index
 from metaserver.cli.index_verify import rebuild_registry_command, verify_command
+from metaserver.cli.indexer import indexer
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError, SeamarkError
@@ -92,6 +93,7 @@ cli.add_command(grant)
 cli.add_command(explain)
 cli.add_command(index)
 index.add_command(build_command)
+cli.add_command(indexer)
 index.add_command(verify_command)
 index.add_command(rebuild_registry_command)
 

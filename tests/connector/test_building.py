@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +18,7 @@ from connector.building import Adaptive, InProcess, Limits, Progress, build, gro
 from connector.errors import Refused
 from connector.indexes import IndexClient
 from connector.indexing import DataFile, IndexTask, Written
+from metaserver.cli.build import interruptible
 from metaserver.cli.main import cli
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
@@ -108,12 +113,35 @@ def test_a_build_that_is_cut_off_is_rolled_back_and_the_next_goes_on(client: Ind
     assert client.index("db.t", "b").health == "ok"
 
 
-def test_one_that_died_without_a_word_is_gone_on_with_too(client: IndexClient) -> None:
-    begun = client.start_build("db.t", "b")
+def test_one_that_was_killed_without_a_word_is_gone_on_with_too(client: IndexClient) -> None:
+    script = f"""
+import time
+from connector.building import InProcess, Limits, build
+from connector.indexes import IndexClient
+shown = lambda now: (print(now.files_done, flush=True), time.sleep(600))
+build(IndexClient({client.url!r}), "db.t", "b", InProcess(), limits=Limits(files=2), on_progress=shown)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "2\n"
+        process.kill()
+    (died,) = client.timeline("db.t", action="indexing")
+    assert died.state == "inflight"
     with pytest.raises(Refused, match="under way"):
         build(client, "db.t", "b", InProcess(), exclusive=True)
-    assert build(client, "db.t", "b", InProcess()).progress.files_done == 6
-    assert client.build("db.t", "b", begun["build-id"])["state"] == "inflight"
+    workers = Watched()
+    assert build(client, "db.t", "b", workers).progress.files_done == 4
+    assert sum(map(len, workers.groups)) == 4
+    assert client.index("db.t", "b").health == "ok"
+
+
+def test_sigterm_rolls_a_build_back_and_says_so(client: IndexClient) -> None:
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        build(client, "db.t", "b", Watched(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
+    (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert told.summary["reason"] == "KeyboardInterrupt: SIGTERM"
+    assert client.index("db.t", "b").files == 2
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_files_that_cannot_be_indexed_are_told_and_tried_once(client: IndexClient) -> None:

@@ -1,0 +1,264 @@
+"""The indexer over a server and files that PyIceberg wrote: builds, merges, gives way, leaves alone, ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector import indexer as module
+from connector.building import InProcess, Limits, Workers
+from connector.errors import Unreachable
+from connector.indexer import Indexer, Round
+from connector.indexes import IndexClient
+from connector.indexing import DataFile, IndexTask, Written
+from tests.connector.lake import append, catalog_at, create, spread
+from tests.connector.served import Served
+
+
+def in_process() -> AbstractContextManager[Workers]:
+    return closing(InProcess())
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[IndexClient]:
+    made = IndexClient(served.url)
+    yield made
+    made.close()
+
+
+def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
+    """Of so many files, with indexes that cover none: name=(kind, column)."""
+    create(client.url, name)
+    append(client.url, name, spread(files))
+    for index, (kind, column) in indexes.items():
+        client.put_index(name, index, kind=kind, columns=[column])
+
+
+def health(client: IndexClient, *tables: str) -> dict[str, str]:
+    return {f"{name} {one.name}": one.health for name in tables for one in client.indexes(name)}
+
+
+def test_a_round_builds_every_enabled_index_of_every_table_and_the_next_has_nothing_to_do(client: IndexClient) -> None:
+    table(client, "a.one", i=("bloom", "id"), j=("bitmap", "country"))
+    table(client, "a.two", i=("record", "id"), off=("bloom", "id"))
+    client.put_index("a.two", "off", state="paused")
+    with catalog_at(client.url) as catalog:
+        catalog.create_namespace("b")
+        catalog.create_namespace("b.c")
+        catalog.create_namespace("empty")
+    table(client, "b.c.deep", i=("bloom", "discount"))
+    table(client, "b.none")
+    keeper = Indexer(client, in_process)
+    assert keeper.round() == Round(tables=4, indexes=4, builds=4, files=12)
+    assert health(client, "a.one", "a.two", "b.c.deep") == {
+        "a.one i": "ok",
+        "a.one j": "ok",
+        "a.two i": "ok",
+        "a.two off": "paused",
+        "b.c.deep i": "ok",
+    }
+    assert keeper.round() == Round(tables=4, indexes=4)
+    assert len(list(client.timeline(action="indexing"))) == 4
+    append(client.url, "a.one", [[1000]])
+    assert keeper.round() == Round(tables=4, indexes=4, builds=2, files=2)
+
+
+def test_small_index_files_are_merged_until_there_are_few_and_tell_the_same(client: IndexClient) -> None:
+    table(client, "db.t", files=9, i=("bitmap", "country"))
+    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    done = Indexer(client, in_process, limits=Limits(files=1)).round()
+    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+    found = client.index("db.t", "i")
+    assert found.json["levels"] == {"1": 1}
+    assert (found.health, found.files) == ("ok", 9)
+    after = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    assert (before[7], after[7]) == (0, 0)  # by its bounds
+    assert after == before
+    assert client.explain("db.t", "country = 'c15'").files == 0
+    assert [one.state for one in client.timeline(action="indexing")] == ["completed", "completed"]
+
+
+def test_indexers_at_once_index_each_file_once(client: IndexClient, served: Served) -> None:
+    for number in range(3):
+        table(client, f"db.t{number}", files=4, i=("bloom", "id"))
+    start = threading.Barrier(4)
+
+    def keep() -> None:
+        mine = IndexClient(served.url)
+        start.wait()
+        rounds.extend(Indexer(mine, in_process, limits=Limits(files=1)).round() for _ in range(5))
+        mine.close()
+
+    rounds: list[Round] = []
+    threads = [threading.Thread(target=keep) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(120)
+    assert len(rounds) == 20
+    Indexer(client, in_process).round()  # whatever gave way to another that gave way, too
+    assert (sum(one.failed for one in rounds), set(health(client, "db.t0", "db.t1", "db.t2").values())) == (0, {"ok"})
+    for number in range(3):
+        files = client.index(f"db.t{number}", "i").json["index-files"]
+        assert sum(one["files"] for one in files) == 4
+
+
+class Clocked:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Failing(InProcess):
+    """Fails for tables of this kind of index; counts what it was asked."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.asked = 0
+
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+        if task.definition.kind == self.kind:
+            self.asked += 1
+            raise RuntimeError("executor lost")
+        return super().run(task, groups)
+
+
+def test_what_fails_is_left_alone_longer_each_time_and_holds_up_nothing(client: IndexClient) -> None:
+    table(client, "db.a", i=("bloom", "id"))
+    table(client, "db.b", i=("bitmap", "country"))
+    workers, clock = Failing("bloom"), Clocked()
+    keeper = Indexer(client, lambda: closing(workers), now=clock)
+    assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
+    assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
+    (told,) = client.timeline("db.a", action="indexing")
+    assert (told.state, told.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
+    tried = []
+    for second in range(0, 400, 10):
+        clock.now_s = second
+        before = workers.asked
+        keeper.round()
+        if workers.asked > before:
+            tried.append(second)
+    assert tried == [30, 90, 210]
+    workers.kind = "none"
+    clock.now_s = 1000
+    assert keeper.round().builds == 1
+    assert health(client, "db.a") == {"db.a i": "ok"}
+
+
+def test_files_that_cannot_be_indexed_are_tried_again_when_something_changes_or_later(client: IndexClient) -> None:
+    table(client, "db.t", i=("bloom", "id"))
+    begun = client.start_build("db.t", "i")
+    path = next(client.build_files("db.t", "i", begun["build-id"]))["files"][0]["file-path"]
+    client.finish_build("db.t", "i", begun["build-id"])
+    Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
+    clock = Clocked()
+    keeper = Indexer(client, in_process, now=clock)
+    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, left=1)
+    assert keeper.round() == Round(tables=1, indexes=1)
+    append(client.url, "db.t", [[1000]])
+    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=1, left=1)
+    assert keeper.round() == Round(tables=1, indexes=1)
+    clock.now_s = 61
+    assert keeper.round() == Round(tables=1, indexes=1, builds=1, left=1)
+
+
+def test_a_damaged_index_file_stops_merges_but_no_builds(client: IndexClient) -> None:
+    table(client, "db.t", files=8, i=("bloom", "id"))
+    Indexer(client, in_process, limits=Limits(files=8)).round()
+    first = client.index("db.t", "i").json["index-files"][0]["location"]
+    for number in range(7):
+        append(client.url, "db.t", [[2000 + number]])
+        if number == 6:
+            damaged = Path(first.removeprefix("file://"))
+            data = bytearray(damaged.read_bytes())
+            data[40] ^= 1  # in the first blob
+            damaged.write_bytes(data)
+        done = Indexer(client, in_process).round()
+        assert done.builds == 1
+    assert (done.merges, done.failed) == (0, 1)
+    assert client.explain("db.t", "id = 2006").files == 1
+
+
+def test_the_memory_of_whom_to_leave_alone_is_bounded(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEFT_ALONE_MAX", 2)
+    for name in "abc":
+        table(client, f"db.{name}", files=1, i=("bloom", "id"))
+    workers = Failing("bloom")
+    keeper = Indexer(client, lambda: closing(workers), now=Clocked())
+    for _ in range(2):
+        assert keeper.round().failed == 3  # the first is forgotten when the third comes
+        assert len(keeper._left_alone) == 2
+
+
+def test_a_round_that_is_cut_off_is_told_and_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connector.client._BACKOFF_S", 0)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    keeper = Indexer(IndexClient("http://127.0.0.1:9", retries=0), in_process)
+    with pytest.raises(Unreachable):
+        keeper.round()
+    with pytest.raises(KeyboardInterrupt):
+        keeper.run(5)
+    assert slept == [10, 20, 40]
+
+
+def seamark(url: str, *arguments: str) -> subprocess.Popen[str]:
+    argv = [str(Path(sys.executable).parent / "seamark"), "indexer", "--engine", "process", "--log-format", "json"]
+    environment = {**os.environ, "SEAMARK_URL": url}
+    return subprocess.Popen([*argv, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_process_keeps_indexes_built_and_ends_when_told(client: IndexClient) -> None:
+    table(client, "db.t", i=("bloom", "id"))
+    with seamark(client.url, "--interval", "1") as process:
+        assert process.stderr is not None
+        until(lambda: client.index("db.t", "i").health == "ok")
+        append(client.url, "db.t", [[1000]])
+        told = []
+        while [one["event"] for one in told].count("index built") < 2:
+            told.append(json.loads(process.stderr.readline()))
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert [(one["table"], one["index"], one["files"]) for one in told if one["event"] == "index built"] == [
+        ("db.t", "i", 3),
+        ("db.t", "i", 1),
+    ]
+    assert (told[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
+
+
+def test_one_round_says_by_its_exit_code_whether_all_went_well(client: IndexClient) -> None:
+    table(client, "db.t", i=("bloom", "id"))
+    with seamark(client.url, "--once") as process:
+        assert process.wait(60) == 0
+    assert health(client, "db.t") == {"db.t i": "ok"}
+    with seamark("http://127.0.0.1:9", "--once") as process:
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, "No answer" in errors, "Traceback" in errors) == (1, True, False)
