@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -23,6 +23,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from connector.errors import ServerFailed, Unreachable, error_of
+from connector.rows import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
 from metaserver.wire import NAMESPACE_SEPARATOR
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
@@ -85,7 +86,7 @@ class LoadedTable:
 
     metadata: bytes
     location: str
-    storage: dict[str, str]
+    storage: dict[str, str] = field(repr=False)
     """How its files are reached: `s3.endpoint`, `s3.access-key-id`, …, as far as the server tells."""
 
 
@@ -275,7 +276,7 @@ class SeamarkClient:
             raise ServerFailed(f"{self.url} answers with something that is no table: {error}") from None
         storage = dict(found.config)
         for given in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
-            storage |= given["config"] if location.startswith(given["prefix"]) else {}
+            storage |= given["config"] if f"{location}/".startswith(given["prefix"]) else {}
         return LoadedTable(bytes(found.metadata), location, storage)
 
     def _named(self, what: str, key: str, parent: str = "") -> Iterator[Any]:
@@ -315,7 +316,57 @@ class SeamarkClient:
         body |= {name: value for name, value in given.items() if value is not None}
         return _explanation(self._json("POST", f"{table_path(table)}/explain", {}, body))
 
+    # Where rows are
+
+    def lookup(
+        self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
+    ) -> Lookup:
+        """The rows that have these keys, up to a million of them, by a record index: the one named, or the one on the
+        keys' columns. BadRequest for keys of other columns or types."""
+        query: dict[str, Any] = {**at.given(), "partitions": str(partitions).lower()}
+        query |= {} if index is None else {"index": index}
+        sent = {"Content-Type": ARROW_STREAM}
+        body = self._request(
+            "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=sent
+        )
+        try:
+            return lookup_of(self._table(body))
+        except (KeyError, ValueError) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no lookup: {error}") from None
+
+    def bitmap(
+        self,
+        table: Name,
+        where: str | None = None,
+        *,
+        filter: Any = None,
+        meaning: str | None = None,
+        deletes: bool = False,
+        at: At = CURRENT,
+    ) -> Iterator[FileRows]:
+        """The files that may hold a row that matches, and which rows these are, by bitmap indexes.
+
+        `meaning`, sql or iceberg, is by default that of where the predicate comes from; `deletes` takes deleted rows
+        out. BadRequest for a predicate that makes no sense.
+        """
+        given = {"where": where, "filter": filter, "meaning": meaning, **at.given()}
+        asked = {"deletes": deletes, **{name: value for name, value in given.items() if value is not None}}
+        while True:
+            body = json.dumps(asked).encode()
+            page = self._table(self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM))
+            yield from file_rows_of(page)
+            token = (page.schema.metadata or {}).get(b"next-page-token")
+            if token is None:
+                return
+            asked["page-token"] = token.decode()
+
     # Requests
+
+    def _table(self, body: bytes) -> pa.Table:
+        try:
+            return pa.ipc.open_stream(body).read_all()
+        except pa.ArrowInvalid as error:
+            raise ServerFailed(f"{self.url} answers with something that is no Arrow stream: {error}") from None
 
     def _pages(
         self,
@@ -332,10 +383,7 @@ class SeamarkClient:
         page: dict[str, Any] = at.given()
         while True:
             body = self._request("GET", f"{table_path(table)}/{what}", {**query, **page}, accept=ARROW_STREAM)
-            try:
-                found = pa.ipc.open_stream(body).read_all()
-            except pa.ArrowInvalid as error:
-                raise ServerFailed(f"{self.url} answers with something that is no Arrow stream: {error}") from None
+            found = self._table(body)
             metadata = dict(found.schema.metadata or {})
             token = metadata.pop(b"next-page-token", None)
             yield found.replace_schema_metadata(metadata)
@@ -360,8 +408,9 @@ class SeamarkClient:
         accept: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        headers = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client", **(headers or {})}
-        headers |= {} if body is None else {"Content-Type": "application/json"}
+        content = {} if body is None else {"Content-Type": "application/json"}
+        own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
+        headers = {**own, **content, **(headers or {})}
         headers |= {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         try:

@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -97,8 +98,10 @@ class Api:
             sent.setdefault("Content-Type", "application/json")
         sent.setdefault("Accept-Encoding", "identity")
         url = URL(self.server.url + path, encoded=True)
+        # aiohttp warns of more than 1 MiB in one piece.
+        pieces = data if data is None or len(data) < 1 << 20 else BytesIO(data)
         async with self.server.http.request(
-            method, url, data=data, headers=sent, timeout=aiohttp.ClientTimeout(30)
+            method, url, data=pieces, headers=sent, timeout=aiohttp.ClientTimeout(30)
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
