@@ -267,7 +267,7 @@ class Probe:
         self._narrow(selection, self.projected.expression, kinds, expired)
         for definition, equalities in self.projected.composite:
             if definition.kind in kinds and not expired():
-                find = partial(self._by_keys, definition, equalities)
+                find = partial(self._by_keys, definition, equalities, expired)
                 self._intersect(selection, definition.id, (definition.id, equalities), find)
 
     def _narrow(self, selection: Selection, expression: Expression, kinds: frozenset[str], expired: Expired) -> None:
@@ -294,7 +294,9 @@ class Probe:
             case Bound():
                 definition = self.projected.by_field[expression.column_id]
                 if definition.kind in kinds and not expired():
-                    self._intersect(selection, definition.id, expression, partial(self._by_predicate, expression))
+                    self._intersect(
+                        selection, definition.id, expression, partial(self._by_predicate, expression, expired)
+                    )
 
     def _says_something(self, expression: Expression, kinds: frozenset[str]) -> bool:
         return any(self.projected.by_field[one.column_id].kind in kinds for one in predicates_of(expression))
@@ -312,22 +314,22 @@ class Probe:
             asked, removed = self.asked.get(definition_id, (0, 0))
             self.asked[definition_id] = asked + before, removed + before - selection.count()
 
-    def _by_predicate(self, predicate: Bound) -> Flags | None:
+    def _by_predicate(self, predicate: Bound, expired: Expired) -> Flags | None:
         definition = self.projected.by_field[predicate.column_id]
         ranges = self._ranges_of(predicate, definition)
         if ranges is None:
             return None
         if definition.kind == "bitmap":
-            return self._kept_by(definition, lambda index: _bitmap(index).files_with(ranges))
+            return self._kept_by(definition, lambda index: _bitmap(index).files_with(ranges), expired)
         points = ranges.points
         if points is None or ranges.nulls or ranges.nans or len(points) > KEYS_MAX:
             return None
         if definition.kind == "bloom":
             hashes = hash_keys(_literal_keys(points, ranges.kind), 0)
-            return self._kept_by(definition, lambda index: _bloom(index).probe(hashes))
-        return self._kept_by_hashes(definition, [_literal_keys(points, ranges.kind)])
+            return self._kept_by(definition, lambda index: _bloom(index).probe(hashes), expired)
+        return self._kept_by_hashes(definition, [_literal_keys(points, ranges.kind)], expired)
 
-    def _by_keys(self, definition: IndexDefinition, equalities: tuple[Bound, ...]) -> Flags | None:
+    def _by_keys(self, definition: IndexDefinition, equalities: tuple[Bound, ...], expired: Expired) -> Flags | None:
         """By a composite key, of which the filter lists all values of all parts."""
         lists: list[tuple[Key, ...]] = []
         for term, equality in zip(definition.terms, equalities, strict=True):
@@ -341,9 +343,9 @@ class Probe:
         columns = [
             _literal_keys([row[place] for row in rows], term.kind) for place, term in enumerate(definition.terms)
         ]
-        return self._kept_by_hashes(definition, columns)
+        return self._kept_by_hashes(definition, columns, expired)
 
-    def _kept_by_hashes(self, definition: IndexDefinition, columns: Sequence[Keys]) -> Flags | None:
+    def _kept_by_hashes(self, definition: IndexDefinition, columns: Sequence[Keys], expired: Expired) -> Flags | None:
         high, low = hash_rows(columns, 0), hash_rows(columns, 1)
 
         def hits(index: OpenIndex) -> Flags:
@@ -351,10 +353,13 @@ class Probe:
             found[_record(index).lookup(high, low)[1]] = 1
             return found
 
-        return self._kept_by(definition, hits)
+        return self._kept_by(definition, hits, expired)
 
-    def _kept_by(self, definition: IndexDefinition, ask: Callable[[OpenIndex], Flags]) -> Flags | None:
-        """uint8[rows of the view]: 1 where no index describes the file, or one says that it may match."""
+    def _kept_by(
+        self, definition: IndexDefinition, ask: Callable[[OpenIndex], Flags], expired: Expired
+    ) -> Flags | None:
+        """uint8[rows of the view]: 1 where no index describes the file, or one says that it may match, or there was no
+        time to ask it."""
         coverage = self.coverage.get(definition.id)
         if coverage is None:
             return None
@@ -362,12 +367,12 @@ class Probe:
         for part in coverage.parts:
             index = self.opened.get(part.location)
             hits: Flags | None = None
-            if index is not None and part.location not in self.damaged:
+            if index is not None and part.location not in self.damaged and not expired():
                 try:
                     hits = ask(index)
                 except ValueError as error:
                     self.damaged[part.location] = str(error)
-            rows = part.rows if hits is None else part.rows[hits != 0]
+            rows = part.rows if hits is None else part.rows[np.flatnonzero(hits.view(np.bool_))]
             kept[rows[rows >= 0]] = 1
         return kept
 

@@ -1,19 +1,26 @@
-"""Filters projected onto indexes whose columns have, or had, another type; keys of many columns."""
+"""Filters projected onto indexes whose columns have, or had, another type; keys of many columns; no time left."""
 
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from metaserver.clock import SystemClock
 from metaserver.iceberg.expressions import Bound, Op, all_of
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.index.definitions import IndexDefinition, define
+from metaserver.index.registry import Registry
 from metaserver.planner.coverage import file_ids_of
 from metaserver.planner.indexed import Coverage, Probe, project
 from metaserver.planner.prune import Selection
+from metaserver.planner.request import ScanRequest
 from metaserver.planner.view import TableView
+from metaserver.store.open import open_store
+from tests.planner.indexing import IndexedTable, create_namespace, open_planning
+from tests.planner.tables import Table
 
 
 def index_on(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:
@@ -71,3 +78,29 @@ def test_a_key_of_many_zeros_is_not_spelled_out_with_either_sign() -> None:
     finally:
         tracemalloc.stop()
     assert not probe.asked
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
+async def test_index_files_that_there_is_no_time_for_leave_nothing_out(tmp_path: Path, kind: str) -> None:
+    clock = SystemClock()
+    async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as store:
+        await create_namespace(store)
+        table = Table(tmp_path / "t")
+        table.commit(1, [table.manifest("a", range(6))])
+        indexed = IndexedTable(table, store, Registry(store, clock), {"i": f"{kind}(id)"})
+        await indexed.register()
+        for number in range(6):
+            await indexed.index("i", [number])
+        async with open_planning(tmp_path, indexed.registry) as planning:
+            view = await planning.planner.view(indexed.metadata, ScanRequest())
+            opened = [one for file in await indexed.files() if (one := await planning.indexes.open(file)) is not None]
+    definition = indexed.definitions["i"]
+    projected = project(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
+    assert projected is not None
+    for asked in range(7):
+        coverage = {definition.id: Coverage(file_ids_of(view), opened)}
+        probe = Probe(view, projected, coverage, {one.location: one for one in opened})
+        answers = iter([False] * (1 + asked))
+        selection = Selection.everything(view)
+        probe.narrow(selection, frozenset({kind}), lambda answers=answers: next(answers, True))
+        assert selection.count() == 6 - asked
