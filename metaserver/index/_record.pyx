@@ -38,8 +38,9 @@ cdef extern from *:
     }
     /* Where a uniform hash would be among n entries that begin at hash `first`, before others that begin at `next`. */
     static inline int64_t seamark_place(int64_t n, uint64_t first, uint64_t next, uint64_t hi) {
-        double share = next > first ? (double)(hi - first) / (double)(next - first) : 0.5;
-        int64_t i = (int64_t)(share * (double)n);
+        /* Halved, so that processors can convert them as signed numbers, which is one instruction. */
+        double part = (double)(int64_t)((hi - first) >> 1), whole = (double)(int64_t)((next - first) >> 1);
+        int64_t i = next > first ? (int64_t)(part / (whole + 1.0) * (double)n) : n >> 1;
         return i < n ? i : n - 1;
     }
     /* The first of n entries that is not less than the hash; n where there is none. */
@@ -102,6 +103,7 @@ cdef enum:
     INSERTION_MAX = 24
     GROUP = 32
     SORTED_MIN = 1024
+    STRETCH = 1 << 17
     BUCKETS = 2048
     BUCKET_SHIFT = 53
 
@@ -380,9 +382,15 @@ ctypedef struct Query:
     int64_t number
 
 
-cdef void _ascending(const uint64_t[::1] hi, const uint64_t[::1] lo, Query* queries, int64_t n) noexcept nogil:
-    """n hashes in about ascending order, if there are enough to gain by it."""
-    cdef int64_t i, bucket, before, count, at
+def _longer(part, int64_t room):
+    longer = np.empty(room, part.dtype)
+    longer[: len(part)] = part
+    return longer
+
+
+cdef void _ascending(const uint64_t[::1] hi, const uint64_t[::1] lo, Query* queries) noexcept nogil:
+    """Hashes in about ascending order, if there are enough to gain by it."""
+    cdef int64_t i, bucket, before, count, at, n = hi.shape[0]
     cdef int64_t starts[BUCKETS]
     memset(starts, 0, sizeof(starts))
     if n >= SORTED_MIN:
@@ -501,72 +509,92 @@ cdef class Pages:
     def lookup(self, const uint64_t[::1] hi, const uint64_t[::1] lo):
         """(query int64[m], file int32[m], position int64[m]), by query, then by file and position. ValueError as `find`.
 
-        In the order of the hashes, about, so that neighbours share pages of the table and of memory's; and in groups, each
-        step for all of a group, so that it waits for memory once a step and not once a hash.
+        By stretches of queries: each in the order of its hashes, about, so that neighbours share pages of the run and of
+        memory's tables; and in groups, each step for all of a group, so that it waits for memory once a step and not
+        once a hash.
         """
-        cdef int64_t n = hi.shape[0] if self._count else 0
+        cdef int64_t i, stop, n = hi.shape[0] if self._count else 0, room = max(n, 1), out = 0, more
         if lo.shape[0] != hi.shape[0]:
             raise ValueError(f"{hi.shape[0]} high halves of hashes and {lo.shape[0]} low ones")
-        scratch, matches = np.empty(n * sizeof(Query), np.uint8), np.empty(n * sizeof(Match), np.uint8)
-        cdef uint8_t[::1] asked = scratch
-        cdef uint8_t[::1] memory = matches
-        cdef Query* ascending = <Query*>&asked[0] if n else NULL
-        cdef Match* match = <Match*>&memory[0] if n else NULL
-        cdef Match* one
-        cdef int64_t i, page, at, out = 0, total = 0
+        queries, files, positions = np.empty(room, np.int64), np.empty(room, np.int32), np.empty(room, np.int64)
+        scratch = np.empty(min(room, STRETCH) * (sizeof(Query) + sizeof(Match)), np.uint8)
+        cdef uint8_t[::1] memory = scratch
+        cdef Query* ascending = <Query*>&memory[0]
+        cdef Match* match = <Match*>(ascending + min(room, STRETCH))
+        i = 0
+        while i < n:
+            stop = min(i + STRETCH, n)
+            with nogil:
+                _ascending(hi[i:stop], lo[i:stop], ascending)
+                more = self._locate(ascending, stop - i, match)
+            if out + more > room:  # keys of several rows
+                room = max(2 * room, out + more)
+                queries, files, positions = (_longer(part, room) for part in (queries, files, positions))
+            self._emit(hi[i:stop], lo[i:stop], match, i, queries[out:], files[out:], positions[out:])
+            out += more
+            i = stop
+        return queries[:out], files[:out], positions[:out]
+
+    cdef int64_t _locate(self, const Query* queries, int64_t n, Match* match) except -1 nogil:
+        """Finds the matches of n queries; returns how many there are."""
+        cdef int64_t start, j, size, total = 0
+        cdef int64_t fence[GROUP]
+        cdef const Query* group
+        start = 0
+        while start < n:
+            group, size = queries + start, min(<int64_t>GROUP, n - start)
+            for j in range(size):
+                prefetch(&self._fences[seamark_guess(self._count, group[j].hi)])
+            for j in range(size):
+                fence[j] = seamark_fence(&self._fences[0], self._count, group[j].hi)
+                self._prefetch(fence[j], group[j].hi)
+            for j in range(size):
+                total += self._match(&group[j], fence[j], &match[group[j].number])
+            start += size
+        return total
+
+    cdef int64_t _match(self, const Query* query, int64_t fence, Match* match) except -1 nogil:
+        """Of one query; how many."""
+        cdef int64_t page, at
+        cdef const Entry* entry
+        match.count = 0
+        if not self._find(fence, &page, &at, query.hi, query.lo):
+            return 0
+        entry = self._entry(page, at)
+        match.place, match.file, match.position = page * PER_PAGE + at, entry.file, entry.position
+        while True:
+            match.count += 1
+            at += 1
+            if not self._next(&page, &at, query.hi, query.lo):
+                return match.count
+
+    cdef int _emit(
+        self,
+        const uint64_t[::1] hi,
+        const uint64_t[::1] lo,
+        const Match* match,
+        int64_t first,
+        int64_t[::1] query,
+        int32_t[::1] file,
+        int64_t[::1] position,
+    ) except -1:
+        """Writes the matches of queries in their order, which are numbered from `first`."""
+        cdef int64_t i, page, at, out = 0
         with nogil:
-            _ascending(hi, lo, ascending, n)
-            i = 0
-            while i < n:
-                total += self._locate(&ascending[i], min(<int64_t>GROUP, n - i), match)
-                i += GROUP
-        queries, files, positions = np.empty(total, np.int64), np.empty(total, np.int32), np.empty(total, np.int64)
-        cdef int64_t[::1] query = queries
-        cdef int32_t[::1] file = files
-        cdef int64_t[::1] position = positions
-        with nogil:
-            for i in range(n):
-                one = &match[i]
-                if one.count == 0:
+            for i in range(hi.shape[0]):
+                if match[i].count == 0:
                     continue
-                query[out], file[out], position[out] = i, <int32_t>one.file, one.position
+                query[out], file[out], position[out] = first + i, <int32_t>match[i].file, match[i].position
                 out += 1
-                if one.count == 1:
+                if match[i].count == 1:
                     continue
-                page, at = one.place // PER_PAGE, one.place % PER_PAGE + 1
+                page, at = match[i].place // PER_PAGE, match[i].place % PER_PAGE + 1
                 while self._next(&page, &at, hi[i], lo[i]):
-                    query[out], file[out] = i, <int32_t>self._entry(page, at).file
+                    query[out], file[out] = first + i, <int32_t>self._entry(page, at).file
                     position[out] = self._entry(page, at).position
                     out += 1
                     at += 1
-        return queries, files, positions
-
-    cdef int64_t _locate(self, const Query* group, int64_t n, Match* match) except -1 nogil:
-        """The matches of a group of queries; how many."""
-        cdef int64_t fence[GROUP]
-        cdef int64_t j, page, at, total = 0
-        cdef Match* one
-        cdef const Entry* entry
-        for j in range(n):
-            prefetch(&self._fences[seamark_guess(self._count, group[j].hi)])
-            prefetch(&match[group[j].number])
-        for j in range(n):
-            fence[j] = seamark_fence(&self._fences[0], self._count, group[j].hi)
-            self._prefetch(fence[j], group[j].hi)
-        for j in range(n):
-            one = &match[group[j].number]
-            one.count = 0
-            if not self._find(fence[j], &page, &at, group[j].hi, group[j].lo):
-                continue
-            entry = self._entry(page, at)
-            one.place, one.file, one.position = page * PER_PAGE + at, entry.file, entry.position
-            while True:
-                one.count += 1
-                at += 1
-                if not self._next(&page, &at, group[j].hi, group[j].lo):
-                    break
-            total += one.count
-        return total
+        return 0
 
     def check(self, uint64_t[::1] counts):
         """Reads every page: checksums, fences, order. Adds the entries of each file to `counts` and returns their sum.

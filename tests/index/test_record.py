@@ -222,6 +222,21 @@ def test_an_index_of_nothing_finds_nothing() -> None:
         record.verify()
 
 
+def test_a_batch_beyond_all_bounds_is_answered_in_order() -> None:
+    """More hashes than are looked up at once, and three times as many answers."""
+    hi, lo = uniform(2000)
+    record = opened(encode([Built(sorted_run(hi, lo))] * 3))
+    asked = np.random.default_rng(2).integers(0, 4000, 300_000)
+    absent_hi, absent_lo = uniform(2000, seed=1)
+    query, file, position = record.lookup(
+        np.concatenate([hi, absent_hi])[asked], np.concatenate([lo, absent_lo])[asked]
+    )
+    there = np.flatnonzero(asked < 2000)
+    assert np.array_equal(query, np.repeat(there, 3))
+    assert np.array_equal(file, np.tile([0, 1, 2], len(there)))
+    assert np.array_equal(position, np.repeat(asked[there], 3))
+
+
 def test_lookups_of_many_threads_agree() -> None:
     hi, lo = uniform(50_000)
     record = opened(encode([Built(sorted_run(hi, lo))]))
