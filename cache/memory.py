@@ -52,6 +52,11 @@ class MemoryCache(Generic[K, V]):
         """Neither counts as a use nor as a hit."""
         return key in self._entries
 
+    @property
+    def used_bytes(self) -> int:
+        """As in `stats`, for who asks often."""
+        return self._used_bytes
+
     def get(self, key: K) -> V | None:
         """The value, which is the most recently used from now on; None when it is not held."""
         entry = self._entries.get(key)

@@ -119,11 +119,11 @@ class Authorizer:
 
     def holds(self, principal: Principal, role: Role, namespace: NamespacePath) -> bool:
         """Whether a grant gives at least `role` on `namespace` or above it."""
-        rank = role.rank
-        return any(
-            RANKS.get(grant.role, 0) >= rank and namespace[: len(grant.namespace)] == grant.namespace
-            for grant in principal.grants
-        )
+        rank = RANKS[role]
+        for grant in principal.grants:  # asked of every request: `any` would start a generator each time
+            if RANKS.get(grant.role, 0) >= rank and namespace[: len(grant.namespace)] == grant.namespace:
+                return True
+        return False
 
     def confines(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
         """The namespaces that `principal` may write, topmost each; None where that is the whole catalog."""

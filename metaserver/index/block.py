@@ -29,6 +29,7 @@ from metaserver.index._pack import SOURCES, Packer
 from metaserver.index.packing import (
     ALIGNMENT,
     MISSING,
+    NONE,
     Column,
     Form,
     Longs,
@@ -187,14 +188,13 @@ class Block:
         sizes = counts.tolist()
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
-    def list_columns(self, name: str) -> tuple[Longs, Longs, Longs] | None:
-        """(sizes int64[rows], MISSING where null; ends int64[rows]; values) of a list's columns: a row has the values
-        from its end less its size up to its end. None where no row has a list."""
+    def list_columns(self, name: str) -> tuple[Column, Column] | None:
+        """(sizes, a row each; values, those of a row after those of the rows before it) of split_offsets or
+        equality_ids, packed. None where no row has a value."""
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None or entry.values is None:
             return None
-        sizes = Column(self._arrays, entry.counts, self.rows).longs()
-        return sizes, np.cumsum(np.maximum(sizes, 0)), Column(self._arrays, entry.values, entry.total).longs()
+        return Column(self._arrays, entry.counts, self.rows), Column(self._arrays, entry.values, entry.total)
 
     @property
     def partition_fields(self) -> tuple[tuple[int, str], ...]:
@@ -224,9 +224,13 @@ class Block:
 
     def count(self, name: str, column_id: int) -> Longs:
         """int64[rows] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING where absent."""
-        entry = self._columns.get(column_id)
-        column = None if entry is None else self._column(entry.counts[COUNTS.index(name)])
+        column = self.count_column(name, column_id)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
+
+    def count_column(self, name: str, column_id: int) -> Column | None:
+        """Packed; None where no row has a count."""
+        entry = self._columns.get(column_id)
+        return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
     def bound_column(self, side: str, column_id: int) -> Column | None:
         """`side` is "lower" or "upper"."""
@@ -240,6 +244,33 @@ class Block:
     def column_at(self, packed: Packed) -> Column:
         """Read access to a packed column of this block."""
         return Column(self._arrays, packed, self.rows)
+
+
+def longs_at(column: Column, rows: Longs) -> Longs:
+    """As `Column.longs`, of some of its rows: int64[len(rows)]."""
+    packed = column.packed
+    if packed.width == 0:
+        values = np.full(len(rows), packed.base, dtype=np.int64)
+    else:
+        codes = column.array(packed.codes, f"<u{packed.width}", column.rows)[rows].astype(np.uint64)
+        values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
+    if packed.presence != NONE:
+        values[~present_at(column, rows)] = MISSING
+    return values
+
+
+def doubles_at(column: Column, rows: Longs) -> npt.NDArray[np.float64]:
+    """As `Column.doubles`, of some of its rows: float64[len(rows)]."""
+    packed = column.packed
+    return column.array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
+
+
+def present_at(column: Column, rows: Longs) -> npt.NDArray[np.bool_]:
+    """As `Column.present`, of some of its rows: bool[len(rows)]."""
+    if column.packed.presence == NONE:
+        return np.ones(len(rows), dtype=np.bool_)
+    bits = column.array(column.packed.presence, "<u1", (column.rows + 7) // 8)
+    return np.asarray(bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_)
 
 
 def _value(column: Column | None, kind: str, row: int) -> Value | None:

@@ -5,18 +5,19 @@ A row is a sequence of parts, the same for all rows of a call, each a tuple that
     (CONSTANT, bytes)
     (CHOICE, list of bytes)                one a row, in the order of the rows
     (NUMBER, prefix, integers)             nothing where absent
-    (ITEMS, prefix, suffix, sizes int64[], ends int64[], values int64[])  nothing where there are none
+    (ITEMS, prefix, suffix, sizes, values, how many values)  two times integers; nothing where there are none
     (TEXT, prefix, suffix, column)         as the inside of a JSON string; nothing where absent
     (HEX, prefix, suffix, column)          as hexadecimal digits; nothing where absent
 
 `integers` is (width, codes, presence, base): the code of a row over the base, the base alone where the width is 0.
+The values of a list follow on those of the rows before it: where it begins is the sum of their sizes.
 `column` is (width, codes, presence, common bytes, lengths, bytes a length, ends, tails), addresses absolute and 0 for what
 is not there; what they mean is in `metaserver/index/packing.py`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 CONSTANT, CHOICE, NUMBER, ITEMS, TEXT, HEX = range(6)
@@ -29,15 +30,23 @@ cdef enum Kind:
     K_TEXT = 4
     K_HEX = 5
 
+cdef struct Integers:
+    int width
+    const uint8_t *codes
+    const uint8_t *presence
+    uint64_t base
+
 cdef struct Part:
     Kind kind
     const char *prefix
     Py_ssize_t prefix_size
     const char *suffix
     Py_ssize_t suffix_size
-    const int64_t *sizes
-    const int64_t *ends
-    const int64_t *values
+    Integers numbers
+    Integers values
+    int64_t total
+    int64_t passed_rows
+    int64_t passed_values
     int width
     const uint8_t *codes
     const uint8_t *presence
@@ -47,7 +56,6 @@ cdef struct Part:
     int lengths_width
     const uint32_t *after
     const uint8_t *tails
-    uint64_t base
 
 cdef const char *DIGITS = b"0123456789ABCDEF"
 cdef bytes _TABLE = bytes([code < 0x20 or code in (0x22, 0x5C) for code in range(256)])
@@ -147,14 +155,16 @@ cdef class _Out:
         return self.json(data, size) if kind == K_TEXT else self.hex(data, size)
 
 
-cdef const int64_t *_longs(object array, Py_ssize_t least) except? NULL:
-    cdef const int64_t[::1] view = array
-    if view.shape[0] < least:
-        raise IndexError("an array of a block is shorter than its rows")
-    return &view[0] if view.shape[0] else NULL
+cdef int _read_integers(tuple given, Integers *integers) except -1:
+    width, codes, presence, base = given
+    integers.width = width
+    integers.codes = <const uint8_t *><size_t>codes
+    integers.presence = <const uint8_t *><size_t>presence
+    integers.base = <uint64_t><int64_t>base
+    return 0
 
 
-cdef int _read(tuple given, Part *part, Py_ssize_t rows, Py_ssize_t chosen) except -1:
+cdef int _read(tuple given, Part *part, Py_ssize_t chosen) except -1:
     part.kind = <Kind><int>given[0]
     part.prefix_size = part.suffix_size = 0
     if part.kind == K_CHOICE:
@@ -164,18 +174,15 @@ cdef int _read(tuple given, Part *part, Py_ssize_t rows, Py_ssize_t chosen) exce
     part.prefix = PyBytes_AS_STRING(given[1])
     part.prefix_size = PyBytes_GET_SIZE(given[1])
     if part.kind == K_NUMBER:
-        width, codes, presence, base = given[2]
-        part.width = width
-        part.codes = <const uint8_t *><size_t>codes
-        part.presence = <const uint8_t *><size_t>presence
-        part.base = <uint64_t><int64_t>base
+        _read_integers(given[2], &part.numbers)
     if part.kind in (K_ITEMS, K_TEXT, K_HEX):
         part.suffix = PyBytes_AS_STRING(given[2])
         part.suffix_size = PyBytes_GET_SIZE(given[2])
     if part.kind == K_ITEMS:
-        part.sizes = _longs(given[3], rows)
-        part.ends = _longs(given[4], rows)
-        part.values = _longs(given[5], 0)
+        _read_integers(given[3], &part.numbers)
+        _read_integers(given[4], &part.values)
+        part.total = given[5]
+        part.passed_rows = part.passed_values = 0
     if part.kind in (K_TEXT, K_HEX):
         width, codes, presence, common, lengths, lengths_width, after, tails = given[3]
         part.width = width
@@ -190,14 +197,43 @@ cdef int _read(tuple given, Part *part, Py_ssize_t rows, Py_ssize_t chosen) exce
     return 0
 
 
-cdef int _write_number(_Out out, Part *part, int64_t row) except -1:
+cdef inline bint _is_there(const uint8_t *presence, int64_t row) noexcept nogil:
+    return presence == NULL or (presence[row >> 3] >> (row & 7)) & 1
+
+
+cdef inline int64_t _integer(const Integers *integers, int64_t row) noexcept nogil:
+    """Of a row that is there."""
     cdef uint64_t code = 0
-    if part.presence != NULL and not (part.presence[row >> 3] >> (row & 7)) & 1:
+    if integers.width == 1:
+        code = integers.codes[row]
+    elif integers.width:
+        memcpy(&code, integers.codes + row * integers.width, integers.width)
+    return <int64_t>(integers.base + code)
+
+
+cdef inline int64_t _size(const Integers *sizes, int64_t row) noexcept nogil:
+    """Of a list; 0 for one that is not there."""
+    return max(0, _integer(sizes, row)) if _is_there(sizes.presence, row) else 0
+
+
+cdef int64_t _sizes(const Integers *sizes, int64_t first, int64_t end) noexcept nogil:
+    """Together, of the lists of these rows."""
+    cdef int64_t row, total = 0, base = <int64_t>sizes.base
+    if sizes.presence == NULL and base >= 0 and sizes.width <= 1:
+        if sizes.width:
+            for row in range(first, end):
+                total += sizes.codes[row]
+        return total + base * (end - first)
+    for row in range(first, end):
+        total += _size(sizes, row)
+    return total
+
+
+cdef int _write_number(_Out out, Part *part, int64_t row) except -1:
+    if not _is_there(part.numbers.presence, row):
         return 0
-    if part.width:
-        memcpy(&code, part.codes + row * part.width, part.width)
     out.put(part.prefix, part.prefix_size)
-    return out.number(<int64_t>(part.base + code))
+    return out.number(_integer(&part.numbers, row))
 
 
 cdef int _write_text(_Out out, Part *part, int64_t row) except -1:
@@ -205,7 +241,7 @@ cdef int _write_text(_Out out, Part *part, int64_t row) except -1:
     cdef uint32_t length = 0, end
     cdef uint8_t head[8]
     cdef int k
-    if part.presence != NULL and not (part.presence[row >> 3] >> (row & 7)) & 1:
+    if not _is_there(part.presence, row):
         return 0
     out.put(part.prefix, part.prefix_size)
     out.piece(part.kind, part.common, part.common_size)
@@ -224,20 +260,31 @@ cdef int _write_text(_Out out, Part *part, int64_t row) except -1:
 
 
 cdef int _write_items(_Out out, Part *part, int64_t row) except -1:
-    cdef int64_t at, size = part.sizes[row], end = part.ends[row]
-    if size <= 0:
+    cdef int64_t at, first, size
+    if row < part.passed_rows:
+        part.passed_rows = part.passed_values = 0
+    first = part.passed_values + _sizes(&part.numbers, part.passed_rows, row)
+    part.passed_rows, part.passed_values = row, first
+    size = _size(&part.numbers, row)
+    if size == 0:
         return 0
+    if first < 0 or size > part.total - first:
+        raise ValueError("its lists are longer than the values in them")
     out.put(part.prefix, part.prefix_size)
-    for at in range(end - size, end):
-        if at > end - size:
+    for at in range(first, first + size):
+        if at > first:
             out.put(b",", 1)
-        out.number(part.values[at])
+        # The one number that stands for absence is absent itself.
+        out.number(_integer(&part.values, at) if _is_there(part.values.presence, at) else INT64_MIN)
     out.put(part.suffix, part.suffix_size)
     return 0
 
 
 def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes separator):
-    """The rows' texts, `separator` between them. IndexError for a row that the block does not have."""
+    """The rows' texts, `separator` between them; lists are cheapest where rows ascend.
+
+    IndexError for a row that the block does not have, ValueError where its lists do not add up.
+    """
     cdef Py_ssize_t i, p, count = len(parts)
     cdef int64_t row
     cdef bytes fragment
@@ -248,7 +295,7 @@ def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes sep
         raise MemoryError
     try:
         for p in range(count):
-            _read(parts[p], &read[p], block_rows, rows.shape[0])
+            _read(parts[p], &read[p], rows.shape[0])
         for i in range(rows.shape[0]):
             row = rows[i]
             if row < 0 or row >= block_rows:

@@ -97,7 +97,7 @@ class _Held:
         """Memory beside the blocks, which other views of the table share."""
         manifests = len(self.view.manifests) + len(self.view.delete_manifests)
         own = self.view.size_bytes + _MANIFEST_BYTES * manifests + _DELETE_BYTES * self.view.delete_rows
-        return _VIEW_BYTES + own + self.plans.stats().used_bytes
+        return _VIEW_BYTES + own + self.plans.used_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -80,7 +80,6 @@ class Scan:
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
         self._kinds: dict[int, dict[int, str]] = {}
-        """By spec and partition field, the type that its values must be of to be compared with the filter's."""
         self._residuals: dict[tuple[int, object, object], Expression] = {}
 
     @property
@@ -101,7 +100,7 @@ class Scan:
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> Expression:
         """As `residual`, by partition: (field id, type) and value of each field that the manifest has, in its order."""
-        residuals = self._residuals_of(spec_id)
+        residuals = self._residuals_of(spec_id) if self.deciding(spec_id) else None
         if residuals is None:
             return self.bound
         # By text: 0.0 and -0.0 are equal, and their residuals are not. Most partitions have neither.
@@ -109,7 +108,7 @@ class Scan:
         key = (spec_id, fields, repr(partition) if zero else partition)
         found = self._residuals.get(key)
         if found is None:
-            kinds = self._kinds[spec_id]
+            kinds = self.deciding(spec_id)
             found = residuals(
                 {
                     field_id: value
@@ -122,12 +121,19 @@ class Scan:
             self._residuals[key] = found
         return found
 
+    def deciding(self, spec_id: int) -> Mapping[int, str]:
+        """The partition fields whose values decide parts of the filter, by id, and the type that they must be of for
+        that. Empty where the whole filter is left in every partition; so it is where the metadata lack the spec."""
+        kinds = self._kinds.get(spec_id)
+        if kinds is None:
+            spec = self.metadata.spec(spec_id)
+            kinds = self._kinds[spec_id] = {} if spec is None else dict(_kinds(self.bound, spec))
+        return kinds
+
     def _residuals_of(self, spec_id: int) -> Residuals | None:
-        """None where the table's metadata lacks the spec: then the whole filter is left."""
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
             self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec)
-            self._kinds[spec_id] = {} if spec is None else dict(_kinds(self.bound, spec))
         return self._by_spec[spec_id]
 
     def deletes(self, row: int) -> tuple[int, ...]:

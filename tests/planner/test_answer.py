@@ -190,6 +190,38 @@ def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
         assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows.tolist()]
 
 
+@pytest.mark.parametrize("longest", [1, 40, 300, 70_000])
+def test_each_file_has_its_own_lists_whatever_rows_are_asked_for(longest: int) -> None:
+    """Lists lie one after the other, and a page may begin anywhere; sizes of one byte, of two, of four."""
+    rng = random.Random(11)
+    sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
+    lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
+    plan = scan(metadata(()), [block([a_file(f"f{n}", split_offsets=one) for n, one in enumerate(lists)])])
+    for rows in (plan.rows, plan.rows[::3], plan.rows[150:], plan.rows[4:5]):
+        tasks = json.loads(b"[" + b"".join(Answer(plan).tasks(rows)) + b"]")
+        told = [task["data-file"].get("split-offsets", []) for task in tasks]
+        assert told == [lists[row] or [] for row in rows.tolist()], "seed 11"
+
+
+def test_statistics_of_many_files_are_told_of_those_that_are_asked_for() -> None:
+    """Some files have none; each row is read by itself."""
+    rng = random.Random(5)
+    values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
+    metrics = [{} if value is None else {1: metrics_of("long", value, value + 9)} for value in values]
+    plan = scan(metadata(()), [block([a_file(f"f{n}", metrics=one) for n, one in enumerate(metrics)])])
+    rows = plan.rows[3::5]
+    tasks = json.loads(b"[" + b"".join(Answer(plan, stats=[1]).tasks(rows)) + b"]")
+    for task, row in zip(tasks, rows.tolist(), strict=True):
+        told = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
+        known = metrics[row].get(1)
+        if known is None:
+            assert told == dict.fromkeys(told), f"seed 5, row {row}"
+        else:
+            assert told["lower-bounds"] == {"keys": [1], "values": [known.lower.hex().upper()]}, f"seed 5, row {row}"
+            assert told["upper-bounds"] == {"keys": [1], "values": [known.upper.hex().upper()]}, f"seed 5, row {row}"
+            assert told["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
+
+
 def in_json(kind: str, value: Any) -> Any:
     """The spec's JSON single-value serialisation, for values within Python's own dates."""
     if value is None or kind in ("long", "int", "boolean", "string", "float", "double"):
