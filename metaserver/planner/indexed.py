@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -114,7 +114,7 @@ class Projected:
     by_field: Mapping[int, IndexDefinition]
     composite: tuple[tuple[IndexDefinition, tuple[Bound, ...]], ...] = ()
 
-    @property
+    @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """Those that can narrow."""
         fields = dict.fromkeys(one.column_id for one in predicates_of(self.expression))
