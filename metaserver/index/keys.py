@@ -330,7 +330,7 @@ def _coded(array: pa.Array, kind: str) -> _Piece:
         return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _none_valid(rows), None)
     valid, nan = _valid(array), None
     if name in FLOATS and pa.types.is_floating(array.type):
-        codes, nan = _float_codes(array, valid)
+        codes, nan = _float_codes(array, name, valid)
     elif name == "boolean" and pa.types.is_boolean(array.type):
         codes = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64)
     else:
@@ -340,10 +340,13 @@ def _coded(array: pa.Array, kind: str) -> _Piece:
     return _Piece(rows, codes, None, None, valid, nan)
 
 
-def _float_codes(array: pa.Array, valid: Mask | None) -> tuple[Codes, Mask | None]:
+def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
     numbers = _numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
-    with np.errstate(invalid="ignore"):  # a signalling NaN, widened
+    with np.errstate(invalid="ignore", over="ignore"):  # a signalling NaN, widened; what no float holds, narrowed
         doubles = numbers.astype(np.float64)
+        if name == "float" and numbers.itemsize > 4:
+            narrow = numbers.astype(np.float32)
+            _refuse((narrow != numbers) & (numbers == numbers), valid, array.type, name)
     signs = (doubles.view(np.int64) >> 63).view(np.uint64)
     codes = doubles.view(np.uint64) ^ (signs | np.uint64(_SIGN))
     nan = np.isnan(doubles)

@@ -230,6 +230,8 @@ def test_huge_strings_and_runs_are_read() -> None:
         (pa.array([1.5]), "long"),
         (pa.array([1]), "double"),
         (pa.array([True]), "int"),
+        (pa.array([1e300], pa.float64()), "float"),
+        (pa.array([0.5, 0.1], pa.float64()), "float"),  # who reads it as a float reads another number
         (pa.array([1]), "timestamp"),
         (pa.array([2**63], pa.uint64()), "long"),
         (pa.array([2**31], pa.uint32()), "long"),  # negative to Java, which takes the four bytes as they are
@@ -252,6 +254,8 @@ def test_a_column_that_does_not_hold_the_types_values_is_refused_not_guessed(arr
 
 
 def test_what_is_wrong_in_a_null_is_not_wrong() -> None:
+    wide = pa.Array.from_buffers(pa.float64(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0.1, 0.5]))])
+    check(keys_of(wide, "float"), "float", [None, 0.5])
     array = pa.Array.from_buffers(
         pa.timestamp("ns"), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([1_001, 5_000], dtype=np.int64))]
     )
