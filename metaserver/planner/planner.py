@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-
-import msgspec
 
 from cache.claims import Claims
 from cache.disk import DiskTier
@@ -40,14 +38,12 @@ from metaserver.index.definitions import IndexDefinition
 from metaserver.index.indexes import Indexes
 from metaserver.index.usage import Usage
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.appends import keep_appended
 from metaserver.planner.consulting import Consulting
 from metaserver.planner.deletes import DeleteIndex
-from metaserver.planner.indexed import Probe
 from metaserver.planner.manifests import needed
-from metaserver.planner.prune import Selection, narrow_by_partition, narrow_by_stats
+from metaserver.planner.pipeline import Subject, prune
 from metaserver.planner.request import Question, ScanRequest, appended
-from metaserver.planner.scan import Scan, Stage
+from metaserver.planner.scan import Scan
 from metaserver.planner.view import TableView
 from metaserver.settings import Settings
 from metaserver.store.port import Entry
@@ -77,7 +73,6 @@ _VIEW_BYTES = 4000
 _DELETE_BYTES = 300
 """Of the index, for each delete file: its path, its place, and what proves that it does not apply."""
 _LET_GO = -1
-_NOT_COUNTED = (-1, -1)
 
 
 @dataclass(slots=True)
@@ -91,6 +86,10 @@ class _Held:
     plans: MemoryCache[tuple[object, ...], Scan]
     charged_bytes: int = 0
     """Of `added_bytes`, what is on the planner's account; `_LET_GO` when the view no longer is."""
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.view, self.deletes, self.files)
 
     @property
     def added_bytes(self) -> int:
@@ -166,7 +165,7 @@ class Planner:
             return kept
         try:
             if not definitions and _is_quick(held.view, question):  # done before anybody else could ask for it
-                scan = _plan(held, question, self._deadline(), self._clock)
+                scan = prune(held.subject, question, self._deadline(), self._clock)
             else:
                 scan = await self._planning.run(
                     (id(held), *key), lambda: self._make(held, question, definitions, entry)
@@ -197,7 +196,7 @@ class Planner:
         probe = None
         if definitions and entry is not None and self._consulting is not None:
             probe = await self._consulting.prepare(held.view, question, definitions, entry)
-        plan = partial(_plan, held, question, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
+        plan = partial(prune, held.subject, question, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
         quick = _is_quick(held.view, question) and (probe is None or not probe.by_row)
         scan = plan() if quick else await asyncio.to_thread(plan)
         if probe is not None and entry is not None and self._consulting is not None:
@@ -386,11 +385,6 @@ def _tells_of(kept: Scan, metadata: TableMetadata) -> bool:
     return kept.metadata.schemas == metadata.schemas and kept.metadata.partition_specs == metadata.partition_specs
 
 
-def _without_history(metadata: TableMetadata) -> TableMetadata:
-    """For plans that are kept: thousands of snapshots would be kept with each."""
-    return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})
-
-
 def _list_name(snapshot: Snapshot) -> str:
     return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
 
@@ -424,62 +418,6 @@ def _live(manifest: ManifestFile) -> int:
 
 def _entries(manifest: ManifestFile) -> int:
     return _live(manifest) + (manifest.deleted_files_count or 0)
-
-
-def _plan(
-    held: _Held,
-    question: Question,
-    expired: Callable[[], bool],
-    clock: Clock,
-    *,
-    probe: Probe | None = None,
-    loaded_us: int | None = None,
-) -> Scan:
-    """The files that are left, and the stages on the way. With `loaded_us`, how long it took to have the manifests,
-    that is the first stage, and files and bytes are counted at each."""
-    counted = loaded_us is not None
-    selection = Selection.everything(held.view)
-    stages: list[Stage] = []
-    size = selection.size() if counted else _NOT_COUNTED
-    if loaded_us is not None:
-        stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
-    for name, narrow in _steps(held, question, expired, probe):
-        before_s = clock.monotonic()
-        narrow(selection)
-        spent_us = int((clock.monotonic() - before_s) * 1e6)
-        before, size = size, selection.size() if counted else size
-        stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
-    return Scan(
-        held.view,
-        held.deletes,
-        selection.rows(),
-        schema=question.schema,
-        bound=question.bound,
-        metadata=_without_history(question.metadata),
-        stages=tuple(stages),
-        snapshot_id=question.snapshot_id,
-        considered=held.files,
-        complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
-        indexes=() if probe is None else probe.used,
-    )
-
-
-def _steps(
-    held: _Held, question: Question, expired: Callable[[], bool], probe: Probe | None
-) -> Iterator[tuple[str, Callable[[Selection], None]]]:
-    """What narrows the selection, by name, the cheapest first."""
-    if question.request.incremental:
-        ids = {snapshot.snapshot_id for snapshot in appended(question.metadata, question.request)}
-        yield "appended", partial(keep_appended, snapshot_ids=ids)
-    bound = question.bound
-    if question.request.filter == TRUE:  # of a filter that is true of all rows, files without rows are left out
-        return
-    by_spec = {number: demand for number, demand in question.projections.items() if number in held.view.specs}
-    if any(demand != TRUE for demand in by_spec.values()):
-        yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
-    yield "column_stats", partial(narrow_by_stats, expression=bound, expired=expired)
-    if probe is not None:
-        yield from probe.steps(expired)
 
 
 @asynccontextmanager

@@ -1,0 +1,96 @@
+"""The pruning of one plan: the stages that narrow a view's files down to those that can hold a matching row.
+
+The rule kept: the cheapest first, each on what the one before it left, and none that the filter does not need. What is
+not checked within the time budget is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from metaserver.clock import Clock
+from metaserver.iceberg.expressions import TRUE
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.planner.appends import keep_appended
+from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.indexed import Probe
+from metaserver.planner.prune import Selection, narrow_by_partition, narrow_by_stats
+from metaserver.planner.request import Question, appended
+from metaserver.planner.scan import Scan, Stage
+from metaserver.planner.view import TableView
+
+_NOT_COUNTED = (-1, -1)
+
+
+class Subject(NamedTuple):
+    """What is pruned. `files` are the live files of the snapshot, those of manifests that the view leaves out
+    included."""
+
+    view: TableView
+    deletes: DeleteIndex
+    files: int
+
+
+def prune(
+    subject: Subject,
+    question: Question,
+    expired: Callable[[], bool],
+    clock: Clock,
+    *,
+    probe: Probe | None = None,
+    loaded_us: int | None = None,
+) -> Scan:
+    """The files that are left, and the stages on the way. With `loaded_us`, how long it took to have the manifests,
+    that is the first stage, and files and bytes are counted at each."""
+    counted = loaded_us is not None
+    selection = Selection.everything(subject.view)
+    stages: list[Stage] = []
+    size = selection.size() if counted else _NOT_COUNTED
+    if loaded_us is not None:
+        stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
+    for name, narrow in _steps(subject, question, expired, probe):
+        before_s = clock.monotonic()
+        narrow(selection)
+        spent_us = int((clock.monotonic() - before_s) * 1e6)
+        before, size = size, selection.size() if counted else size
+        stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
+    return Scan(
+        subject.view,
+        subject.deletes,
+        selection.rows(),
+        schema=question.schema,
+        bound=question.bound,
+        metadata=_without_history(question.metadata),
+        stages=tuple(stages),
+        snapshot_id=question.snapshot_id,
+        considered=subject.files,
+        complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
+        indexes=() if probe is None else probe.used,
+    )
+
+
+def _steps(
+    subject: Subject, question: Question, expired: Callable[[], bool], probe: Probe | None
+) -> Iterator[tuple[str, Callable[[Selection], None]]]:
+    """What narrows the selection, by name, the cheapest first."""
+    if question.request.incremental:
+        ids = {snapshot.snapshot_id for snapshot in appended(question.metadata, question.request)}
+        yield "appended", partial(keep_appended, snapshot_ids=ids)
+    bound = question.bound
+    if question.request.filter == TRUE:  # of a filter that is true of all rows, files without rows are left out
+        return
+    by_spec = {number: demand for number, demand in question.projections.items() if number in subject.view.specs}
+    if any(demand != TRUE for demand in by_spec.values()):
+        yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
+    yield "column_stats", partial(narrow_by_stats, expression=bound, expired=expired)
+    if probe is not None:
+        yield from probe.steps(expired)
+
+
+def _without_history(metadata: TableMetadata) -> TableMetadata:
+    """For plans that are kept: thousands of snapshots would be kept with each."""
+    return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})
