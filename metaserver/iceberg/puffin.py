@@ -69,7 +69,7 @@ class Blob:
 
 
 def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterator[Part]:
-    """A file, part by part. Blobs lie in the given order, without gaps; those without a codec are passed on as they come."""
+    """A file, part by part. Blobs lie in the given order, without gaps; a plain one is passed on as it comes."""
     yield MAGIC
     at = len(MAGIC)
     written = []
