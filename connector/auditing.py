@@ -19,7 +19,7 @@ from connector.client import At, LoadedTable, Name
 from connector.errors import NotFound
 from connector.indexes import Index, IndexClient
 from connector.indexing import IndexTask
-from connector.parquet.columns import NAME_MAPPING, Projection
+from connector.parquet.columns import Projection
 from connector.storage import Storage
 from connector.verifying import Verdict, verify_index_file
 from metaserver.errors import BadRequest
@@ -81,7 +81,7 @@ def audit_index(
     rng = random.Random(seed)  # noqa: S311 - to look at the same again, not to be guessed
     found, loaded, metadata, at_once = _seen(client, table, name)
     definition = of_id(found.json["definition-id"], metadata.current_schema, metadata.schemas)
-    projection = Projection(metadata.current_schema, metadata.properties.get(NAME_MAPPING))
+    projection = Projection(metadata.current_schema)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid, so its indexes are nobody's")
     task = IndexTask(metadata.table_uuid, definition, projection, "", Storage(loaded.storage))

@@ -20,7 +20,7 @@ from connector.client import Name
 from connector.errors import ClientError
 from connector.indexes import IndexClient
 from connector.indexing import DataFile, IndexTask, Written, index_data_files
-from connector.parquet.columns import NAME_MAPPING, Projection
+from connector.parquet.columns import Projection
 from connector.storage import Storage
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.table_json import decode_table
@@ -270,7 +270,7 @@ class Source:
 
     @staticmethod
     def of(client: IndexClient, table: Name, begun: Mapping[str, Any]) -> Source:
-        """As the table is now: schema, name mapping and keys of the storage change under a long build."""
+        """As the table is now: schema and keys of the storage change under a long build."""
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
         if metadata.table_uuid != begun["table-uuid"]:
@@ -278,7 +278,7 @@ class Source:
         task = IndexTask(
             begun["table-uuid"],
             of_id(begun["definition-id"], metadata.current_schema, metadata.schemas),
-            Projection(metadata.current_schema, metadata.properties.get(NAME_MAPPING)),
+            Projection(metadata.current_schema),
             begun["folder"],
             Storage(loaded.storage),
         )

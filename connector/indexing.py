@@ -96,7 +96,6 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
         [term.column_id for term in terms],
         Projection(
             task.projection.schema,
-            task.projection.name_mapping,
             task.projection.partitioned | file.partitioned,
         ),
         filesystem=filesystem,

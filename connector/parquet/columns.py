@@ -2,17 +2,17 @@
 
 The rule kept: what is returned is what every reader of the table sees, or nothing is (`Unreadable`). An index made of a
 column that readers see otherwise would hide rows; a file without an index is only read once too often. Columns are
-found by the ids in the Parquet schema (Iceberg spec: "Column Projection"); a file without ids, as an import leaves it,
-by the table's name mapping. A column that the file lacks is null, or its initial default.
+found by the ids in the Parquet schema (Iceberg spec: "Column Projection"). A file without ids, as an import leaves it,
+is not read: which of its columns is which depends on the table's name mapping, and an index would outlive a change of
+that. A column that the file lacks is null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,7 +21,6 @@ from pyarrow import fs
 from metaserver.iceberg.schema import Schema
 
 FIELD_ID = b"PARQUET:field_id"
-NAME_MAPPING = "schema.name-mapping.default"
 
 Place: TypeAlias = tuple[int, tuple[str, ...]]
 """Field id of a column, and the path of names to it."""
@@ -29,14 +28,6 @@ Place: TypeAlias = tuple[int, tuple[str, ...]]
 
 class Unreadable(Exception):
     """The file cannot be read as every reader of the table would: says why."""
-
-
-class MappedField(msgspec.Struct, rename="kebab"):
-    """An entry of a name mapping (Iceberg spec: "Name Mapping Serialization")."""
-
-    names: tuple[str, ...] = ()
-    field_id: int | None = None
-    fields: tuple[MappedField, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,6 @@ class Projection:
     """
 
     schema: Schema
-    name_mapping: str | None = None
     partitioned: frozenset[int] = field(default_factory=frozenset)
 
 
@@ -69,7 +59,7 @@ def read_columns(
         with pq.ParquetFile(path, filesystem=filesystem) as file:
             if file.metadata.num_rows != rows:
                 raise Unreadable(f"{path} has {file.metadata.num_rows} rows; its manifest says {rows}")
-            found = _found(wanted, _places(file.schema_arrow, projection))
+            found = _found(wanted, _places(file.schema_arrow))
             table = file.read(columns=sorted({".".join(names) for names in found.values()}), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Unreadable(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
@@ -94,18 +84,11 @@ def _found(wanted: Iterable[int], places: Iterable[Place]) -> dict[int, tuple[st
     return {column_id: there[0] for column_id, there in found.items() if there}
 
 
-def _places(schema: pa.Schema, projection: Projection) -> list[Place]:
+def _places(schema: pa.Schema) -> list[Place]:
     """All columns that are not inside a list or map."""
-    ids = list(_by_id(schema))
-    if ids:
+    if ids := list(_by_id(schema)):
         return ids
-    if projection.name_mapping is None:
-        raise Unreadable("the file has no field ids, and the table no name mapping")
-    try:
-        mapping = msgspec.json.decode(projection.name_mapping, type=tuple[MappedField, ...])
-    except msgspec.MsgspecError as error:
-        raise Unreadable(f"the table's name mapping is no JSON of that form: {error}") from None
-    return list(_by_mapping(schema, mapping, ()))
+    raise Unreadable("the file has no field ids; readers tell its columns by a name mapping, which may change")
 
 
 def _by_id(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[Place]:
@@ -115,19 +98,6 @@ def _by_id(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[P
             yield int(one.metadata[FIELD_ID]), names
         if pa.types.is_struct(one.type):
             yield from _by_id(list(one.type), names)
-
-
-def _by_mapping(fields: Iterable[pa.Field], mapping: Sequence[MappedField], path: tuple[str, ...]) -> Iterator[Place]:
-    by_name: Mapping[str, MappedField] = {name: one for one in mapping for name in one.names}
-    for one in fields:
-        mapped = by_name.get(one.name)
-        if mapped is None:
-            continue
-        names = (*path, one.name)
-        if mapped.field_id is not None:
-            yield mapped.field_id, names
-        if pa.types.is_struct(one.type):
-            yield from _by_mapping(list(one.type), mapped.fields, names)
 
 
 def _column(table: pa.Table, column_id: int, names: tuple[str, ...]) -> pa.ChunkedArray:

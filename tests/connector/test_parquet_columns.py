@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +82,10 @@ def test_a_file_of_another_length_than_its_manifest_says_is_refused(tmp_path: Pa
         read(written(tmp_path, FIELDS, ROWS), 1, rows=4)
 
 
-def test_a_file_without_ids_is_read_by_the_name_mapping(tmp_path: Path) -> None:
-    fields = [pa.field("ident", pa.int64()), pa.field("a", pa.struct([("b", pa.int32())]))]
-    path = written(tmp_path, fields, [[1, 2, 3], [{"b": 7}, None, {"b": None}]])
-    with pytest.raises(Unreadable, match="no name mapping"):
+def test_a_file_without_ids_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path, [pa.field("ident", pa.int64())], [[1, 2, 3]])
+    with pytest.raises(Unreadable, match="no field ids"):
         read(path, 1)
-    mapping = json.dumps(
-        [
-            {"field-id": 1, "names": ["id", "ident"]},
-            {"field-id": 3, "names": ["a"], "fields": [{"field-id": 4, "names": ["b"]}]},
-        ]
-    )
-    assert read(path, 1, 4, 7, projection=Projection(SCHEMA, mapping)) == {
-        1: [1, 2, 3],
-        4: [7, None, None],
-        7: [None, None, None],
-    }
 
 
 def test_what_is_no_parquet_file_is_unreadable(tmp_path: Path) -> None:
@@ -114,8 +101,3 @@ def test_of_two_columns_that_may_be_the_one_none_is_taken(tmp_path: Path) -> Non
     twice = written(tmp_path, [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]])
     with pytest.raises(Unreadable, match="2 columns that may be column 1"):
         read(twice, 1)
-    plain = written(tmp_path, [pa.field("x", pa.int64()), pa.field("y", pa.int64())], [[1, 2, 3], [4, 5, 6]])
-    mapping = Projection(SCHEMA, json.dumps([{"names": ["x", "y"], "field-id": 1}]))
-    with pytest.raises(Unreadable, match="2 columns that may be column 1"):
-        read(plain, 1, projection=mapping)
-    assert read(plain, 7, projection=mapping) == {7: [None, None, None]}
