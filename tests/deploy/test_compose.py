@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from connector.spark.session import catalog_conf
+from metaserver.cli.main import cli
 from metaserver.settings import Settings
 from tests.services import postgres, s3, trino
 from tests.services.process import DEPLOY, REPO
@@ -71,8 +72,8 @@ def test_the_schema_refuses_a_misspelt_key() -> None:
         jsonschema.Draft202012Validator(schema).validate(broken)
 
 
-def test_the_five_services_are_there_and_each_tells_whether_it_is_healthy() -> None:
-    assert set(SERVICES) == {"seamark", "postgres", "s3", "trino", "spark"}
+def test_the_six_services_are_there_and_each_tells_whether_it_is_healthy() -> None:
+    assert set(SERVICES) == {"seamark", "indexer", "postgres", "s3", "trino", "spark"}
     assert all(service["healthcheck"]["test"] for service in SERVICES.values())
 
 
@@ -128,6 +129,18 @@ def test_the_server_settings_are_known_and_agree_with_their_neighbours() -> None
     assert f"mkdir -p /data/{bucket} " in SERVICES["s3"]["entrypoint"][2]
     assert settings["host"] != "127.0.0.1"
     assert settings["auth"] != "none"
+
+
+def test_the_indexer_is_the_servers_image_with_the_engines_token_and_keys() -> None:
+    service, spark = SERVICES["indexer"], SERVICES["spark"]["environment"]
+    assert service["image"] == SERVICES["seamark"]["image"]
+    name, *arguments = service["command"]
+    command = cli.commands[name]
+    given = command.make_context(name, list(arguments)).params
+    assert given["url"] == "http://seamark:8181"
+    assert not given["once"]
+    assert service["environment"].items() <= spark.items()
+    assert mounted("indexer") == mounted("seamark")
 
 
 def test_every_variable_that_trino_reads_is_given_by_compose() -> None:

@@ -1,0 +1,73 @@
+"""What the client says of a catalog: its namespaces and tables, page by page, and how a table's files are reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from connector.client import SeamarkClient
+from connector.errors import NotFound
+from metaserver.iceberg.table_json import decode_table
+from tests.connector.lake import SCHEMA, append, catalog_at, create
+from tests.connector.served import Served
+
+
+def test_namespaces_of_all_levels_and_their_tables_are_walked_page_by_page(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connector.client._PAGE_NAMES", 2)
+    names = [("a",), ("a", "b"), ("a", "b", "c"), ("d",), ("e",), ("f",), ("a", "x.y")]
+    with catalog_at(served.url) as catalog:
+        for name in names:
+            catalog.create_namespace(name)
+        for number in range(5):
+            catalog.create_table(("a", "x.y", f"t{number}"), schema=SCHEMA)
+    client = SeamarkClient(served.url)
+    found = list(client.namespaces())
+    assert sorted(found) == sorted([*names, ("db",)])
+    assert all(found.index(name[:-1]) < found.index(name) for name in found if len(name) > 1)
+    assert list(client.tables(("a", "x.y"))) == [("a", "x.y", f"t{number}") for number in range(5)]
+    assert list(client.tables(("d",))) == []
+    with pytest.raises(NotFound):
+        list(client.tables(("nope",)))
+    client.close()
+
+
+def test_a_table_is_loaded_below_the_servers_prefix_with_the_keys_that_it_hands_out(tmp_path: Path) -> None:
+    served = Served(tmp_path, warehouse=tmp_path.as_uri(), prefix="main")
+    served.start()
+    try:
+        create(served.url)
+        append(served.url, "db.t", [[1, 2], [3]])
+        client = SeamarkClient(served.url)
+        loaded = client.load_table("db.t")
+        metadata = decode_table(loaded.metadata, loaded.location)
+        assert (metadata.location, [one.snapshot_id for one in metadata.snapshots]) == (
+            loaded.location,
+            [metadata.current_snapshot_id],
+        )
+        assert [field.name for field in metadata.current_schema.fields] == SCHEMA.names
+        with pytest.raises(NotFound):
+            client.load_table("db.nope")
+        client.close()
+    finally:
+        served.stop()
+
+
+def test_keys_of_the_longest_prefix_win_and_are_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = (
+        b'{"metadata":{"location":"s3://lake/db/t"},"config":{"s3.endpoint":"http://s3","s3.access-key-id":"any"},'
+        b'"storage-credentials":[{"prefix":"s3://lake/db/t/","config":{"s3.access-key-id":"mine"}},'
+        b'{"prefix":"s3://lake/","config":{"s3.access-key-id":"all","s3.session-token":"hush"}},'
+        b'{"prefix":"s3://lake/db/t/data/","config":{"s3.access-key-id":"deeper"}}]}'
+    )
+    client = SeamarkClient("http://127.0.0.1:9")
+    monkeypatch.setattr(client, "_request", lambda method, path, *_, **__: b"{}" if path == "/v1/config" else answer)
+    loaded = client.load_table("db.t")
+    assert loaded.storage == {
+        "s3.endpoint": "http://s3",
+        "s3.access-key-id": "mine",
+        "s3.session-token": "hush",
+    }
+    assert "hush" not in repr(loaded)
