@@ -1,9 +1,12 @@
-"""`make demo`: real data through a real server into a real engine, and one table of what the 13 queries cost.
+"""`make demo`: real data through a real server into a real engine, and one table of what its queries cost.
 
 Star Schema Benchmark data are made (once; kept in `.cache/ssb`), `seamark serve` starts on its embedded defaults, Spark
-writes the five tables through it and asks the queries, and DuckDB, on the source files, checks every answer: one wrong
-row fails the demo. Environment: `SCALE` (default 0.2, that is 1.2 million facts), `FILES` (of the fact table, default
-200), `KEEP=1` leaves the server up over `DEMO_HOME` (default `demo-home/`, emptied first) and prints how to connect.
+writes the five tables through it, the fact table is indexed, Spark asks the queries, and DuckDB, on the source files,
+checks every answer: one wrong row fails the demo. What each query asks of the fact table is taken from Spark's plan and
+explained by the server: files kept by minima and maxima, by bloom filters, by bitmaps.
+
+Environment: `SCALE` (default 0.2, that is 1.2 million facts), `FILES` (of the fact table, default 200), `KEEP=1` leaves
+the server up over `DEMO_HOME` (default `demo-home/`, emptied first) and prints how to connect.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -32,6 +36,9 @@ from bench import connect
 from bench.ssb.generate import TABLES, generate
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT, Answer, ask, files_in, write_table
+from connector.building import InProcess, build
+from connector.client import Explanation
+from connector.indexes import IndexClient
 from connector.spark.session import catalog_conf, iceberg_jars, open_session, session_conf
 from tests.services.process import CACHE, REPO, ServiceFailed, free_port, http_ok, port_answers
 from tests.services.seamark import Seamark
@@ -39,10 +46,25 @@ from tests.services.seamark import Seamark
 NAMESPACE = "ssb"
 KEPT_PORT = 8181
 NOTE = "kept.json"
-ONE_MONTH = {
-    "month": f"SELECT sum(lo_revenue) AS revenue FROM {FACT} WHERE lo_orderdate BETWEEN 19940101 AND 19940131",
+INDEXES: dict[str, dict[str, Any]] = {
+    "orderkey": {"kind": "bloom", "columns": ["lo_orderkey"], "fpp": 0.001},
+    "discount": {"kind": "bitmap", "columns": ["lo_discount"]},
+    "quantity": {"kind": "bitmap", "columns": ["lo_quantity"]},
+    "supplier": {"kind": "bitmap", "columns": ["lo_suppkey"]},
 }
-"""Beside the benchmark's queries, whose filters on the fact table come from joins, one that statistics can prune."""
+"""On the fact table: all columns that a query below compares with a value, but the date, by which it is ordered."""
+
+
+def own_queries(scale: float) -> dict[str, str]:
+    """Beside the benchmark's queries, whose filters on the fact table come from joins, one for each way to leave out
+    files: by minima and maxima, by a bloom filter, by bitmaps, where each value is in every file and both in few rows.
+    """
+    order = int(3_000_000 * scale) // 32 * 32 + 1  # in the middle of TPC-H's keys, of which there are 8 in 32
+    return {
+        "month": f"SELECT sum(lo_revenue) AS revenue FROM {FACT} WHERE lo_orderdate BETWEEN 19940101 AND 19940131",
+        "order": f"SELECT lo_linenumber, lo_revenue FROM {FACT} WHERE lo_orderkey = {order}",
+        "pair": f"SELECT sum(lo_revenue) AS revenue FROM {FACT} WHERE lo_suppkey = 1 AND lo_quantity = 50",
+    }
 
 
 class DemoFailed(Exception):
@@ -51,32 +73,46 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True)
 class Planned:
-    """What the server planned, by its own count: scans, files it left of how many, and milliseconds."""
+    """What the server planned, by its own count: scans, and milliseconds."""
 
     scans: int
-    considered: int
-    kept: int
     ms: float
 
     def since(self, before: Planned) -> Planned:
-        return Planned(
-            self.scans - before.scans,
-            self.considered - before.considered,
-            self.kept - before.kept,
-            self.ms - before.ms,
-        )
+        return Planned(self.scans - before.scans, self.ms - before.ms)
 
     @staticmethod
     def read(url: str) -> Planned:
         with urlopen(f"{url}/metrics") as answer:
             lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("seamark_plan")]
         counts = {line[0]: float(line[-1]) for line in lines}
-        return Planned(
-            int(counts["seamark_plans_total"]),
-            int(counts["seamark_plan_files_considered_total"]),
-            int(counts["seamark_plan_files_kept_total"]),
-            counts["seamark_plan_seconds_total"] * 1000,
-        )
+        return Planned(int(counts["seamark_plans_total"]), counts["seamark_plan_seconds_total"] * 1000)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Files of the fact table that are left after each way to leave some out, in this order."""
+
+    min_max: int
+    bloom: int
+    bitmap: int
+
+    @staticmethod
+    def of(explained: Explanation) -> Kept:
+        left = {stage.name: stage.files_left for stage in explained.stages}
+        min_max = left["column_stats"]
+        bloom = left.get("bloom", min_max)
+        return Kept(min_max, bloom, left.get("bitmap_rows", left.get("bitmap", bloom)))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One query: Spark's answer, what the server did for it, and why it kept which files."""
+
+    name: str
+    answer: Answer
+    planned: Planned
+    kept: Kept
 
 
 @dataclass(frozen=True)
@@ -112,8 +148,8 @@ def main() -> int:
     return 1
 
 
-def run(options: Options, console: Console) -> list[tuple[str, Answer]]:
-    """The whole demo; returns each query's answer. Raises DemoFailed, and prints nothing false, when one is wrong."""
+def run(options: Options, console: Console) -> list[Asked]:
+    """The whole demo; returns what was asked. Raises DemoFailed, and prints nothing false, when one is wrong."""
     columns = TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with home(options) as folder, Progress(*columns, console=console) as progress:
         data = _generate(options, progress)
@@ -123,19 +159,29 @@ def run(options: Options, console: Console) -> list[tuple[str, Answer]]:
             with session(server.base_url, folder) as spark:
                 progress.update(steps, completed=2, description="Seamark and Spark")
                 _write(spark, data, options, progress)
-                answers, planned = _query(spark, data, progress, server.base_url)
+                with contextlib.closing(IndexClient(server.base_url)) as client:
+                    _index(client, progress)
+                    asked = _query(spark, data, options, progress, client)
                 in_table = files_in(spark, f"{connect.CATALOG}.{NAMESPACE}.{FACT}")
             progress.stop()
-            console.print(result_table(options, in_table, answers, planned))
-            console.print(
-                f"Files in table and files read are those of {FACT}, which is ordered by date; scans, files and "
-                "milliseconds planned are the server's own count, over all tables of a query.",
-                highlight=False,
-            )
-            console.print(f"All {len(answers)} answers equal DuckDB's on the source data.", highlight=False)
+            console.print(result_table(options, in_table, asked))
+            _explain(asked, console)
             if options.keep:
                 _keep(server, folder, console)
-    return answers
+    return asked
+
+
+def _explain(asked: list[Asked], console: Console) -> None:
+    indexes = ", ".join(f"{one['kind']}({one['columns'][0]})" for one in INDEXES.values())
+    console.print(
+        f"Files are those of {FACT}, ordered by date, with the indexes {indexes}. Kept by: as the server explains what "
+        "Spark asks of it; read: as Spark counts. Scans and milliseconds: the server's count, all tables of a query.\n"
+        "The benchmark's queries choose facts by joins, of which Spark tells the planner nothing, or by discounts and "
+        "quantities that every file holds in one row: no index can leave out a file there. The last three ask for a "
+        "month, for an order by its key, and for what one supplier sold in quantities of 50.",
+        highlight=False,
+    )
+    console.print(f"All {len(asked)} answers equal DuckDB's on the source data.", highlight=False)
 
 
 @contextlib.contextmanager
@@ -210,54 +256,63 @@ def _write(spark: SparkSession, data: Path, options: Options, progress: Progress
         write_table(spark, data, table, f"{connect.CATALOG}.{NAMESPACE}.{table}", options.fact_files)
 
 
-def _query(
-    spark: SparkSession, data: Path, progress: Progress, url: str
-) -> tuple[list[tuple[str, Answer]], list[Planned]]:
+def _index(client: IndexClient, progress: Progress) -> None:
+    table = f"{NAMESPACE}.{FACT}"
+    for name, definition in progress.track(INDEXES.items(), description="building indexes"):
+        client.put_index(table, name, **definition)
+        report = build(client, table, name, InProcess())
+        if report.left:
+            raise DemoFailed(f"the index {name} lacks {report.left} files: {report.skipped[:3]}")
+
+
+def _query(spark: SparkSession, data: Path, options: Options, progress: Progress, client: IndexClient) -> list[Asked]:
     ask(spark, f"SELECT count(*) FROM {FACT}")  # so that Q1.1 does not pay for the JVM's warming up
-    answers, planned, wrong = [], [], []
+    asked: list[Asked] = []
+    wrong = []
     with contextlib.closing(Oracle(data)) as oracle:
-        for name, sql in progress.track((QUERIES | ONE_MONTH).items(), description="asking queries"):
-            before = Planned.read(url)
+        queries = QUERIES | own_queries(options.scale)
+        for name, sql in progress.track(queries.items(), description="asking queries"):
+            before = Planned.read(client.url)
             answer = ask(spark, sql)
-            planned.append(Planned.read(url).since(before))
+            planned = Planned.read(client.url).since(before)
+            kept = Kept.of(client.explain(f"{NAMESPACE}.{FACT}", answer.pushed[FACT]))
             if difference := oracle.difference(sql, answer.rows):
                 wrong.append(f"{name}: {difference}")
-            answers.append((name, answer))
+            asked.append(Asked(name, answer, planned, kept))
     if wrong:
         raise DemoFailed("wrong answers\n" + "\n".join(wrong))
-    if not any(one.scans for one in planned):
+    if not any(one.planned.scans for one in asked):
         raise DemoFailed("Spark planned by itself: the server saw no scan")
-    return answers, planned
+    return asked
 
 
-def result_table(options: Options, in_table: int, answers: list[tuple[str, Answer]], planned: list[Planned]) -> Table:
+def result_table(options: Options, in_table: int, asked: list[Asked]) -> Table:
     table = Table(
-        title=f"Star Schema Benchmark, scale {options.scale:g}, Spark through Seamark",
+        title=f"Star Schema Benchmark, scale {options.scale:g}, Spark through Seamark: files kept by",
         show_footer=True,
     )
-    read = [answer.files_read[FACT] for _, answer in answers]
     columns = {
         "query": "all",
-        "seconds": f"{sum(answer.seconds for _, answer in answers):.2f}",
-        "files in table": f"{in_table * len(answers):,}",
-        "files read": f"{sum(read):,}",
-        "scans planned": f"{sum(one.scans for one in planned):,}",
-        "files planned": f"{sum(one.kept for one in planned):,} of {sum(one.considered for one in planned):,}",
-        "planned in ms": f"{sum(one.ms for one in planned):.1f}",
-        "rows": f"{sum(len(answer.rows) for _, answer in answers):,}",
+        "seconds": f"{sum(one.answer.seconds for one in asked):.2f}",
+        "files": f"{in_table * len(asked):,}",
+        "min/max": f"{sum(one.kept.min_max for one in asked):,}",
+        "+ bloom": f"{sum(one.kept.bloom for one in asked):,}",
+        "+ bitmap": f"{sum(one.kept.bitmap for one in asked):,}",
+        "files read": f"{sum(one.answer.files_read[FACT] for one in asked):,}",
+        "scans": f"{sum(one.planned.scans for one in asked):,}",
+        "planned in ms": f"{sum(one.planned.ms for one in asked):.1f}",
+        "rows": f"{sum(len(one.answer.rows) for one in asked):,}",
     }
     for name, total in columns.items():
         table.add_column(name, total, justify="left" if name == "query" else "right")
-    for (name, answer), files, one in zip(answers, read, planned, strict=True):
+    for one in asked:
+        files = (in_table, one.kept.min_max, one.kept.bloom, one.kept.bitmap, one.answer.files_read[FACT])
         table.add_row(
-            name,
-            f"{answer.seconds:.2f}",
-            f"{in_table:,}",
-            f"{files:,}",
-            f"{one.scans:,}",
-            f"{one.kept:,} of {one.considered:,}",
-            f"{one.ms:.1f}",
-            f"{len(answer.rows):,}",
+            one.name,
+            f"{one.answer.seconds:.2f}",
+            *(f"{count:,}" for count in (*files, one.planned.scans)),
+            f"{one.planned.ms:.1f}",
+            f"{len(one.answer.rows):,}",
         )
     return table
 

@@ -6,6 +6,7 @@ So the figure is Spark's, not the server's, and the same whoever planned the sca
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,15 +19,20 @@ from bench.ssb.generate import TABLES, table_path
 
 FACT = "lineorder"
 _ORDER = ("lo_orderdate", "lo_orderkey", "lo_linenumber")
+_FILTERS = re.compile(r"\bfilters=(.*), runtimeFilters=")
+_COMMA = re.compile(r", (?![^(]*\))")
+"""Between filters, not within a list of values."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One query: its rows, wall seconds (planning, reading and fetching), and data files read, by table."""
+    """One query: its rows, wall seconds (planning, reading and fetching), and by table the data files read and what
+    was asked of the table's rows, in SQL: all that Spark tells whoever plans."""
 
     rows: list[tuple[Any, ...]]
     seconds: float
     files_read: dict[str, int]
+    pushed: dict[str, str]
 
 
 def write_table(spark: SparkSession, folder: Path, table: str, target: str, fact_files: int) -> None:
@@ -55,8 +61,9 @@ def ask(spark: SparkSession, sql: str) -> Answer:
     rows = [tuple(row) for row in frame.collect()]
     seconds = time.perf_counter() - started
     plan = frame._jdf.queryExecution().executedPlan()
-    read = {name: files for name, files in (_scan(node) for node in _scans(plan)) if name in TABLES}
-    return Answer(rows, seconds, read)
+    scans = {_table(node): node for node in _scans(plan)}
+    read = {name: _files(node) for name, node in scans.items() if name in TABLES}
+    return Answer(rows, seconds, read, {name: _pushed(scans[name]) for name in read})
 
 
 def _scans(plan: Any) -> Iterator[Any]:
@@ -76,16 +83,25 @@ def _scans(plan: Any) -> Iterator[Any]:
             yield from _scans(children.apply(index))
 
 
-def _scan(node: Any) -> tuple[str, int]:
-    """(table name, data files its planning let through).
+def _table(node: Any) -> str:
+    return str(node.table().name()).rsplit(".", 1)[-1]
+
+
+def _files(node: Any) -> int:
+    """Data files that its planning let through.
 
     Not the metric `resultDataFiles`: it stays 0 where a server planned.
     """
-    name = str(node.table().name()).rsplit(".", 1)[-1]
     partitions = node.inputPartitions()
     files = {
         str(task.file().location())
         for number in range(partitions.size())
         for task in partitions.apply(number).taskGroup().tasks().toArray()
     }
-    return name, len(files)
+    return len(files)
+
+
+def _pushed(node: Any) -> str:
+    """Of numbers only: in texts a comma could not be told from one between filters. Empty where nothing was pushed."""
+    found = _FILTERS.search(str(node.scan().description()))
+    return " AND ".join(_COMMA.split(found[1])) if found else ""
