@@ -58,6 +58,11 @@ class Audit:
         found = [f"{one.location}: {problem}" for one in self.verdicts for problem in one.problems]
         if self.rows is not None and self.rows != self.covered:
             found.append(f"its index files count {self.rows:,} rows of data files that hold {self.covered:,}")
+        if self.index.health == "damaged":
+            found.append(
+                f"index files were found damaged before and put aside; {self.index.lag_files:,} data files are to be "
+                "indexed again: seamark index build"
+            )
         return tuple(found)
 
 

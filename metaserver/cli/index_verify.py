@@ -104,6 +104,8 @@ def _show(audit: Audit) -> None:
     files = f"{len(audit.verdicts):,} index files, {index.files:,} of {index.files_total:,} data files"
     rows = f"{audit.rows:,} rows counted" if audit.uncounted is None else f"rows not counted: {audit.uncounted}"
     right = f"not right (--seed {audit.seed})" if audit.problems else "right"
+    if index.lag_files:
+        right += f", {index.lag_files:,} data files to index"
     click.echo(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
 
 

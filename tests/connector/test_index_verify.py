@@ -118,6 +118,8 @@ def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(c
     assert "1 of 1 indexes are not right" in text
     assert states(client, kind) == before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
+    code, text = seamark(client.url, "verify", "db.t", kind)
+    assert (code, "put aside; 2 data files are to be indexed again" in " ".join(text.split())) == (1, True), text
     build(client, "db.t", kind, InProcess())
     code, text = seamark(client.url, "verify", "db.t", kind)
     assert (code, "120 rows counted" in text) == (0, True), text
