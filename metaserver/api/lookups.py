@@ -32,6 +32,7 @@ from metaserver.errors import BadRequest, TooLarge
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.definitions import RECORD, IndexDefinition, read_definitions
 from metaserver.index.keys import Keys, Mask
+from metaserver.index.packing import Longs
 from metaserver.index.terms import Term, resolve
 from metaserver.planner.deleted import Deleted, names_of
 from metaserver.planner.given_keys import keys_of_arrow, keys_of_json
@@ -338,11 +339,10 @@ class _Told:
             "problems": [{"file-path": path, "problem": why} for path, why in located.problems.items()],
         }
 
-    def _missing(self) -> list[int]:
+    def _missing(self) -> Longs:
         absent = np.ones(self.keys, dtype=np.bool_)
         absent[self.located.query] = False
-        found: list[int] = np.flatnonzero(absent).tolist()
-        return found
+        return np.flatnonzero(absent)
 
     def _files(self) -> tuple[Any, list[str], list[list[Any]]]:
         """(number of each row's file, paths, [spec ids, partitions] where they were asked for)."""
@@ -367,7 +367,9 @@ class _Told:
             encode_json(rows[start : start + _ROWS_A_PIECE])[1:-1] for start in range(0, len(rows), _ROWS_A_PIECE)
         ]
         head = encode_json(self._about())[:-1]
-        return b"".join((head, b',"rows":[', b",".join(pieces), b'],"missing":', encode_json(self._missing()), b"}"))
+        return b"".join(
+            (head, b',"rows":[', b",".join(pieces), b'],"missing":', encode_json(self._missing().tolist()), b"}")
+        )
 
     def arrow(self) -> memoryview:
         located = self.located

@@ -25,7 +25,7 @@ from isal import isal_zlib
 
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
-from metaserver.errors import ObjectMissing, TooLarge
+from metaserver.errors import BadRequest, StorageError, TooLarge
 from metaserver.index.block import Block
 from metaserver.index.hashing import hash_rows
 from metaserver.index.keys import Keys, keys_of
@@ -233,7 +233,7 @@ class DeleteFiles:
                 data = await self._objects.read_range(file.path, max(0, file.offset), file.length)
             else:
                 data = await self._objects.read(file.path, limit_bytes=FILE_LIMIT_BYTES)
-        except (ObjectMissing, TooLarge) as error:
+        except (BadRequest, StorageError, TooLarge) as error:  # outside of the warehouse, gone, not allowed
             raise Unreadable(file.path, error.message) from None
         content = await asyncio.to_thread(_decoded, data, file, columns)
         self._kept.put(key, content, content.size_bytes)

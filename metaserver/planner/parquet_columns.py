@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metaserver.errors import ObjectMissing
+from metaserver.errors import BadRequest, StorageError
 from metaserver.index.packing import Longs
 from metaserver.objects.port import ObjectStore
 
@@ -152,7 +152,7 @@ class DataRows:
                     raise Unreadable(path, f"it has no column of id {absent[0]}")
                 names = sorted({".".join(places[one]) for one in column_ids})
                 parts = list(_parts(file, names, rows))
-        except ObjectMissing as error:
+        except (BadRequest, StorageError) as error:  # outside of the warehouse, gone, not allowed
             raise Unreadable(path, error.message) from None
         except (pa.ArrowException, OSError) as error:
             raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None

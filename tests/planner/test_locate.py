@@ -1,0 +1,166 @@
+"""Rows by keys, below HTTP: the bounds, and what is done where a bound is met."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from metaserver.clock import SystemClock
+from metaserver.errors import BadRequest
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.index.hashing import hash_rows
+from metaserver.index.keys import keys_of
+from metaserver.index.terms import resolve
+from metaserver.objects.router import open_objects
+from metaserver.planner import delete_files, deleted, locate
+from metaserver.planner.delete_files import HashSet
+from metaserver.planner.given_keys import keys_of_arrow, keys_of_json
+from metaserver.planner.parquet_columns import DataRows, Unreadable
+from metaserver.settings import Settings
+from tests.api.client import Api
+from tests.api.stored import Stored
+from tests.api.test_lookups import LOOKUP, ask, told
+from tests.server.rig import running
+
+KINDS = {
+    "boolean": [True, False],
+    "int": [0, -1, 2**31 - 1, -(2**31)],
+    "long": [0, -1, 2**63 - 1, -(2**63)],
+    "float": [0.0, -0.0, 1.5, float("inf"), float("nan")],
+    "double": [0.0, -0.0, 1e300, float("-inf"), float("nan")],
+    "string": ["", "a", "ä\U0001f600", "a" * 1000],
+}
+ARROW = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64()}
+
+
+def as_json(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return {"inf": "Infinity", "-inf": "-Infinity"}.get(repr(value), "NaN")
+    return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_in_json_is_the_key_that_the_column_has(kind: str) -> None:
+    schema = Schema((Field(1, "c", False, kind), Field(2, "d", False, "long")))
+    terms = [resolve("c", schema), resolve("d", schema)]
+    rng = random.Random(kind)
+    values = [rng.choice([*KINDS[kind], None]) for _ in range(200)]
+    others = [rng.choice([1, 2, None]) for _ in values]
+    columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(others, pa.int64())]
+    expected = [keys_of(columns[0], kind), keys_of(columns[1], "long")]
+    rows = [list(row) for row in zip(map(as_json, values), others, strict=True)]
+    given, asked = keys_of_json(terms, rows)
+    assert asked is None
+    for seed in (0, 1):
+        assert np.array_equal(hash_rows(given, seed), hash_rows(expected, seed))
+    table = pa.table({"d": columns[1], "c": columns[0], "more": columns[1]})
+    assert np.array_equal(hash_rows(keys_of_arrow(terms, table), 0), hash_rows(expected, 0))
+
+
+def test_columns_of_keys_are_there_once() -> None:
+    schema = Schema((Field(1, "c", False, "long"),))
+    twice = pa.table([[1], [2]], names=["c", "c"])
+    with pytest.raises(BadRequest, match="several columns c"):
+        keys_of_arrow([resolve("c", schema)], twice)
+    with pytest.raises(BadRequest, match="no column c"):
+        keys_of_arrow([resolve("c", schema)], pa.table({"d": [1]}))
+
+
+def test_hashes_are_found_by_both_halves() -> None:
+    rng = np.random.default_rng(3)
+    high, low = rng.integers(0, 50, 500).astype(np.uint64), rng.integers(0, 50, 500).astype(np.uint64)
+    there = set(zip(high.tolist(), low.tolist(), strict=True))
+    asked = rng.integers(0, 60, (2, 2000)).astype(np.uint64)
+    found = HashSet(high, low).has(asked[0], asked[1]).tolist()
+    assert found == [pair in there for pair in zip(*asked.tolist(), strict=True)]
+    none = np.empty(0, dtype=np.uint64)
+    assert not HashSet(none, none).has(asked[0], asked[1]).any()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    fields = [pa.field(name, pa.int64(), metadata={"PARQUET:field_id": str(n)}) for n, name in ((1, "a"), (2, "b"))]
+    rows = np.arange(10_000)
+    table = pa.table([rows, rows * 3], schema=pa.schema(fields))
+    pq.write_table(table, tmp_path / "d.parquet", row_group_size=1000, compression="none", use_dictionary=False)
+    return tmp_path / "d.parquet"
+
+
+async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int], records: int = 10_000) -> list[int]:
+    settings = Settings(home=data.parent, warehouse=data.parent.as_uri())
+    async with open_objects(settings, SystemClock()) as objects:
+        reader = DataRows(objects, asyncio.get_running_loop(), limit_bytes)
+        spots = np.array(rows, dtype=np.int64)
+        found = await asyncio.to_thread(reader.read, data.as_uri(), data.stat().st_size, records, columns, spots)
+    values: list[int] = found[columns[0]].to_pylist()
+    return values
+
+
+async def test_of_a_data_file_only_the_chunks_of_the_rows_are_fetched(data: Path) -> None:
+    size = data.stat().st_size
+    assert await read(data, size // 2, [2], [5, 999, 7003]) == [15, 2997, 21009]
+    with pytest.raises(Unreadable, match="more than the"):
+        await read(data, size // 20, [2], list(range(0, 10_000, 500)))
+
+
+async def test_a_data_file_that_is_not_what_the_manifest_says_is_not_read(data: Path) -> None:
+    with pytest.raises(Unreadable, match="10000 rows; its manifest says 9999"):
+        await read(data, 1 << 20, [2], [5], records=9999)
+    with pytest.raises(Unreadable, match="no column of id 3"):
+        await read(data, 1 << 20, [3], [5])
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> Any:
+    async with running(tmp_path) as server:
+        made = await Stored.create(Api(server))
+        files = [made.data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
+        await made.commit(files)
+        await made.index("keys", "record", ["id"], files)
+        yield made
+
+
+async def test_keys_of_too_many_rows_are_refused(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len((await ask(stored.api, [1, 2], index="keys"))["rows"]) == 80
+    monkeypatch.setattr(locate, "ROWS_MAX", 79)
+    assert "more than 79 rows" in (await stored.api("POST", LOOKUP, {"keys": [1, 2], "index": "keys"})).error[2]
+    assert len((await ask(stored.api, [1], index="keys"))["rows"]) == 40
+
+
+async def test_a_key_of_very_many_rows_is_refused_before_they_are_gathered(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [stored.data_file([(7, "a", None, 1)] * 3000)]
+    await stored.commit(files)
+    await stored.index("keys", "record", ["id"], files)
+    monkeypatch.setattr(locate, "ROWS_MAX", 1500)
+    answer = await stored.api("POST", LOOKUP, {"keys": [7], "index": "keys"})
+    assert answer.error[0] == 413
+    assert "no key to look up" in answer.error[2]
+    assert len((await ask(stored.api, [8], index="keys"))["rows"]) == 40
+
+
+async def test_delete_files_beyond_the_bound_leave_rows_undecided(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [file.path for file in stored.snapshots[-1].data]
+    for path in paths:
+        await stored.commit(deletes=[stored.position_deletes([(path, 20)], named=True)])
+    assert len(told(await ask(stored.api, [1], index="keys"))) == 38
+    monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
+    fresh = await ask(stored.api, [1], index="keys")
+    assert fresh["undecided"] == 0, "what was read once is kept"
+    one = stored.position_deletes([(paths[0], 21)], named=True)
+    await stored.commit(deletes=[one])
+    doubtful = await ask(stored.api, [1], index="keys")
+    assert {row["file-path"] for row in doubtful["rows"] if row.get("undecided")} == {paths[0]}
+    assert doubtful["problems"][0]["file-path"] == one.path
+    monkeypatch.setattr(deleted, "DELETES_LIMIT_BYTES", 0)
+    assert (await ask(stored.api, [1], index="keys"))["undecided"] == 40
