@@ -56,6 +56,7 @@ CANDIDATES_MAX = 4_000_000
 _FILES_AT_ONCE = 16
 """Between looks at the clock."""
 _TOKEN_VERSION = 1
+_ROW_MAX = 2**63 - 1
 _COUNT = {"type": "integer"}
 
 BITMAP_SCHEMA: dict[str, Any] = {
@@ -251,7 +252,11 @@ def _start(wanted: _Bitmap, metadata: TableMetadata, question: int) -> tuple[int
         token = msgspec.msgpack.decode(packed, type=_Token)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         token = None
-    if token is None or (token.version, token.question) != (_TOKEN_VERSION, question) or token.after < 0:
+    if (
+        token is None
+        or (token.version, token.question) != (_TOKEN_VERSION, question)
+        or not 0 <= token.after <= _ROW_MAX
+    ):
         raise BadRequest("page-token is not one that was given out for this question; start again without it")
     if token.snapshot_id is not None and metadata.snapshot(token.snapshot_id) is None:
         raise BadRequest(

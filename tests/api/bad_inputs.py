@@ -383,6 +383,29 @@ def _indexes() -> Iterator[BadInput]:
     yield BadInput("Indexes", "an index file of nobody put aside", "POST", f"{index}/quarantine", audited, *missing)
 
 
+def _rows() -> Iterator[BadInput]:
+    def ask(what: str, route: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Rows", what, "POST", f"/api/v1/tables/db/t/{route}", body, status, type_)
+
+    yield ask("a lookup in an index that there is not", "lookup", {"index": "i", "keys": [1]}, 404, "NotFoundException")
+    yield ask("keys of no index", "lookup", {"keys": [1]})
+    yield ask("keys of columns that no record index is on", "lookup", {"keys": [{"id": 1}]})
+    yield ask("keys of a column that there is not", "lookup", {"columns": ["idd"], "keys": [1]})
+    yield ask("no keys", "lookup", {"columns": ["id"]})
+    yield ask("keys that are no list", "lookup", {"columns": ["id"], "keys": {}})
+    arrow = (("Content-Type", "application/vnd.apache.arrow.stream"),)
+    path = "/api/v1/tables/db/t/lookup"
+    yield BadInput("Rows", "Arrow announced, JSON sent", "POST", path, {"keys": [1]}, headers=arrow)
+    yield ask("a predicate on a column that there is not", "bitmap", {"where": "idd = 1"})
+    yield ask("half a predicate", "bitmap", {"where": "id ="})
+    yield ask("a predicate said twice", "bitmap", {"where": "id = 1", "filter": True})
+    yield ask("a meaning of nobody's", "bitmap", {"where": "id = 1", "meaning": "mine"})
+    yield ask("rows in a form that there is not", "bitmap", {"where": "id = 1", "rows": "bits"})
+    yield ask("a page of no files", "bitmap", {"where": "id = 1", "limit": 0})
+    yield ask("a token of nobody's", "bitmap", {"where": "id = 1", "page-token": "AAAA"})
+    yield ask("a snapshot that there is not", "bitmap", {"where": "id = 1", "snapshot-id": 5})
+
+
 def _others() -> Iterator[BadInput]:
     def send(what: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views") -> BadInput:
         return BadInput(group, what, "POST", path, body, status, type_)
@@ -438,7 +461,7 @@ def _others() -> Iterator[BadInput]:
 
 BAD_INPUTS = tuple(
     one
-    for many in (_bodies, _names, _locations, _queries, _headers, _schemas, _commits, _indexes, _others)
+    for many in (_bodies, _names, _locations, _queries, _headers, _schemas, _commits, _indexes, _rows, _others)
     for one in many()
 )
 
