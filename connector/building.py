@@ -91,6 +91,10 @@ class Workers(Protocol):
         """Ends what was started."""
 
 
+class ClusterFailed(Exception):
+    """Workers cannot be started, or what they ran failed; says why in a line."""
+
+
 class InProcess:
     """One group after the other, here."""
 
@@ -143,9 +147,9 @@ def build(
 ) -> BuildReport:
     """Builds what the index lacks. Files that cannot be indexed are told and left out.
 
-    `exclusive`: Refused while another build of the index is under way. ClientError where the server refuses, OSError
-    where an index file cannot be written: the build is then rolled back with the reason, as when it is interrupted, and
-    what was registered stays. `workers` is the caller's to close.
+    `exclusive`: Refused while another build of the index is under way. ClientError where the server refuses, OSError or
+    ClusterFailed where an index file cannot be written: the build is then rolled back with the reason, as when it is
+    interrupted, and what was registered stays. `workers` is the caller's to close.
     """
     with begun_build(client, table, index, exclusive=exclusive) as begun:
         run = _Run(client, table, index, begun, workers, limits, on_progress)

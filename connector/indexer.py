@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from connector.building import DEFAULT_LIMITS, Limits, Source, TableReplaced, Workers, begun_build, build
+from connector.building import DEFAULT_LIMITS, ClusterFailed, Limits, Source, TableReplaced, Workers, begun_build, build
 from connector.errors import ClientError, NotFound, Refused, Unauthenticated, Unavailable, Unreachable
 from connector.indexes import Index, IndexClient
 from connector.merging import FANOUT, Registered, due, merge_index_files
@@ -35,7 +35,7 @@ PATIENCE_S, PATIENCE_MAX_S = 30.0, 3600.0
 """For how long what failed is left alone: the first time, and at most."""
 LEFT_ALONE_MAX = 10_000
 _CONFLICT = 409
-_EXPECTED = (ClientError, SeamarkError, OSError, TableReplaced, ValueError)
+_EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
 _log = structlog.get_logger("seamark.indexer")
 
 Table = tuple[str, ...]
@@ -176,7 +176,7 @@ class Indexer:
             log.info("gone")  # dropped or renamed meanwhile
         except _Left as error:
             log.warning("data files left", error=str(error), again_in_s=self._leave_alone(key, error.files))
-        except Exception as error:  # noqa: BLE001  Spark's errors have no base of their own
+        except Exception as error:  # noqa: BLE001  a bug met in one table is to stop no other's indexes
             if isinstance(error, Refused) and error.status == _CONFLICT:
                 log.info("left to another", error=error.message)  # an indexer, a build by hand, who dropped it
                 return

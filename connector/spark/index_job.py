@@ -11,17 +11,23 @@ registers when it is done (`building.py`):
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from connector.building import ClusterFailed
 from connector.indexing import DataFile, IndexTask, Written, index_data_files
 
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception): (?!An error occurred while calling|Job aborted)")
 
 
 class SparkWorkers:
@@ -44,7 +50,8 @@ class SparkWorkers:
         builder = SparkSession.builder.appName("seamark index build").master(master)
         for key, value in {**QUIET, **(LOOPBACK if master.startswith("local") else {})}.items():
             builder = builder.config(key, value)
-        return cls(builder.getOrCreate(), owned=True)
+        with _telling("Spark does not start"):
+            return cls(builder.getOrCreate(), owned=True)
 
     @property
     def parallelism(self) -> int:
@@ -56,11 +63,25 @@ class SparkWorkers:
         name = f"seamark-index-{uuid.uuid4()}"
         context.setJobGroup(name, f"Index {task.definition.text}, {len(groups)} groups", interruptOnCancel=True)
         try:
-            return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
+            with _telling("A Spark job failed"):
+                return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
         except BaseException:
-            context.cancelJobGroup(name)  # what nobody waits for any more
+            with suppress(Py4JError):  # when the JVM itself is gone
+                context.cancelJobGroup(name)  # what nobody waits for any more
             raise
 
     def close(self) -> None:
         if self._owned:
             self._spark.stop()
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """What Spark and its JVM raise, as one error whose message is a line."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # Of a task's error the worker's own traceback says most, and its last line why.
+        why = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
+        raise ClusterFailed(f"{what}: {why}") from error

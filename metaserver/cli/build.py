@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
 
-from connector.building import Adaptive, BuildReport, InProcess, Progress, TableReplaced, Workers, build
+from connector.building import Adaptive, BuildReport, ClusterFailed, InProcess, Progress, TableReplaced, Workers, build
 from connector.indexes import IndexClient
 from metaserver.cli.explain import show_size
 from metaserver.cli.index import server_options
@@ -57,7 +57,10 @@ def open_workers(engine: str, master: str) -> Iterator[Workers]:
     start = partial(start_spark, master)
     workers: Workers = InProcess()
     if engine == "spark":
-        workers = start()
+        try:
+            workers = start()
+        except ClusterFailed as error:
+            raise click.ClickException(str(error)) from None
     elif engine == "auto" and has_spark():
         workers = Adaptive(start)
     try:
@@ -110,7 +113,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
         for one in wanted:
             try:
                 _build(client, table, one, workers)
-            except (OSError, TableReplaced, Corrupt) as error:
+            except (OSError, ClusterFailed, TableReplaced, Corrupt) as error:
                 raise click.ClickException(f"Index {one} is not built: {error}") from None
 
 

@@ -244,6 +244,15 @@ def test_the_command_tells_what_stops_it(client: IndexClient) -> None:
         assert (found, told in text) == (code, True), text
 
 
+def test_a_spark_that_does_not_start_is_told_in_a_line(client: IndexClient) -> None:
+    argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.t", "b", "--engine", "spark"]
+    environment = {**os.environ, "SEAMARK_URL": client.url, "JAVA_HOME": "/nowhere"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, "Error: Spark does not start: " in done.stderr) == (1, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(client.timeline("db.t", action="indexing")) == []
+
+
 def test_the_command_fails_where_no_file_can_be_read(client: IndexClient) -> None:
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     for file in next(pages)["files"]:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from connector.building import InProcess, Limits, build
+from connector.building import ClusterFailed, InProcess, Limits, build
 from connector.client import Explanation
 from connector.indexes import IndexClient
 from connector.indexing import DataFile, IndexTask, Written
@@ -290,6 +290,19 @@ def test_a_job_that_is_killed_is_gone_on_with_and_catches_up_with_a_writer(wide:
     with wide.engines.without_others("cut", kept):
         assert wide.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
     assert len(kept) == 1
+
+
+def test_what_fails_in_a_task_is_told_in_a_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:
+    class Unwritable(SparkWorkers):
+        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+            return super().run(replace(task, folder="file:///proc/nowhere"), groups)
+
+    wide.client.put_index("db.wide", "more", kind="bloom", columns=["qty"])
+    with pytest.raises(ClusterFailed, match=r"^A Spark job failed: .*/proc/nowhere.*$"):
+        build(wide.client, "db.wide", "more", Unwritable(spark))
+    (last,) = wide.client.timeline("db.wide", newest_first=True, limit=1)
+    assert (last.state, "/proc/nowhere" in last.summary["reason"]) == ("rolled_back", True)
+    wide.client.drop_index("db.wide", "more")
 
 
 def test_after_compaction_by_spark_results_are_right_and_a_build_covers_the_new_files(
