@@ -161,6 +161,12 @@ class Settings:
     index_file_limit_bytes: int = setting(
         2 << 30, "Largest index file that is read; a larger one is not used.", least=1024
     )
+    index_whole_bytes: int = setting(
+        16 << 20,
+        "Bloom index files larger than this that are not in memory are asked by a few range reads, while the whole "
+        "file is fetched behind the scan.",
+        least=0,
+    )
     index_wait_s: float = setting(
         1.0,
         "Seconds that a scan waits for index files that are not in memory; then it goes on without them, and the next "

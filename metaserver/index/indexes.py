@@ -24,12 +24,16 @@ import structlog
 from cache.claims import Claims
 from cache.disk import DiskTier
 from cache.memory import MemoryCache
+from cache.single_flight import SingleFlight
 from cache.stack import Stack, StackStats
 from metaserver.clock import Clock
 from metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bloom import Bloom
-from metaserver.index.index_file import FilesTable, UnknownVersion, open_index_file
+from metaserver.index.cold import ColdBloom, open_cold, probe_cold
+from metaserver.index.hashing import Hashes
+from metaserver.index.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
+from metaserver.index.keys import Bytes
 from metaserver.index.record import Record
 from metaserver.index.registry import Registry
 from metaserver.objects.port import ObjectStore
@@ -40,6 +44,9 @@ RETRY_S = 5.0
 """How long an index file is left alone that could not be read."""
 _LATER_MAX, _LATER_BYTES = 10_000, 400
 """Locations of such files that are remembered, and what each takes."""
+
+_COLD_BYTES = 64 << 20
+"""Of large index files, what is kept to ask them by range."""
 
 log = structlog.get_logger()
 
@@ -65,14 +72,24 @@ class Indexes:
     """Belongs to one event loop."""
 
     def __init__(
-        self, objects: ObjectStore, registry: Registry, stack: Stack[OpenIndex], clock: Clock, *, limit_bytes: int
+        self,
+        objects: ObjectStore,
+        registry: Registry,
+        stack: Stack[OpenIndex],
+        clock: Clock,
+        *,
+        limit_bytes: int,
+        whole_bytes: int,
     ) -> None:
-        """`limit_bytes`: larger index files are not read."""
+        """`limit_bytes`: larger index files are not read; `whole_bytes`: larger bloom indexes may be asked by range."""
         self._objects = objects
         self.registry = registry
         self._stack = stack
         self._clock = clock
         self._limit_bytes = limit_bytes
+        self._whole_bytes = whole_bytes
+        self._cold: MemoryCache[str, ColdBloom] = MemoryCache(_COLD_BYTES)
+        self._chilling: SingleFlight[str, ColdBloom] = SingleFlight()
         self._later: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES)
         """Location → monotonic time before which it is not tried again; infinity for an unknown version."""
         self.failures = 0
@@ -114,6 +131,37 @@ class Indexes:
         opened = await asyncio.gather(*(self.open(file) for file in files))
         return [one for one in opened if one is not None]
 
+    def has_cold_door(self, file: IndexFile) -> bool:
+        """Whether it can be asked without being here, and is large enough for that to pay."""
+        return file.kind == "bloom" and self._whole_bytes < file.size_bytes <= self._limit_bytes
+
+    async def open_cold(self, file: IndexFile) -> ColdBloom | None:
+        """One that has a cold door, ready to be asked by range; None where it cannot be. Never raises."""
+        cold = self._cold.get(file.location)
+        if cold is not None:
+            return cold
+
+        async def load() -> ColdBloom:
+            header, opened = await open_cold(self._objects, file)
+            _check(header, file)
+            self._cold.put(file.location, opened, opened.size_bytes)
+            return opened
+
+        try:
+            return await self._chilling.run(file.location, load)
+        except (SeamarkError, ValueError) as error:
+            log.info("index file not opened by range", location=file.location, reason=str(error))
+            return None
+
+    async def probe_cold(self, cold: ColdBloom, hashes: Hashes) -> Bytes | None:
+        """As `Bloom.probe`, by a few reads; None where that is not to be. Never raises."""
+        try:
+            return await probe_cold(self._objects, cold, hashes)
+        except (SeamarkError, ValueError) as error:
+            self._cold.discard(cold.location)
+            log.info("index file not asked by range", location=cold.location, reason=str(error))
+            return None
+
     async def suspect(self, files: Iterable[IndexFile], reason: str) -> None:
         """A probe found damage. What the caches hold may be what is damaged, so the source decides: if that is damaged
         too, the file is quarantined. Never raises."""
@@ -148,9 +196,7 @@ class Indexes:
 def _opened(data: memoryview, file: IndexFile) -> OpenIndex:
     """Corrupt when it is not what the registry says."""
     found = open_index_file(data, file.location)
-    said = (found.header.table_uuid, found.header.definition, found.header.kind)
-    if said != (file.uuid, file.definition, file.kind):
-        raise Corrupt(f"{file.location} is of table, definition and kind {said}; it is registered as of another")
+    _check(found.header, file)
     try:
         index = KINDS[file.kind](found.blob)
     except ValueError as error:
@@ -158,6 +204,12 @@ def _opened(data: memoryview, file: IndexFile) -> OpenIndex:
     if index.files != len(found.files):
         raise Corrupt(f"{file.location} indexes {index.files} data files and lists {len(found.files)}")
     return OpenIndex(file.location, found.files, index, len(data))
+
+
+def _check(header: IndexHeader, file: IndexFile) -> None:
+    said = (header.table_uuid, header.definition, header.kind)
+    if said != (file.uuid, file.definition, file.kind):
+        raise Corrupt(f"{file.location} is of table, definition and kind {said}; it is registered as of another")
 
 
 def _verify(data: memoryview, file: IndexFile) -> None:
@@ -190,7 +242,14 @@ async def open_indexes(
         executor=executor,
     )
     try:
-        yield Indexes(objects, registry, stack, clock, limit_bytes=settings.index_file_limit_bytes)
+        yield Indexes(
+            objects,
+            registry,
+            stack,
+            clock,
+            limit_bytes=settings.index_file_limit_bytes,
+            whole_bytes=settings.index_whole_bytes,
+        )
     finally:
         await stack.close()
         executor.shutdown(wait=True, cancel_futures=True)

@@ -13,26 +13,41 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import structlog
 
 from metaserver.clock import Clock
 from metaserver.errors import SeamarkError
+from metaserver.iceberg.expressions import Bound, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.index.cold import KEYS_MAX as COLD_KEYS_MAX
 from metaserver.index.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
+from metaserver.index.index_file import FilesTable
 from metaserver.index.indexes import Indexes, OpenIndex
 from metaserver.index.registry import IndexFiles
 from metaserver.index.usage import Usage
 from metaserver.planner.coverage import file_ids_of
-from metaserver.planner.indexed import Coverage, Probe, Projected, project
+from metaserver.planner.indexed import Coverage, Described, Flags, Probe, Projected, bloom_hashes, project
 from metaserver.planner.request import Question
 from metaserver.planner.view import TableView
 from metaserver.store.port import Entry, IndexFile
 
 _DEFINITIONS_KEPT = 1000
 
+_DISK_S = 0.02
+"""How long a large index file may take to come from the local disk before it is asked from afar."""
+
 log = structlog.get_logger()
+
+
+class _Asked(NamedTuple):
+    """An index file that is not here, and what it said of predicates, uint8[files] each."""
+
+    location: str
+    files: FilesTable
+    hits: tuple[tuple[Bound, Flags], ...]
 
 
 class Consulting:
@@ -82,10 +97,12 @@ class Consulting:
         files = [file for some in wanted.values() for file in some]
         if not files:
             return None
-        opened = await self._opened(files)
-        coverage = await self._covered(view, wanted, opened)
-        late = any(file.location not in opened and not self._indexes.is_beyond_us(file) for file in files)
-        return Probe(view, projected, coverage, opened, late=late)
+        opened, asked = await self._opened(projected, files)
+        coverage = await self._covered(view, wanted, {**asked, **opened})
+        answers = {(location, predicate): hits for location, one in asked.items() for predicate, hits in one.hits}
+        there = opened.keys() | asked.keys()
+        late = any(file.location not in there and not self._indexes.is_beyond_us(file) for file in files)
+        return Probe(view, projected, coverage, opened, answers, late)
 
     def settle(self, probe: Probe, entry: Entry) -> None:
         """After a plan: counts what indexes were good for, and has those looked at that broke, behind its back."""
@@ -124,8 +141,11 @@ class Consulting:
             log.warning("index files not listed", table=entry.name, reason=error.message)
             return None
 
-    async def _opened(self, files: Sequence[IndexFile]) -> dict[str, OpenIndex]:
-        """By location, those that are there in time; the others are on their way."""
+    async def _opened(
+        self, projected: Projected, files: Sequence[IndexFile]
+    ) -> tuple[dict[str, OpenIndex], dict[str, _Asked]]:
+        """By location, those that are there in time, and those that were asked from afar; the others are on their
+        way."""
         opened: dict[str, OpenIndex] = {}
         absent: list[IndexFile] = []
         for file in files:
@@ -134,15 +154,58 @@ class Consulting:
                 absent.append(file)
             else:
                 opened[file.location] = held
-        if absent:
-            done, _ = await asyncio.wait([self._fetch(file) for file in absent], timeout=self._wait_s)
-            for task in done:
-                error = None if task.cancelled() else task.exception()
-                if error is not None:  # nobody's damage: a fault of ours, and still none of the plan's
-                    log.error("index file not opened", exc_info=error)
-                elif not task.cancelled() and (found := task.result()) is not None:
-                    opened[found.location] = found
-        return opened
+        if not absent:
+            return opened, {}
+        until_s = self._clock.monotonic() + self._wait_s
+        large = [file for file in absent if self._indexes.has_cold_door(file)]
+        fresh = any(file.location not in self._fetching for file in large)
+        tasks = {file.location: self._fetch(file) for file in absent}
+        if fresh:  # the local disk may have them, which takes no time
+            await asyncio.wait(tasks.values(), timeout=min(_DISK_S, self._wait_s))
+        asking = {
+            file.location: asyncio.create_task(self._ask(projected, file), name="ask-index")
+            for file in large
+            if not tasks[file.location].done()
+        }
+        awaited = [task for location, task in tasks.items() if location not in asking]
+        await asyncio.wait([*awaited, *asking.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
+        asked: dict[str, _Asked] = {}
+        for location, question in asking.items():
+            if question.done() and (answer := question.result()) is not None:
+                asked[location] = answer
+            question.cancel()
+        for location, task in tasks.items():
+            if not task.done() or task.cancelled():
+                continue
+            error = task.exception()
+            if error is not None:  # nobody's damage: a fault of ours, and still none of the plan's
+                log.error("index file not opened", exc_info=error)
+            elif (found := task.result()) is not None:
+                opened[location] = found
+        return opened, {location: one for location, one in asked.items() if location not in opened}
+
+    async def _ask(self, projected: Projected, file: IndexFile) -> _Asked | None:
+        """What a large bloom index says of all that it is asked in this plan; None where not all is said."""
+        questions = [
+            (predicate, definition)
+            for predicate in dict.fromkeys(predicates_of(projected.expression))
+            if (definition := projected.by_field[predicate.column_id]).id == file.definition
+        ]
+        if sum(len(predicate.values) for predicate, _ in questions) > COLD_KEYS_MAX:
+            return None
+        cold = await self._indexes.open_cold(file)
+        if cold is None:
+            return None
+        hits: list[tuple[Bound, Flags]] = []
+        for predicate, definition in questions:
+            hashes = bloom_hashes(predicate, definition)
+            if hashes is None:
+                continue
+            found = await self._indexes.probe_cold(cold, hashes)
+            if found is None:
+                return None
+            hits.append((predicate, found))
+        return _Asked(cold.location, cold.files, tuple(hits))
 
     def _fetch(self, file: IndexFile) -> asyncio.Task[OpenIndex | None]:
         """One at a time of each, whoever waits for it, and for however long."""
@@ -153,11 +216,11 @@ class Consulting:
         return task
 
     async def _covered(
-        self, view: TableView, wanted: Mapping[str, Sequence[IndexFile]], opened: Mapping[str, OpenIndex]
+        self, view: TableView, wanted: Mapping[str, Sequence[IndexFile]], opened: Mapping[str, Described]
     ) -> dict[str, Coverage]:
         kept = self._coverage.setdefault(view, {})
         found: dict[str, Coverage] = {}
-        stale: dict[str, tuple[OpenIndex, ...]] = {}
+        stale: dict[str, tuple[Described, ...]] = {}
         for definition_id, files in wanted.items():
             usable = tuple(opened[file.location] for file in files if file.location in opened)
             known = kept.get(definition_id)

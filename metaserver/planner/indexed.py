@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bloom import Bloom
 from metaserver.index.definitions import IndexDefinition
-from metaserver.index.hashing import hash_keys, hash_rows
+from metaserver.index.hashing import Hashes, hash_keys, hash_rows
+from metaserver.index.index_file import FilesTable
 from metaserver.index.indexes import OpenIndex
 from metaserver.index.keys import Bits, Key, KeyRanges, Keys, has_codes
 from metaserver.index.packing import Longs
@@ -63,10 +64,20 @@ class Part(NamedTuple):
     rows: Longs
 
 
+class Described(Protocol):
+    """An index file, here or afar."""
+
+    @property
+    def location(self) -> str: ...
+
+    @property
+    def files(self) -> FilesTable: ...
+
+
 class Coverage:
     """Which rows of a view the index files of one definition describe. Immutable."""
 
-    def __init__(self, ids: FileIds, files: Iterable[OpenIndex]) -> None:
+    def __init__(self, ids: FileIds, files: Iterable[Described]) -> None:
         self.uncovered: Flags = np.ones(ids.rows, dtype=np.uint8)
         parts: list[Part] = []
         for one in files:
@@ -229,6 +240,8 @@ class Probe:
     projected: Projected
     coverage: Mapping[str, Coverage]
     opened: Mapping[str, OpenIndex]
+    cold: Mapping[tuple[str, Bound], Flags] = field(default_factory=dict)
+    """Answers of index files that are not here, by location and predicate."""
     late: bool = False
     """Whether an index file was not there in time."""
     damaged: dict[str, str] = field(default_factory=dict)
@@ -321,13 +334,13 @@ class Probe:
             return None
         if definition.kind == "bitmap":
             return self._kept_by(definition, lambda index: _bitmap(index).files_with(ranges), expired)
-        points = ranges.points
-        if points is None or ranges.nulls or ranges.nans or len(points) > KEYS_MAX:
+        keys = keys_listed(ranges)
+        if keys is None:
             return None
         if definition.kind == "bloom":
-            hashes = hash_keys(_literal_keys(points, ranges.kind), 0)
-            return self._kept_by(definition, lambda index: _bloom(index).probe(hashes), expired)
-        return self._kept_by_hashes(definition, [_literal_keys(points, ranges.kind)], expired)
+            hashes = hash_keys(keys, 0)
+            return self._kept_by(definition, lambda index: _bloom(index).probe(hashes), expired, predicate)
+        return self._kept_by_hashes(definition, [keys], expired)
 
     def _by_keys(self, definition: IndexDefinition, equalities: tuple[Bound, ...], expired: Expired) -> Flags | None:
         """By a composite key, of which the filter lists all values of all parts."""
@@ -356,7 +369,11 @@ class Probe:
         return self._kept_by(definition, hits, expired)
 
     def _kept_by(
-        self, definition: IndexDefinition, ask: Callable[[OpenIndex], Flags], expired: Expired
+        self,
+        definition: IndexDefinition,
+        ask: Callable[[OpenIndex], Flags],
+        expired: Expired,
+        predicate: Bound | None = None,
     ) -> Flags | None:
         """uint8[rows of the view]: 1 where no index describes the file, or one says that it may match, or there was no
         time to ask it."""
@@ -366,7 +383,7 @@ class Probe:
         kept = coverage.uncovered.copy()
         for part in coverage.parts:
             index = self.opened.get(part.location)
-            hits: Flags | None = None
+            hits = None if predicate is None else self.cold.get((part.location, predicate))
             if index is not None and part.location not in self.damaged and not expired():
                 try:
                     hits = ask(index)
@@ -453,6 +470,21 @@ def _conjoins(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> boo
         asked = [child for child in expression.children if any(map(is_bitmap, predicates_of(child)))]
         return len(asked) > 1 or any(_conjoins(child, is_bitmap) for child in asked)
     return isinstance(expression, Or) and any(_conjoins(child, is_bitmap) for child in expression.children)
+
+
+def bloom_hashes(predicate: Bound, definition: IndexDefinition) -> Hashes | None:
+    """What a bloom index is asked for a predicate on its term; None where it knows nothing of it."""
+    ranges = key_ranges(predicate, definition.terms[0].kind, Meaning.POSSIBLE)
+    keys = None if ranges is None else keys_listed(ranges)
+    return None if keys is None else hash_keys(keys, 0)
+
+
+def keys_listed(ranges: KeyRanges) -> Keys | None:
+    """All keys that are asked for, where they are few enough to be listed; neither null nor NaN is a key."""
+    points = ranges.points
+    if points is None or ranges.nulls or ranges.nans or len(points) > KEYS_MAX:
+        return None
+    return _literal_keys(points, ranges.kind)
 
 
 def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:

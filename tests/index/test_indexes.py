@@ -53,7 +53,7 @@ class Rig:
         settings = Settings(home=self.folder / "home", warehouse=self.folder.as_uri(), **options)
         objects = await self._stack.enter_async_context(open_objects(settings, self.clock))
         self.storage = Storage(objects)
-        store: ObjectStore = self.storage  # type: ignore[assignment]
+        store: ObjectStore = self.storage
         opened = open_indexes(settings, store, self.table.registry, self.clock)
         return await self._stack.enter_async_context(opened)
 
@@ -228,7 +228,7 @@ async def test_copies_on_the_local_disk_that_were_damaged_are_fetched_anew(rig: 
     for turn in range(3):
         async with open_objects(settings, rig.clock) as objects:
             storage = Storage(objects)
-            store: ObjectStore = storage  # type: ignore[assignment]
+            store: ObjectStore = storage
             async with open_indexes(settings, store, rig.table.registry, rig.clock) as indexes:
                 opened = await indexes.open(file)
                 assert opened is not None

@@ -206,8 +206,9 @@ class IndexedLake:
         return found
 
     async def live(self) -> list[IndexFile]:
+        """In the order in which they were written: the names of merged ones are random."""
         files = await self.store.index_files(self.metadata.table_uuid)
-        return [file for file in files if file.state is IndexFileState.LIVE]
+        return sorted((file for file in files if file.state is IndexFileState.LIVE), key=lambda file: file.created_ms)
 
     async def add(
         self, definition: IndexDefinition, files: Iterable[tuple[ListedFile, Any]], *, remove: Sequence[str] = ()

@@ -188,11 +188,13 @@ def path_of(manifest: Manifest) -> Path:
 
 
 class Watched:
-    """Object storage that notes the name of each file read; reads of the file `hold` wait until `let_go`."""
+    """Object storage that notes the name of each file read, whole or by ranges; whole reads of the file `hold` wait
+    until `let_go`."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
         self.reads: list[str] = []
+        self.ranges: list[str] = []
         self.hold = ""
         self.held = False
         self._gate = asyncio.Event()
@@ -207,6 +209,10 @@ class Watched:
             self.held = True
             await self._gate.wait()
         return await self._inner.read(location, limit_bytes=limit_bytes)
+
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        self.ranges.append(location.rpartition("/")[2])
+        return await self._inner.read_range(location, start, length)
 
     async def exists(self, location: str) -> bool:
         return await self._inner.exists(location)

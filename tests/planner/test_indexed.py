@@ -293,7 +293,7 @@ async def test_a_plan_goes_on_without_what_is_late_and_the_next_has_it(rig: Rig)
     def watched(inner: ObjectStore) -> ObjectStore:
         stores.append(Watched(inner))
         stores[0].hold = late.name
-        return stores[0]  # type: ignore[return-value]
+        return stores[0]
 
     planning = await rig.planning(watched, index_wait_s=0.2)
     scan = await rig.scan(planning, either(ODD, eq(35)))
@@ -327,6 +327,80 @@ async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_bei
     assert (numbers_of(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
     assert await rig.planned(planning, ODD) == []
+
+
+async def far_away(rig: Rig, path: Path, **given: Any) -> tuple[Planning, Watched]:
+    """A planner whose reads of this whole index file wait, and which asks bloom indexes of any size by range."""
+    stores: list[Watched] = []
+
+    def watched(inner: ObjectStore) -> ObjectStore:
+        stores.append(Watched(inner))
+        stores[0].hold = path.name
+        return stores[0]
+
+    planning = await rig.planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **given})
+    return planning, stores[0]
+
+
+async def test_a_large_bloom_index_that_is_not_here_is_asked_by_a_few_reads(rig: Rig) -> None:
+    table = await rig.create(l="bloom(id)", b="bitmap(id)")
+    path = await table.index("l", FILES)
+    planning, storage = await far_away(rig, path)
+    first = await rig.scan(planning, ODD)
+    assert (numbers_of(first), first.complete) == ([], True)
+    opening = len(storage.ranges)
+    assert set(storage.ranges) == {path.name}
+    second = await rig.scan(planning, either(eq(15), eq(34)))
+    assert (numbers_of(second), second.complete) == ([3], True)
+    assert 1 <= len(storage.ranges) - opening <= 2 * 7
+    assert await rig.scan(planning, ODD) is first
+    storage.let_go()
+    (file,) = await table.files()
+    await until(lambda: planning.indexes.held(file) is not None)
+    asked_before = len(storage.ranges)
+    assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
+    assert len(storage.ranges) == asked_before
+    assert storage.reads.count(path.name) == 1
+
+
+async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Rig) -> None:
+    table = await rig.create(l="bloom(id)")
+    path = await table.index("l", FILES)
+    planning, storage = await far_away(rig, path, index_wait_s=0.2)
+    many = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
+    scan = await rig.scan(planning, many)
+    assert (numbers_of(scan), scan.complete) == (list(FILES), False)
+    assert storage.ranges == []
+    storage.let_go()
+    (file,) = await table.files()
+    await until(lambda: planning.indexes.held(file) is not None)
+    assert len(await rig.planned(planning, many)) < 6
+
+
+@pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
+async def test_damage_behind_the_cold_door_widens_the_plan(rig: Rig, how: str) -> None:
+    table = await rig.create(l="bloom(id)")
+    path = await table.index("l", FILES)
+    data = bytearray(path.read_bytes())
+    header = open_index_file(bytes(data), "x").header
+    spot = {
+        "a page": header.offset + header.length - 1,
+        "the header": header.offset + 20,
+        "the files table": header.files_offset + 80,
+        "the footer": header.offset + header.length + 20,
+    }
+    if how == "missing":
+        path.unlink()
+    else:
+        data[spot[how]] ^= 1
+        path.write_bytes(data)
+    planning, storage = await far_away(rig, path, index_wait_s=0.5)
+    scan = await rig.scan(planning, ODD)
+    assert 1 in numbers_of(scan)
+    assert not scan.complete
+    storage.let_go()
+    if how != "a page":  # that one is found by who asks the whole file
+        await until(lambda: planning.indexes.quarantined == 1)
 
 
 async def test_a_plan_is_made_anew_when_an_index_file_comes_or_goes(rig: Rig) -> None:

@@ -1,9 +1,10 @@
 """Plans with random indexes, against rows, the specification and Iceberg Java, on random tables.
 
-Three times each case is planned. With statistics alone, as `test_oracle.py` judges it. With indexes of some of the
+Four times each case is planned. With statistics alone, as `test_oracle.py` judges it. With indexes of some of the
 files (`indexing.py`), which must leave nothing out that matches and name the same delete files (`judge.py`), and keep
-nothing that is left out without them. And once half of the index files are damaged or gone: then a plan keeps all that
-it keeps with sound ones, and nothing that it would not keep with none.
+nothing that is left out without them. With bloom indexes that never come whole and are asked by range. And once half of
+the index files are damaged or gone: then a plan keeps all that it keeps with sound ones, and nothing that it would not
+keep with none.
 
 A bitmap of all files leaves nothing to chance: such a plan is exactly the files with a row that matches to some client.
 
@@ -52,6 +53,7 @@ from tests.planner.judge import LAKES_AT_ONCE, Task, javas_plans, judge, our_pla
 from tests.planner.lake import DataFile, Lake
 from tests.planner.literal_forms import FORMS
 from tests.planner.predicates import IEEE, ORDERED, SPARKS, Meaning, Names, matches, random_filter, written
+from tests.planner.tables import Watched
 from tests.planner.test_oracle import seeds
 from tests.services.java_planner import JavaPlanner
 
@@ -82,15 +84,18 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
             judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, drawn))
             async with open_planning(folder, registry) as sound:
                 plain, indexed = await _planned(sound, drawn, lakes, seen)
+            afar = await _planned_from_afar(folder, registry, drawn, lakes)
             damaged = await _planned_damaged(folder, registry, drawn, lakes, seen)
-            for case, without, plan, spoilt, (filtered, unfiltered) in zip(
-                drawn, plain, indexed, damaged, await judging, strict=True
+            for case, without, plan, distant, spoilt, (filtered, unfiltered) in zip(
+                drawn, plain, indexed, afar, damaged, await judging, strict=True
             ):
+                assert set(plan) <= set(distant) <= set(without), f"ranges tell something else than the whole\n{case}"
                 assert all(without.get(path) == task for path, task in plan.items()), f"more than without\n{case}"
                 assert set(plan) <= set(spoilt) <= set(without), f"damage made the plan another\n{case}"
                 seen += judge(case, plan, filtered, unfiltered)
                 seen["kept without indexes"] += len(without)
                 seen["kept with damaged indexes"] += len(spoilt)
+                seen["kept from afar"] += len(distant)
             for seed in chunk:
                 shutil.rmtree(folder / str(seed))
     return seen
@@ -124,6 +129,22 @@ async def _planned(
     return plain, indexed
 
 
+async def _planned_from_afar(
+    folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake]
+) -> Plans:
+    """The plans of a server to which no bloom index comes whole, but ranges of it."""
+    far = {file.location for one in lakes.values() for file in await one.live() if file.kind == "bloom"}
+
+    class Afar(Watched):
+        async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+            if location in far:
+                await asyncio.Event().wait()
+            return await super().read(location, limit_bytes=limit_bytes)
+
+    async with open_planning(folder, registry, wrap=Afar, index_whole_bytes=0, index_wait_s=0.5) as planning:
+        return [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in drawn]
+
+
 async def _planned_damaged(
     folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake], seen: Counter[str]
 ) -> Plans:
@@ -149,6 +170,7 @@ async def test_plans_with_indexes_hold_all_that_matches_also_where_index_files_a
         assert seen["kept with damaged indexes"] > seen["kept"] + 10
         assert min(seen[f"removed by {kind}"] for kind in ("bloom", "bitmap", "record")) > 10
         assert seen["quarantined"] > 50
+        assert seen["kept"] <= seen["kept from afar"] < seen["kept"] + 20
 
 
 @pytest.mark.slow
