@@ -13,7 +13,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -34,6 +34,8 @@ from metaserver.planner.request import Question
 from metaserver.planner.view import TableView
 from metaserver.store.port import Entry, IndexFile
 
+T = TypeVar("T")
+
 _DEFINITIONS_KEPT = 1000
 
 _DISK_S = 0.02
@@ -48,6 +50,17 @@ class _Asked(NamedTuple):
     location: str
     files: FilesTable
     hits: tuple[tuple[Bound, Flags], ...]
+
+
+def _result(task: asyncio.Task[T | None]) -> T | None:
+    """None of a task that is not done. An error is nobody's damage but a fault of ours, and none of the plan's."""
+    if not task.done() or task.cancelled():
+        return None
+    error = task.exception()
+    if error is not None:
+        log.error("index file not used", exc_info=error)
+        return None
+    return task.result()
 
 
 class Consulting:
@@ -169,19 +182,10 @@ class Consulting:
         }
         awaited = [task for location, task in tasks.items() if location not in asking]
         await asyncio.wait([*awaited, *asking.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
-        asked: dict[str, _Asked] = {}
-        for location, question in asking.items():
-            if question.done() and (answer := question.result()) is not None:
-                asked[location] = answer
-            question.cancel()
-        for location, task in tasks.items():
-            if not task.done() or task.cancelled():
-                continue
-            error = task.exception()
-            if error is not None:  # nobody's damage: a fault of ours, and still none of the plan's
-                log.error("index file not opened", exc_info=error)
-            elif (found := task.result()) is not None:
-                opened[location] = found
+        asked = {location: said for location, task in asking.items() if (said := _result(task)) is not None}
+        for task in asking.values():
+            task.cancel()
+        opened |= {location: found for location, task in tasks.items() if (found := _result(task)) is not None}
         return opened, {location: one for location, one in asked.items() if location not in opened}
 
     async def _ask(self, projected: Projected, file: IndexFile) -> _Asked | None:
