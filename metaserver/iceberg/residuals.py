@@ -13,8 +13,28 @@ from metaserver.iceberg.evaluation import may_match, must_match
 from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Or, Value, all_of, any_of
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.projection import inclusive, strict
+from metaserver.iceberg.schema import Schema
 
 _Partition: TypeAlias = Mapping[int, Value | None]
+
+
+def nameable(expression: Expression, schema: Schema) -> Expression:
+    """The residual of a bound expression as far as clients can bind it: a predicate whose column has another name in
+    the table's current schema, or whose name another column has by now, is TRUE.
+
+    Java's client binds a residual twice, to the current schema for the partition and to what it reads, which after a
+    rename have no name in common for a column (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`). Engines filter
+    rows again, so a wider residual costs them time at most.
+    """
+    match expression:
+        case And(children) | Or(children):
+            told = [nameable(child, schema) for child in children]
+            if all(one is child for one, child in zip(told, children, strict=True)):
+                return expression
+            return all_of(*told) if isinstance(expression, And) else any_of(*told)
+        case Bound():
+            return expression if schema.index.by_name.get(expression.name) == expression.column_id else TRUE
+    return expression
 
 
 class Residuals:

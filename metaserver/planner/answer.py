@@ -28,6 +28,7 @@ from metaserver.errors import Corrupt, NotAcceptable
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.expressions import Expression, Value
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.residuals import nameable
 from metaserver.iceberg.transforms import canonical, result_type
 from metaserver.iceberg.types import base_name
 from metaserver.iceberg.values import FLOATS, INTS, LONGS, MICROS_PER_DAY, NANOS_PER_MICRO, encode, encode_json
@@ -456,7 +457,8 @@ class _Residuals:
         if known is None:
             if len(self._written) >= _RESIDUALS_MAX:
                 self._written.clear()
-            known = self._written[id(residual)] = (residual, to_json(expression_json(residual)))
+            told = nameable(residual, self._scan.metadata.current_schema)
+            known = self._written[id(residual)] = (residual, to_json(expression_json(told)))
         return known[1]
 
 

@@ -405,3 +405,22 @@ def test_a_plan_that_is_answered_later_is_waited_for(
     cold = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
     with cold as server, RestCatalog("later", uri=server.base_url) as python:
         assert python.load_table("db.ranges").scan("id > 55").count() == 4
+
+
+def test_a_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Engines) -> None:
+    """Java's client binds a residual to the current schema, where the column has another name, or is another one."""
+    engines.sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
+    engines.sql(
+        "INSERT INTO {db}.renamed SELECT id, element_at(array('FR', 'DE'), int(id % 2) + 1), int(id % 3) FROM range(30)"
+    )
+    ((snapshot,),) = engines.sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
+    engines.sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
+    engines.sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
+    engines.sql("INSERT INTO {db}.renamed VALUES (100, 'IT', 0, 'FR')")
+    for query in (
+        f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
+        f"SELECT count(*) FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'DE' OR p = 1",
+        "SELECT id FROM {db}.renamed WHERE nation = 'DE' ORDER BY id",
+        "SELECT id FROM {db}.renamed WHERE country = 'FR'",
+    ):
+        assert engines.sql(query) == engines.sql_by_itself(query) != [], query

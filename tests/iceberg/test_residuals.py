@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from metaserver.iceberg.evaluation import may_match, must_match, verdict
 from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Op, Or, Value
 from metaserver.iceberg.partition import UNPARTITIONED, PartitionField, PartitionSpec
-from metaserver.iceberg.residuals import Residuals
+from metaserver.iceberg.residuals import Residuals, nameable
+from metaserver.iceberg.schema import Field, Schema
 from tests.iceberg.predicates import (
     COLUMNS,
     DAY,
@@ -147,3 +148,21 @@ def test_a_field_without_a_value_decides_nothing() -> None:
     asked = predicate(Op.EQ, "int", 1)
     assert may_match(asked, {})
     assert not must_match(asked, {})
+
+
+def test_a_residual_names_only_what_the_current_schema_calls_so() -> None:
+    """Java binds it by name: after a rename to nothing, or worse, to the column that has the name by now."""
+    schema = Schema((Field(1, "x", False, "int"), Field(2, "renamed", False, "int"), Field(4, "old", False, "int")))
+
+    def on(column_id: int, name: str) -> Bound:
+        return Bound(Op.EQ, column_id, name, "int", "identity", "int", (5,))
+
+    kept, renamed, replaced, dropped = on(1, "x"), on(2, "before"), on(3, "old"), on(9, "gone")
+    both = And((kept, on(4, "old")))
+    assert nameable(both, schema) is both
+    for other in (renamed, replaced, dropped):
+        assert nameable(other, schema) == TRUE
+        assert nameable(And((kept, other)), schema) == kept
+        assert nameable(Or((kept, other)), schema) == TRUE
+        assert nameable(And((kept, Or((other, FALSE)))), schema) == kept
+    assert nameable(FALSE, schema) == FALSE

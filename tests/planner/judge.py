@@ -30,6 +30,7 @@ from typing import Any
 from metaserver.clock import SystemClock
 from metaserver.errors import NotAcceptable
 from metaserver.iceberg.expression_json import expression_json, parse_expression
+from metaserver.iceberg.residuals import nameable
 from metaserver.iceberg.table_json import decode_table
 from metaserver.index.block import Block
 from metaserver.objects.router import open_objects
@@ -68,20 +69,22 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
         use_snapshot_schema=case.names_of_snapshot,
     )
     scan = await planner.scan(metadata, request, entry)
-    plan = {}
+    plan, told = {}, {}
     for row in scan.rows.tolist():
         block, local = scan.view.locate(row)
         path = block.text("file_path", local)
         assert path is not None
         assert path not in plan, f"{path} twice\n{case}"
         deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
-        plan[path] = Task(deletes, expression_json(scan.residual(row)))
+        residual = scan.residual(row)
+        plan[path] = Task(deletes, expression_json(residual))
+        told[path] = Task(deletes, expression_json(nameable(residual, metadata.current_schema)))
     try:
         answered = _answered(scan)
     except NotAcceptable:
         assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
         return plan
-    assert answered == plan, f"the JSON is not the plan\n{case}"
+    assert answered == told, f"the JSON is not the plan\n{case}"
     return plan
 
 
