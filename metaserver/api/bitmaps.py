@@ -37,7 +37,7 @@ from metaserver.index.bits import all_of, count, none_of, positions, roaring
 from metaserver.index.definitions import BITMAP, read_definitions
 from metaserver.index.keys import Bits
 from metaserver.index.packing import Longs
-from metaserver.planner.deleted import Deleted, Fate, places_at
+from metaserver.planner.deleted import Fate, Judge, places_at
 from metaserver.planner.lookup import files_at
 from metaserver.planner.meaning import Meaning
 from metaserver.planner.request import ScanRequest
@@ -284,12 +284,11 @@ class _Page:
 
     def __init__(self, request: web.Request, scan: Scan, predicate: _Predicate, wanted: _Bitmap, limit: int) -> None:
         self._covers = request.app[COVERS]
-        self._deleted: Deleted = request.app[DELETED]
+        self._judge: Judge = request.app[DELETED].judge_of(scan)
         self._clock = request.app[CLOCK]
         self._until_s = self._clock.monotonic() + request.app[SETTINGS].plan_time_budget_s
         self._scan, self._predicate, self._wanted, self._limit = scan, predicate, wanted, limit
         self._found: list[_Marked] = []
-        self._problems: dict[str, str] = {}
         self.last: int | None = None
 
     async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
@@ -356,9 +355,8 @@ class _Page:
 
         rows, places = await asyncio.to_thread(candidates)
         none = np.empty(0, dtype=np.int64)
-        fate = await self._deleted.judge(self._scan, places, np.concatenate([none, *rows]))
+        fate = await self._judge.judge(places, np.concatenate([none, *rows]))
         await asyncio.to_thread(_apply, deleted, rows, fate)
-        self._problems |= fate.problems
 
     def _about(self, snapshot_id: int | None, token: str | None) -> dict[str, Any]:
         return {
@@ -367,7 +365,7 @@ class _Page:
             "deletes": self._wanted.deletes,
             "exact": all(one.exact for one in self._found),
             "not-used": list(self._predicate.unused),
-            "problems": [{"file-path": path, "problem": why} for path, why in self._problems.items()],
+            "problems": [{"file-path": path, "problem": why} for path, why in self._judge.problems.items()],
             "next-page-token": token,
         }
 

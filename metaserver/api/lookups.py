@@ -10,7 +10,7 @@ Keys are JSON or an Arrow IPC stream, by Content-Type; answers likewise, by Acce
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,9 @@ JSON_BODY_BYTES = 4 << 20
 JSON_ROWS_MAX = 100_000
 UNCOVERED_MAX = 1000
 """Uncovered files that are named."""
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 18
 _ROWS_A_PIECE = 2_000
+_ROWS_A_BATCH = 1 << 16
 _IN_THREAD = 200
 """Keys, or rows; more are worked on in a thread."""
 
@@ -220,15 +221,15 @@ async def lookup_keys(request: web.Request) -> web.Response:
     scan = await request.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=asked.snapshot_id))
     located = await request.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
     told = _Told(metadata, scan, definition, columns[0].rows, asked, located)
-    if wants_arrow:
-        body = await _worked(told.arrow, len(located.query))
-        return web.Response(body=_pieces(body), content_type=arrow.ARROW_STREAM, headers={"Vary": "Accept"})
-    if len(located.query) > JSON_ROWS_MAX:
-        raise TooLarge(
-            f"The keys have {len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}, take Arrow"
-        )
-    body = await _worked(told.json, len(located.query) + told.keys)
-    return web.Response(body=body, content_type="application/json", headers={"Vary": "Accept"})
+    if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
+        rows = f"{len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
+        raise TooLarge(f"The keys have {rows}, ask for Arrow (Accept: {arrow.ARROW_STREAM})")
+    work: Callable[[], Sequence[bytes | memoryview]] = told.arrow if wants_arrow else told.json
+    small = len(located.query) + told.keys <= _IN_THREAD
+    pieces = work() if small else await asyncio.to_thread(work)
+    content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
+    body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _sent(pieces)
+    return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
 async def _asked(request: web.Request, metadata: TableMetadata) -> _Asked:
@@ -301,16 +302,12 @@ async def _keys(terms: Sequence[Term], given: Any) -> tuple[list[Keys], Mask | N
     return await asyncio.to_thread(keys_of_json, terms, given)
 
 
-async def _worked(work: Any, size: int) -> bytes:
-    found: bytes = work() if size <= _IN_THREAD else await asyncio.to_thread(work)
-    return found
-
-
-async def _pieces(body: bytes | memoryview) -> AsyncIterator[bytes]:
+async def _sent(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
     """A large answer, so that no piece of it is copied for long."""
-    view = memoryview(body)
-    for start in range(0, len(view), _PIECE_BYTES):
-        yield bytes(view[start : start + _PIECE_BYTES])
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield bytes(view[start : start + _PIECE_BYTES])
 
 
 @dataclass(frozen=True)
@@ -344,55 +341,68 @@ class _Told:
         absent[self.located.query] = False
         return np.flatnonzero(absent)
 
-    def _files(self) -> tuple[Any, list[str], list[list[Any]]]:
-        """(number of each row's file, paths, [spec ids, partitions] where they were asked for)."""
-        places, numbers = np.unique(self.located.place, return_inverse=True)
-        found = files_at(self.scan.view, names_of(self.scan.view, places))
+    def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
+        """(number of each file of the view among those that have a row, paths, [spec ids, partitions] where they were
+        asked for)."""
+        view = self.scan.view
+        hit = np.zeros(view.rows, dtype=np.bool_)
+        hit[self.located.place] = True
+        places = np.flatnonzero(hit)
+        numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.asked.partitions:
-            files = Files(self.metadata, found, files_at(self.scan.view, places[:0]), None)
+            found = files_at(view, names_of(view, places))
+            files = Files(self.metadata, found, files_at(view, places[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
-        return numbers, paths_at(self.scan.view, places), more
+        return numbers, paths_at(view, places), more
 
-    def json(self) -> bytes:
+    def json(self) -> list[bytes]:
+        """In pieces: encoding holds Python's lock, and so does joining them."""
         located = self.located
         numbers, paths, more = self._files()
-        columns = (located.query.tolist(), numbers.tolist(), located.position.tolist(), located.undecided.tolist())
-        rows = [
-            _Row(key, paths[file], position, undecided, *(one[file] for one in more))
-            for key, file, position, undecided in zip(*columns, strict=True)
-        ]
-        # Piece by piece: encoding holds Python's lock.
-        pieces = [
-            encode_json(rows[start : start + _ROWS_A_PIECE])[1:-1] for start in range(0, len(rows), _ROWS_A_PIECE)
-        ]
-        head = encode_json(self._about())[:-1]
-        return b"".join(
-            (head, b',"rows":[', b",".join(pieces), b'],"missing":', encode_json(self._missing().tolist()), b"}")
-        )
+        pieces = [encode_json(self._about())[:-1] + b',"rows":[']
+        for start in range(0, len(located.query), _ROWS_A_PIECE):
+            part = slice(start, start + _ROWS_A_PIECE)
+            columns = (located.query[part], numbers[located.place[part]], located.position[part])
+            values = zip(*(one.tolist() for one in columns), located.undecided[part].tolist(), strict=True)
+            rows = [
+                _Row(key, paths[file], position, undecided, *(one[file] for one in more))
+                for key, file, position, undecided in values
+            ]
+            pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
+        missing = self._missing().tolist()
+        pieces.append(b'],"missing":' + encode_json(missing) + b"}")
+        return pieces
 
-    def arrow(self) -> memoryview:
+    def arrow(self) -> list[memoryview]:
+        """Batch by batch; all have one dictionary of paths, and one of partitions."""
         located = self.located
         numbers, paths, more = self._files()
-        numbers = pa.array(numbers.astype(np.int32))
-        columns = {
-            "key": pa.array(located.query),
-            "file_path": pa.DictionaryArray.from_arrays(numbers, pa.array(paths, pa.string())),
-            "position": pa.array(located.position),
-            "undecided": pa.array(located.undecided),
-        }
-        if more:
-            specs, partitions = more
-            texts = pa.array([encode_json(one).decode() for one in partitions], pa.string())
-            columns["spec_id"] = pa.array(specs, pa.int32()).take(numbers)
-            columns["partition"] = pa.DictionaryArray.from_arrays(numbers, texts)
         about = {**self._about(), "missing": len(self._missing())}
         metadata = {name: one if isinstance(one, str) else encode_json(one).decode() for name, one in about.items()}
-        batch = pa.record_batch(columns).replace_schema_metadata(metadata)
+        known = pa.array(paths, pa.string())
+        specs = pa.array(more[0] if more else [], pa.int32())
+        texts = pa.array([encode_json(one).decode() for one in more[1]] if more else [], pa.string())
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer = None
+        for start in range(0, max(1, len(located.query)), _ROWS_A_BATCH):
+            part = slice(start, start + _ROWS_A_BATCH)
+            files = pa.array(numbers[located.place[part]].astype(np.int32))
+            columns = {
+                "key": pa.array(located.query[part]),
+                "file_path": pa.DictionaryArray.from_arrays(files, known),
+                "position": pa.array(located.position[part]),
+                "undecided": pa.array(located.undecided[part]),
+            }
+            if more:
+                columns["spec_id"] = specs.take(files)
+                columns["partition"] = pa.DictionaryArray.from_arrays(files, texts)
+            batch = pa.record_batch(columns).replace_schema_metadata(metadata)
+            writer = writer or pa.ipc.new_stream(sink, batch.schema)
             writer.write_batch(batch)
-        return memoryview(sink.getvalue())
+        assert writer is not None
+        writer.close()
+        return [memoryview(sink.getvalue())]
 
 
 def paths_at(view: TableView, places: Any) -> list[str]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,83 +43,109 @@ from metaserver.planner.parquet_columns import DataRows, Unreadable
 from metaserver.planner.scan import Scan
 from metaserver.planner.view import TableView
 
-DELETES_LIMIT_BYTES = 1 << 30
+DELETES_LIMIT_BYTES = 256 << 20
 """Of the delete files of one request; those beyond are not read, and rows that they apply to are undecided."""
 DATA_LIMIT_BYTES = 256 << 20
 """Of data files, fetched for one request."""
 PROBLEMS_MAX = 100
+_QUICK_ROWS = 200
+"""So many are judged where they came in; a thread would take longer."""
 
 _Pair = tuple[Hashes, Hashes]
+_Groups = list[tuple[int, Longs]]
+"""Of each data file its place, and which of the rows that are judged are its own."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """Values of the rows that are judged: `columns` by column id, where the row of a judged row is `rows`."""
-
-    columns: Mapping[int, Keys]
-    rows: Longs
-
-
-@dataclass
-class Fate:
-    """`deleted` and `undecided` bool[n]; `problems` are (file, why) of what left rows undecided, the first of them."""
+class Fate(NamedTuple):
+    """bool[n] each. A row may be both, when not all could be read: then it is deleted."""
 
     deleted: Mask
     undecided: Mask
-    problems: dict[str, str] = field(default_factory=dict)
-
-    def doubt(self, rows: Longs, problem: Unreadable) -> None:
-        self.undecided[rows] = True
-        if len(self.problems) < PROBLEMS_MAX:
-            self.problems.setdefault(problem.path, problem.reason)
 
 
 class Deleted:
-    """Judges rows. Belongs to one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._files = DeleteFiles(objects)
 
-    async def judge(self, scan: Scan, places: Longs, positions: Longs, known: Known | None = None) -> Fate:
-        """Of rows of data files: the file's place among all files of the scan's view, and the row's position in it,
-        int64[n] each."""
+    def judge_of(self, scan: Scan, known: Mapping[int, Keys] | None = None) -> Judge:
+        """For one request. `known`: columns by id whose values are known of the rows that will be judged."""
+        data = DataRows(self._objects, asyncio.get_running_loop(), DATA_LIMIT_BYTES)
+        return Judge(scan, self._files, data, known or {})
+
+
+class Judge:
+    """Judges rows, some after others, within the bounds of one request. `problems` tell by file why rows were left
+    undecided, the first of them."""
+
+    def __init__(self, scan: Scan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
+        self._scan = scan
+        self.view = scan.view
+        self._reader = files
+        self.data = data
+        self._known = known
+        self.files: dict[int, DeleteFile] = {}
+        self.columns: dict[int, Columns] = {}
+        self.contents: dict[int, Content | Unreadable] = {}
+        self._left_bytes = DELETES_LIMIT_BYTES
+        self._hashes: dict[Columns, tuple[_Pair, _Pair | None]] = {}
+        self.problems: dict[str, str] = {}
+
+    async def judge(self, places: Longs, positions: Longs, keys: Longs | None = None) -> Fate:
+        """Of rows of data files: the file's place among all files of the scan's view, the row's position in it, and
+        where columns are known the row's place in those, int64[n] each. One call at a time."""
         fate = Fate(np.zeros(len(places), dtype=np.bool_), np.zeros(len(places), dtype=np.bool_))
-        if not len(places) or not scan.view.delete_rows:
+        if not len(places) or not self.view.delete_rows:
             return fate
-        groups, applying = await asyncio.to_thread(_applying, scan, places)
-        wanted = {number for deletes in applying for number in deletes}
-        if not wanted:
-            return fate
-        files = delete_files_at(scan.view, sorted(wanted))
-        keyed = {number: _columns(scan.metadata, file) for number, file in files.items()}
-        contents: dict[int, Content | Unreadable] = {}
-        readable: list[tuple[int, DeleteFile, Columns]] = []
-        left = DELETES_LIMIT_BYTES
-        for number, file in files.items():
-            columns = keyed[number]
-            left -= max(0, file.read_bytes)
-            if isinstance(columns, Unreadable):
-                contents[number] = columns
-            elif left < 0:
-                contents[number] = Unreadable(file.path, "one request reads no more delete files than it has by now")
-            else:
-                readable.append((number, file, columns))
-        contents |= await self._files.read_all(readable)
-        rows = DataRows(self._objects, asyncio.get_running_loop(), DATA_LIMIT_BYTES)
-        columns_of = {number: found for number, found in keyed.items() if not isinstance(found, Unreadable)}
-        judging = _Judging(scan.view, files, contents, columns_of, known, rows, positions, fate)
-        await asyncio.to_thread(judging.run, groups, applying)
+        quick = len(places) <= _QUICK_ROWS
+        found = self._applying(places) if quick else await asyncio.to_thread(self._applying, places)
+        groups, applying, unread = found
+        self.contents |= await self._reader.read_all(unread)
+        work = _Judging(self, positions, keys, fate)
+        if quick and not any(isinstance(self.contents[one], KeySet) for many in applying for one in many):
+            work.run(groups, applying)
+        else:
+            await asyncio.to_thread(work.run, groups, applying)  # which may read data files
         return fate
 
+    def _applying(self, places: Longs) -> tuple[_Groups, list[tuple[int, ...]], list[tuple[int, DeleteFile, Columns]]]:
+        """The rows by data file, the deletes that apply to each, and those of them that are still to be read."""
+        order = np.argsort(places, kind="stable")
+        ends = [*(np.flatnonzero(np.diff(places[order])) + 1).tolist(), len(places)]
+        groups = [(int(places[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
+        names = names_of(self.view, np.array([place for place, _ in groups], dtype=np.int64))
+        applying = self._scan.deletes_of(names)
+        fresh = {number for deletes in applying for number in deletes} - self.files.keys()
+        unread: list[tuple[int, DeleteFile, Columns]] = []
+        for number, file in delete_files_at(self.view, sorted(fresh)).items():
+            self.files[number] = file
+            columns = _columns(self._scan.metadata, file)
+            self._left_bytes -= max(0, file.read_bytes)
+            if isinstance(columns, Unreadable):
+                self.contents[number] = columns
+            elif self._left_bytes < 0:
+                most = f"one request reads no more than {DELETES_LIMIT_BYTES:,} bytes of delete files"
+                self.contents[number] = Unreadable(file.path, most)
+            else:
+                self.columns[number] = columns
+                unread.append((number, file, columns))
+        return groups, applying, unread
 
-def _applying(scan: Scan, places: Longs) -> tuple[list[tuple[int, Longs]], list[tuple[int, ...]]]:
-    """For each data file: its place and which of the rows are its own; and the deletes that apply to it."""
-    order = np.argsort(places, kind="stable")
-    ends = [*(np.flatnonzero(np.diff(places[order])) + 1).tolist(), len(places)]
-    groups = [(int(places[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
-    names = names_of(scan.view, np.array([place for place, _ in groups], dtype=np.int64))
-    return groups, scan.deletes_of(names)
+    def hashes_of(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
+        """Of known values: of these columns in these rows, and the same with both zeros as one. None where they are not
+        known."""
+        if not all(column_id in self._known for column_id, _ in columns):
+            return None
+        if columns not in self._hashes:
+            self._hashes[columns] = _hashed([self._known[column_id] for column_id, _ in columns])
+        exact, loose = self._hashes[columns]
+        return _taken(exact, rows), None if loose is None else _taken(loose, rows)
+
+    def doubt(self, problem: Unreadable) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.setdefault(problem.path, problem.reason)
 
 
 def _columns(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
@@ -135,43 +162,42 @@ def _columns(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
 
 @dataclass
 class _Judging:
-    """One call of `judge`, in a thread."""
+    """One call of `Judge.judge`."""
 
-    view: TableView
-    files: Mapping[int, DeleteFile]
-    contents: Mapping[int, Content | Unreadable]
-    columns: Mapping[int, Columns]
-    known: Known | None
-    data: DataRows
+    judge: Judge
     positions: Longs
+    keys: Longs | None
     fate: Fate
-    _hashes: dict[Columns, tuple[_Pair, _Pair | None]] = field(default_factory=dict)
 
-    def run(self, groups: Sequence[tuple[int, Longs]], applying: Iterable[tuple[int, ...]]) -> None:
+    def run(self, groups: _Groups, applying: Iterable[tuple[int, ...]]) -> None:
         for (place, rows), deletes in zip(groups, applying, strict=True):
             if deletes:
                 self._judge(place, rows, deletes)
 
     def _judge(self, place: int, rows: Longs, deletes: tuple[int, ...]) -> None:
-        block, local = self.view.locate(int(names_of(self.view, np.array([place], dtype=np.int64))[0]))
+        judge, view = self.judge, self.judge.view
+        block, local = view.locate(int(names_of(view, np.array([place], dtype=np.int64))[0]))
         path = block.text("file_path", local) or ""
-        vectors = [number for number in deletes if self.files[number].is_vector]
-        if len(vectors) > 1:
-            self.fate.doubt(rows, Unreadable(path, "it has several deletion vectors, which readers refuse"))
+        if sum(judge.files[number].is_vector for number in deletes) > 1:
+            self._doubt(rows, Unreadable(path, "it has several deletion vectors, which readers refuse"))
         keyed: dict[Columns, list[KeySet]] = {}
         for number in deletes:
-            content = self.contents[number]
+            content = judge.contents[number]
             if isinstance(content, Unreadable):
-                self.fate.doubt(rows, content)
+                self._doubt(rows, content)
             elif isinstance(content, Positions):
                 self.fate.deleted[rows] |= _among(self.positions[rows], content.of(path))
             else:
-                keyed.setdefault(self.columns[number], []).append(content)
+                keyed.setdefault(judge.columns[number], []).append(content)
         for columns, sets in keyed.items():
             left = rows[~self.fate.deleted[rows]]
             if len(left):
                 counts = block.long("file_size_in_bytes", local) or 0, block.long("record_count", local) or 0
                 self._judge_by_keys(path, counts, left, columns, sets)
+
+    def _doubt(self, rows: Longs, problem: Unreadable) -> None:
+        self.fate.undecided[rows] = True
+        self.judge.doubt(problem)
 
     def _judge_by_keys(
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns, sets: Sequence[KeySet]
@@ -179,29 +205,24 @@ class _Judging:
         try:
             exact, loose = self._hashes_of(path, counts, rows, columns)
         except Unreadable as problem:
-            self.fate.doubt(rows, problem)
+            self._doubt(rows, problem)
             return
         for one in sets:
             self.fate.deleted[rows] |= one.exact.has(*exact)
             if one.loose is not None and loose is not None:
                 doubtful = rows[one.loose.has(*loose) & ~self.fate.deleted[rows]]
                 if len(doubtful):
-                    self.fate.doubt(doubtful, Unreadable(path, "whether 0.0 and -0.0 are equal keys is the reader's"))
+                    self._doubt(doubtful, Unreadable(path, "whether 0.0 and -0.0 are equal keys is the reader's"))
 
     def _hashes_of(
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
-        """Of the values of these columns in these rows, and the same with both zeros as one."""
-        known = self.known
-        if known is not None and all(column_id in known.columns for column_id, _ in columns):
-            if columns not in self._hashes:
-                self._hashes[columns] = _hashed([known.columns[column_id] for column_id, _ in columns])
-            exact, loose = self._hashes[columns]
-            at = known.rows[rows]
-            return _taken(exact, at), None if loose is None else _taken(loose, at)
+        known = None if self.keys is None else self.judge.hashes_of(columns, self.keys[rows])
+        if known is not None:
+            return known
         order = np.argsort(self.positions[rows], kind="stable")
         spots = self.positions[rows[order]]
-        found = self.data.read(path, *counts, [column_id for column_id, _ in columns], spots)
+        found = self.judge.data.read(path, *counts, [column_id for column_id, _ in columns], spots)
         try:
             exact, loose = _hashed([keys_of(found[column_id], kind) for column_id, kind in columns])
         except ValueError as error:

@@ -30,7 +30,7 @@ from metaserver.index.record import Record
 from metaserver.index.usage import Usage
 from metaserver.planner.coverage import file_ids_of
 from metaserver.planner.delete_files import Hashes, Mask
-from metaserver.planner.deleted import Deleted, Known
+from metaserver.planner.deleted import Deleted
 from metaserver.planner.indexed import Coverage
 from metaserver.planner.lookup import lookup
 from metaserver.planner.scan import Scan
@@ -40,7 +40,7 @@ from metaserver.store.port import Entry
 KEYS_MAX = 1_000_000
 ROWS_MAX = 4_000_000
 """Rows that the keys of one lookup may have, deleted ones and those of other snapshots included."""
-_KEYS_AT_ONCE = 1 << 17
+_KEYS_AT_ONCE = 1 << 16
 _QUICK_KEYS = 200
 """So many are looked up where they came in; a thread would take longer."""
 
@@ -104,83 +104,102 @@ class Locator:
         all, None for all. The scan is of a whole snapshot. TooLarge where the keys have more than ROWS_MAX rows."""
         view = scan.view
         coverage, opened = await self._covers.open(view, definition, entry)
-        queries = columns[0].rows
-        numbers = np.arange(queries) if asked is None else np.flatnonzero(asked)
-        work = _Search(coverage, opened, columns, numbers)
-        quick = queries <= _QUICK_KEYS
-        query, place, position = work.run() if quick else await asyncio.to_thread(work.run)
-        await self._covers.suspect(entry, work.damaged)
-        known = {
-            term.column_id: keys
-            for term, keys in zip(definition.terms, columns, strict=True)
-            if term.transform == IDENTITY
-        }
-        fate = await self._deleted.judge(scan, place, position, Known(known, query))
-        live = ~fate.deleted
-        uncovered = work.uncovered
-        may_hold = uncovered[_records(view)[uncovered] != 0] if len(uncovered) else uncovered
+        work = _Search(coverage, opened, columns, asked)
+        judge = self._deleted.judge_of(scan, _known(definition, columns))
+        quick = work.keys <= _QUICK_KEYS
+        query, place, position, undecided = _nothing()
+        parts = [(query, place, position, undecided)]
+        # Some keys after others, so that no step holds Python's lock for long.
+        for start in range(0, work.keys, _KEYS_AT_ONCE):
+            query, place, position = work.run(start) if quick else await asyncio.to_thread(work.run, start)
+            fate = await judge.judge(place, position, query)
+            live = ~fate.deleted
+            parts.append((query[live], place[live], position[live], fate.undecided[live]))
+        query, place, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
+        uncovered = np.flatnonzero(work.uncovered)
+        hit = np.zeros(view.rows, dtype=np.bool_)
+        hit[place] = True
         self._usage.note(
             entry.uuid,
             definition.id,
             files_in=view.rows,
-            files_removed=view.rows - len(uncovered) - len(np.unique(place)),
+            files_removed=int(np.count_nonzero(~hit & (work.uncovered == 0))),
             now_ms=self._clock.now_ms(),
         )
-        return Located(query[live], place[live], position[live], fate.undecided[live], may_hold, fate.problems)
+        await self._covers.suspect(entry, work.damaged)
+        if len(uncovered):
+            uncovered = uncovered[lookup(view).longs("record_count")[uncovered] != 0]
+        return Located(query, place, position, undecided, uncovered, judge.problems)
+
+
+def _known(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
+    """The columns themselves among the terms."""
+    terms = zip(definition.terms, columns, strict=True)
+    return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
+
+
+def _nothing() -> tuple[Longs, Longs, Longs, Mask]:
+    none = np.empty(0, dtype=np.int64)
+    return none, none, none, np.empty(0, dtype=np.bool_)
 
 
 class _Search:
-    """One question to all index files, for a thread. `damaged` and `uncovered` are known once it ran."""
+    """The keys of one request, asked of all index files, some of them at a time.
+
+    `damaged` gains index files that broke; their data files are `uncovered`, uint8[files of the view], from then on.
+    """
 
     def __init__(
-        self, coverage: Coverage, opened: Mapping[str, OpenIndex], columns: Sequence[Keys], numbers: Longs
+        self, coverage: Coverage, opened: Mapping[str, OpenIndex], columns: Sequence[Keys], asked: Mask | None
     ) -> None:
-        self._coverage, self._opened, self._columns, self._numbers = coverage, opened, columns, numbers
+        self._coverage, self._opened, self._columns, self._asked = coverage, opened, columns, asked
+        self._hashes: tuple[Hashes, Hashes] | None = None
+        self._total = 0
+        self.keys = columns[0].rows
         self.damaged: dict[str, str] = {}
-        self.uncovered: Longs = np.empty(0, dtype=np.int64)
+        self.uncovered = coverage.uncovered.copy()
 
-    def run(self) -> tuple[Longs, Longs, Longs]:
-        """(query, place, position) of all rows, in the order of queries."""
-        high, low = hash_rows(self._columns, 0), hash_rows(self._columns, 1)
-        uncovered = self._coverage.uncovered.copy()
-        parts: list[tuple[Longs, Longs, Longs]] = []
-        total = 0
+    def run(self, start: int) -> tuple[Longs, Longs, Longs]:
+        """(query, place, position) of all rows of the keys from `start` on, in the order of keys."""
+        if self._hashes is None:
+            self._hashes = hash_rows(self._columns, 0), hash_rows(self._columns, 1)
+        numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.keys))
+        if self._asked is not None:
+            numbers = numbers[self._asked[numbers]]
+        high, low = self._hashes[0][numbers], self._hashes[1][numbers]
+        parts: list[tuple[Longs, Longs, Longs]] = [_nothing()[:3]]
         for number, part in enumerate(self._coverage.parts):
+            if part.location in self.damaged:
+                continue
             try:
-                for found in self._of_part(number, high, low):
-                    parts.append(found)
-                    total += len(found[0])
-                    if total > ROWS_MAX:
-                        raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; ask for fewer keys at a time")
+                query, place, position = self._of_part(number, high, low)
             except ValueError as error:
-                # What it said before it broke was right: every page is checked before it is believed.
+                # What it said of other keys was right: every page is checked before it is believed.
                 self.damaged[part.location] = str(error)
-                uncovered[self._coverage.places[0] == number] = 1
-        self.uncovered = np.flatnonzero(uncovered)
-        if not parts:
-            return (np.empty(0, dtype=np.int64),) * 3
+                self.uncovered[self._coverage.places[0] == number] = 1
+                continue
+            parts.append((numbers[query], place, position))
+            self._total += len(query)
+            if self._total > ROWS_MAX:
+                raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; ask for fewer keys at a time")
         query, place, position = (np.concatenate(column) for column in zip(*parts, strict=True))
-        if len(self._coverage.parts) > 1:
+        if len(parts) > 2:
             order = np.argsort(query, kind="stable")
             query, place, position = query[order], place[order], position[order]
         return query, place, position
 
-    def _of_part(self, number: int, high: Hashes, low: Hashes) -> list[tuple[Longs, Longs, Longs]]:
+    def _of_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
         part = self._coverage.parts[number]
         record = self._opened[part.location].index
         assert isinstance(record, Record)
+        _refuse_many(record, high)
         part_of, file_of = self._coverage.places
-        found = []
-        for start in range(0, len(self._numbers), _KEYS_AT_ONCE):
-            numbers = self._numbers[start : start + _KEYS_AT_ONCE]
-            _refuse_many(record, high[numbers])
-            query, file, position = record.lookup(high[numbers], low[numbers])
-            place = part.rows[file]
-            live = place >= 0
-            # Of files that two index files describe, the rows come from one.
-            live[live] = (part_of[place[live]] == number) & (file_of[place[live]] == file[live])
-            found.append((numbers[query[live]], place[live], position[live].astype(np.int64)))
-        return found
+        query, file, position = record.lookup(high, low)
+        place = part.rows[file]
+        live = place >= 0
+        # Of files that two index files describe, the rows come from one.
+        live[live] = (part_of[place[live]] == number) & (file_of[place[live]] == file[live])
+        return query[live], place[live], position[live].astype(np.int64)
 
 
 def _refuse_many(record: Record, high: Hashes) -> None:
@@ -189,8 +208,3 @@ def _refuse_many(record: Record, high: Hashes) -> None:
     pages = int((spans[:, 1] - spans[:, 0]).sum())
     if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:
         raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; it is no key to look up")
-
-
-def _records(view: TableView) -> Longs:
-    """int64[files of the view]: record counts, negative where nobody counted."""
-    return lookup(view).longs("record_count")
