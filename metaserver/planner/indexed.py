@@ -317,15 +317,16 @@ class Probe:
     def _intersect(
         self, selection: Selection, definition_id: str, key: object, find: Callable[[], Flags | None]
     ) -> None:
-        if key in self._kept:
-            kept = self._kept[key]
-        else:
-            kept = self._kept[key] = find()
+        first = key not in self._kept
+        if first:
+            self._kept[key] = find()
+        kept = self._kept[key]
         if kept is not None:
             before = selection.count()
             selection.intersect(kept)
             asked, removed = self.asked.get(definition_id, (0, 0))
-            self.asked[definition_id] = asked + before, removed + before - selection.count()
+            # A later stage, of more kinds, applies it once more, and asks nothing.
+            self.asked[definition_id] = asked + before * first, removed + before - selection.count()
 
     def _by_predicate(self, predicate: Bound, expired: Expired) -> Flags | None:
         definition = self.projected.by_field[predicate.column_id]
