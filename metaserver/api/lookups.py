@@ -52,6 +52,7 @@ UNCOVERED_MAX = 1000
 _PIECE_BYTES = 1 << 18
 _ROWS_A_PIECE = 2_000
 _ROWS_A_BATCH = 1 << 16
+_QUICK_BODY = 64 << 10
 _IN_THREAD = 200
 """Keys, or rows; more are worked on in a thread."""
 
@@ -242,10 +243,7 @@ async def _asked(request: web.Request, metadata: TableMetadata) -> _Asked:
     if len(body) > JSON_BODY_BYTES:
         most = f"at most {JSON_BODY_BYTES:,} bytes"
         raise TooLarge(f"Keys in JSON have {most}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
-    wanted = parse_body(body, _Lookup)
-    rows = decode_json(bytes(wanted.keys), "keys")
-    if not isinstance(rows, list):
-        raise BadRequest(f"keys is to be a list, not {repr(rows)[:80]}")
+    wanted, rows = _read(body) if len(body) <= _QUICK_BODY else await asyncio.to_thread(_read, body)
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"{len(rows):,} keys are too many in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
     columns = wanted.columns
@@ -253,6 +251,14 @@ async def _asked(request: web.Request, metadata: TableMetadata) -> _Asked:
         columns = list(rows[0])
     snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of)
     return _Asked(wanted.index, columns, rows, snapshot_id, wanted.partitions)
+
+
+def _read(body: bytes) -> tuple[_Lookup, list[Any]]:
+    wanted = parse_body(body, _Lookup)
+    rows = decode_json(bytes(wanted.keys), "keys")
+    if not isinstance(rows, list):
+        raise BadRequest(f"keys is to be a list, not {repr(rows)[:80]}")
+    return wanted, rows
 
 
 def _record_index(metadata: TableMetadata, asked: _Asked) -> tuple[IndexDefinition, tuple[Term, ...]]:

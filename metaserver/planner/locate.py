@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from metaserver.clock import Clock
 from metaserver.errors import TooLarge
@@ -107,29 +109,38 @@ class Locator:
         work = _Search(coverage, opened, columns, asked)
         judge = self._deleted.judge_of(scan, _known(definition, columns))
         quick = work.keys <= _QUICK_KEYS
-        query, place, position, undecided = _nothing()
-        parts = [(query, place, position, undecided)]
+        parts = [_nothing()]
         # Some keys after others, so that no step holds Python's lock for long.
         for start in range(0, work.keys, _KEYS_AT_ONCE):
             query, place, position = work.run(start) if quick else await asyncio.to_thread(work.run, start)
             fate = await judge.judge(place, position, query)
             live = ~fate.deleted
             parts.append((query[live], place[live], position[live], fate.undecided[live]))
-        query, place, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
-        uncovered = np.flatnonzero(work.uncovered)
-        hit = np.zeros(view.rows, dtype=np.bool_)
-        hit[place] = True
+        gathered = partial(_gathered, parts, work.uncovered)
+        located, removed = gathered() if quick else await asyncio.to_thread(gathered)
         self._usage.note(
             entry.uuid,
             definition.id,
             files_in=view.rows,
-            files_removed=int(np.count_nonzero(~hit & (work.uncovered == 0))),
+            files_removed=removed,
             now_ms=self._clock.now_ms(),
         )
         await self._covers.suspect(entry, work.damaged)
+        uncovered = located.uncovered
         if len(uncovered):
             uncovered = uncovered[lookup(view).longs("record_count")[uncovered] != 0]
-        return Located(query, place, position, undecided, uncovered, judge.problems)
+        return replace(located, uncovered=uncovered, problems=judge.problems)
+
+
+def _gathered(
+    parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
+) -> tuple[Located, int]:
+    """What was found, and of how many files the index says that they hold none of the keys."""
+    query, place, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
+    hit = uncovered != 0
+    hit[place] = True
+    removed = len(hit) - int(np.count_nonzero(hit))
+    return Located(query, place, position, undecided, np.flatnonzero(uncovered), {}), removed
 
 
 def _known(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
