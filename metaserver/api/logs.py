@@ -31,7 +31,9 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
         shared.append(_named(worker))
     renderer: list[Any]
     if console:
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()), _to_bytes]
+        # Plain tracebacks: the default shows local variables, and those may be keys and tokens.
+        plain = structlog.dev.plain_traceback
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain), _to_bytes]
     else:
         renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_serialize)]
     structlog.configure(

@@ -1,0 +1,35 @@
+"""What the log tells of an error is where it happened, never what the variables held."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_logged_error_shows_its_place_and_no_variable(log_format: str) -> None:
+    program = dedent(
+        f"""
+        import structlog
+        from metaserver.api.logs import configure_logging
+        from metaserver.settings import Settings
+
+        configure_logging(Settings(log_format="{log_format}"))
+
+        def fails():
+            key = "".join(["sec", "ret"]) + "-key"
+            raise ValueError("it broke")
+
+        try:
+            fails()
+        except ValueError:
+            structlog.get_logger().exception("unexpected error")
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "it broke" in done.stderr
+    assert "fails" in done.stderr
+    assert "secret-key" not in done.stderr
