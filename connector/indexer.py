@@ -145,7 +145,10 @@ class Indexer:
             merged = [one.location for one in chosen]
             with begun_build(self.client, table, name, exclusive=True) as begun:
                 task = Source.of(self.client, table, begun).task
-                written = merge_index_files(merged, task.folder, task.storage)
+                dropped = self.client.unheld(table, name, merged)
+                written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
+                if written.location is None:  # the registry replaces files by another, not by nothing
+                    written = merge_index_files(merged, task.folder, task.storage)
                 if written.location is not None:
                     new = [(written.location, written.size_bytes)]
                     self.client.register_index_files(table, name, begun["build-id"], new, replaces=merged)

@@ -59,7 +59,7 @@ def _rules() -> dict[str, Rule]:
         renameTable createView replaceView dropView renameView commitTransaction undrop
         putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
-        quarantineIndexFile rebuildIndexRegistry"""
+        quarantineIndexFile rebuildIndexRegistry listUnheldFiles"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

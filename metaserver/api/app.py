@@ -13,6 +13,7 @@ from metaserver.api import (
     functions,
     health,
     index_audit,
+    index_unheld,
     indexes,
     keys,
     lookups,
@@ -52,7 +53,7 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts but the settings."""
-    own = (timeline, metadata, explain, indexes, builds, lookups, bitmaps, index_audit, dropped, admin)
+    own = (timeline, metadata, explain, indexes, builds, lookups, bitmaps, index_audit, index_unheld, dropped, admin)
     for routes in (health, metrics, oauth, rest, *own):
         routes.add_routes(app)
     functions.add_own_routes(app)

@@ -89,6 +89,24 @@ def test_small_index_files_are_merged_until_there_are_few_and_tell_the_same(clie
     assert [one.state for one in client.timeline(action="indexing")] == ["completed", "completed"]
 
 
+def test_a_merge_leaves_out_what_no_snapshot_holds_any_more(client: IndexClient) -> None:
+    table(client, "db.t", files=5, i=("record", "id"))
+    one_each = Limits(files=1)
+    assert Indexer(client, in_process, limits=one_each).round().builds == 1
+    with catalog_at(client.url) as catalog:
+        held = catalog.load_table("db.t")
+        old = [snapshot.snapshot_id for snapshot in held.snapshots()]
+        held.delete()  # each file whole
+        for part in spread(4):
+            append(client.url, "db.t", [part])
+        catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()
+    done = Indexer(client, in_process, limits=one_each).round()
+    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+    live = [one for one in client.index("db.t", "i").json["index-files"] if one["state"] == "live"]
+    assert sum(one["files"] for one in live) < 9, "not one of the first five is left in what was merged"
+    assert client.index("db.t", "i").health == "ok"
+
+
 def test_indexers_at_once_index_each_file_once(client: IndexClient, served: Served) -> None:
     for number in range(3):
         table(client, f"db.t{number}", files=4, i=("bloom", "id"))
