@@ -49,6 +49,12 @@ class FaultyObjects:
         self._after(fault, location)
         return data
 
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        fault = await self._before("read", location)
+        data = await self.inner.read_range(location, start, length)
+        self._after(fault, location)
+        return data
+
     async def exists(self, location: str) -> bool:
         fault = await self._before("exists", location)
         found = await self.inner.exists(location)
