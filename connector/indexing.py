@@ -10,7 +10,7 @@ The rule kept: a data file that cannot be read exactly as every reader of the ta
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from metaserver.index.definitions import DEFAULT_FPP, IndexDefinition
 from metaserver.index.hashing import file_ids
 from metaserver.index.index_file import FilesTable, assemble
 from metaserver.index.keys import Bits, Key, Keys, bits_of, has_codes, key_of, keys_of
+from metaserver.index.kinds import KINDS
 from metaserver.index.terms import LOWER, Term
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
@@ -114,17 +115,10 @@ def index_file(
         definition.id,
         definition.kind,
         listed,
-        map(memoryview, _ENCODE[definition.kind](builts)),
+        map(memoryview, KINDS[definition.kind].encode(builts)),
         table_uuid=table_uuid,
         field_ids=[term.column_id for term in definition.terms],
     )
-
-
-_ENCODE: dict[str, Callable[[Sequence[Any]], Iterable[Any]]] = {
-    "bloom": bloom.encode,
-    "bitmap": bitmap.encode,
-    "record": record.encode,
-}
 
 
 def _built(definition: IndexDefinition, columns: list[Keys]) -> Any:

@@ -9,28 +9,22 @@ keeps the newer entry, and what no snapshot holds any more is left out.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from connector.indexing import Written
 from connector.storage import Storage
-from metaserver.index import bitmap, bloom, record
 from metaserver.index.index_file import FilesTable, IndexFile, assemble, open_index_file
+from metaserver.index.kinds import KINDS
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
 """What a merge makes at most, about; a file of half of that or more is merged no further."""
 
 Mask = npt.NDArray[np.bool_]
-_KINDS: dict[str, tuple[Callable[[Any], Iterable[Any]], Callable[[memoryview], Any]]] = {
-    "bloom": (bloom.merge, bloom.Bloom),
-    "bitmap": (bitmap.merge, bitmap.Bitmap),
-    "record": (record.merge, record.Record),
-}
 
 
 @dataclass(frozen=True)
@@ -80,13 +74,13 @@ def merge_index_files(
     if not any(mask.any() for mask in kept):
         return Written(None, 0, 0, 0, ())
     header = opened[0].header
-    merge, open_blob = _KINDS[header.kind]
+    kind = KINDS[header.kind]
     files = FilesTable.merged(zip((one.files for one in opened), kept, strict=True))
     parts = assemble(
         header.definition,
         header.kind,
         files,
-        map(memoryview, merge([(open_blob(one.blob), mask) for one, mask in zip(opened, kept, strict=True)])),
+        map(memoryview, kind.merge([(kind.open(one.blob), mask) for one, mask in zip(opened, kept, strict=True)])),
         table_uuid=header.table_uuid,
         field_ids=header.field_ids,
         level=max(one.header.level for one in opened) + 1,

@@ -20,8 +20,9 @@ from metaserver.index.bitmap import Bitmap
 from metaserver.index.bits import positions
 from metaserver.index.bloom import Bloom
 from metaserver.index.hashing import hash_keys, hash_rows
-from metaserver.index.index_file import FilesTable, IndexFile, UnknownVersion, open_index_file
+from metaserver.index.index_file import FilesTable, UnknownVersion, open_index_file
 from metaserver.index.keys import Key, KeyRange, KeyRanges, Keys, mask_of
+from metaserver.index.kinds import KINDS
 from metaserver.index.record import Record
 
 KEYS_SAMPLED = 50
@@ -50,7 +51,7 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
     """Reads the whole index file, and up to `sample` of its data files. Never raises for what is wrong with it."""
     try:
         opened = open_index_file(task.storage.read(location), location)
-        index = _index(opened)
+        index = KINDS[opened.header.kind].open(opened.blob)
         index.verify()
     except UnknownVersion as error:
         return Verdict(location, problems=(str(error),), newer=True)
@@ -76,17 +77,6 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         verdict = replace(verdict, sampled=verdict.sampled + 1)
         problems.extend(f"{path}: {problem}" for problem in _compared(index, number, columns, rng))
     return replace(verdict, problems=tuple(problems))
-
-
-def _index(opened: IndexFile) -> Bloom | Bitmap | Record:
-    match opened.header.kind:
-        case "bloom":
-            return Bloom(opened.blob)
-        case "bitmap":
-            return Bitmap(opened.blob)
-        case "record":
-            return Record(opened.blob)
-    raise UnknownVersion(f"{opened.header.location}: there is no kind {opened.header.kind}")
 
 
 def _compared(index: Bloom | Bitmap | Record, number: int, columns: list[Keys], rng: random.Random) -> Iterator[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from metaserver.index.cold import ColdBloom, open_cold, probe_cold
 from metaserver.index.hashing import Hashes
 from metaserver.index.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
 from metaserver.index.keys import Bytes
+from metaserver.index.kinds import KINDS
 from metaserver.index.record import Record
 from metaserver.index.registry import Registry
 from metaserver.objects.port import ObjectStore
@@ -59,13 +60,6 @@ class OpenIndex:
     files: FilesTable
     index: Bloom | Bitmap | Record
     size_bytes: int
-
-
-KINDS: dict[str, Callable[[memoryview], Bloom | Bitmap | Record]] = {
-    "bloom": Bloom,
-    "bitmap": Bitmap,
-    "record": Record,
-}
 
 
 class Indexes:
@@ -198,7 +192,7 @@ def _opened(data: memoryview, file: IndexFile) -> OpenIndex:
     found = open_index_file(data, file.location)
     _check(found.header, file)
     try:
-        index = KINDS[file.kind](found.blob)
+        index = KINDS[file.kind].open(found.blob)
     except ValueError as error:
         raise Corrupt(f"{file.location}: {error}") from None
     if index.files != len(found.files):

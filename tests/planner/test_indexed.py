@@ -19,7 +19,8 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.table_json import decode_table
 from metaserver.index.definitions import PREFIX, read_definitions
 from metaserver.index.index_file import open_index_file
-from metaserver.index.indexes import KINDS, OpenIndex
+from metaserver.index.indexes import OpenIndex
+from metaserver.index.kinds import KINDS
 from metaserver.index.registry import Registry
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.coverage import FileIds
@@ -322,7 +323,7 @@ async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_bei
     def fault(_: memoryview) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setitem(KINDS, "bitmap", fault)
+    monkeypatch.setitem(KINDS, "bitmap", KINDS["bitmap"]._replace(open=fault))
     scan = await rig.scan(planning, ODD)
     assert (numbers_of(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
