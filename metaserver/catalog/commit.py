@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 from weakref import WeakValueDictionary
@@ -55,19 +55,35 @@ _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
 _CLEANUPS_LIMIT = 64
+_UPDATES_TOLD = 50
+"""Of one commit, in the timeline."""
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 """What a metadata file's name begins with: 00012-<uuid>.metadata.json, or v12.metadata.json of Hadoop tables."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 
 
+class Happening(msgspec.Struct, frozen=True):
+    """What the timeline hears of one change, or of one snapshot."""
+
+    caller: Caller
+    requested_ms: int
+    snapshot_id: int | None
+    summary: Mapping[str, Any] = {}
+    """The snapshot's; the timeline keeps the operation and the counts."""
+    updates: tuple[str, ...] = ("add-snapshot", "set-snapshot-ref")
+    """The actions by which the metadata changed."""
+    fingerprint: str | None = None
+
+
 class Planned(msgspec.Struct):
     """One table's part of one attempt."""
 
-    change: TableChange
+    namespace: NamespacePath
+    name: str
     entry: Entry | None
     """None: the table is created."""
-    base: TableMetadata | None
     metadata: TableMetadata
+    happened: Sequence[Happening] = ()
     document: bytes = b""
     location: str = ""
     """Where `document` is written; empty when nothing changes."""
@@ -123,15 +139,45 @@ class Committer:
             except Repeat as repeat:
                 return repeat.outcome
 
+    @contextlib.asynccontextmanager
+    async def turn(self, namespace: NamespacePath, name: str) -> AsyncIterator[None]:
+        """While it is held, no other commit of this process to that table is under way. RetryLater when it takes long.
+
+        Not for `commit`, which takes turns itself."""
+        async with self._locked([(namespace, name)]):
+            yield
+
+    async def publish(
+        self,
+        caller: Caller,
+        entry: Entry,
+        base: TableMetadata,
+        metadata: TableMetadata,
+        *,
+        instants: Sequence[Happening],
+        operations: Sequence[Operation],
+    ) -> LoadedTable:
+        """Makes `metadata`, which was made of `base`, the table's: one attempt, within a `turn`.
+
+        `entry` is the pointer as it was when it led to `base`. `instants`, at least one, and `operations` happen in the
+        transaction that moves it. CommitConflict where the pointer has moved or an operation says so; on any error
+        nothing has happened, but for CommitUnknown: then nobody can tell.
+        """
+        if metadata is base or not instants:
+            raise ValueError("there is nothing to publish")
+        plan = await self._prepare(caller, (entry.namespace, entry.name), entry, base, metadata)
+        plan.happened = instants
+        return (await self._try([plan], operations))[0]
+
     async def _attempts(self, request: _Request) -> list[LoadedTable]:
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
             if attempt:
                 await self._parts.back_off(attempt)
             try:
-                planned = [await self._plan(request.caller, change) for change in request.changes]
+                planned = [await self._plan(request, change) for change in request.changes]
                 try:
-                    return await self._try(request, planned)
+                    return await self._try(planned, self._remember(request, planned))
                 except CommitConflict:
                     if attempt == retries:
                         raise
@@ -140,7 +186,12 @@ class Committer:
                 raise
         raise AssertionError("the loop returns or raises")
 
-    async def _try(self, request: _Request, planned: list[Planned]) -> list[LoadedTable]:
+    def _remember(self, request: _Request, planned: list[Planned]) -> list[Operation]:
+        single = request.single
+        location = (planned[0].location or _location(planned[0])) if single else None
+        return self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
+
+    async def _try(self, planned: list[Planned], further: Sequence[Operation]) -> list[LoadedTable]:
         """Writes, then swaps. Removes what it wrote where the transaction is known not to have happened."""
         written: list[str] = []
         try:
@@ -153,7 +204,7 @@ class Committer:
                     except ObjectExists:  # not ours to remove
                         written.remove(plan.location)
                         raise
-            await self._swap(request, planned)
+            await self._swap(planned, further)
         except CommitUnknown:
             raise
         except (SeamarkError, IdempotencyTaken):
@@ -161,57 +212,49 @@ class Committer:
             raise
         return [self._finish(plan) for plan in planned]
 
-    async def _swap(self, request: _Request, planned: list[Planned]) -> None:
+    async def _swap(self, planned: list[Planned], further: Sequence[Operation]) -> None:
         operations: list[Operation] = []
         for plan in planned:
             if plan.location:
-                operations += [self._pointer_operation(plan), self._instant(request, plan)]
-        single = request.single
-        location = (planned[0].location or _location(planned[0])) if single else None
-        operations += self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
+                operations.append(self._pointer_operation(plan))
+                operations += [self._instant(plan, happening) for happening in plan.happened]
+        operations += further
         if not operations:
             return
         await self._parts.transact(operations)
 
     def _pointer_operation(self, plan: Planned) -> Operation:
         now = self._parts.clock.now_ms()
-        change = plan.change
         if plan.entry is None:
-            return CreateEntry(entry=created_entry(change.namespace, change.name, plan.metadata, plan.location, now))
+            return CreateEntry(entry=created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now))
         return SwapPointer(
             kind=EntryKind.TABLE,
-            namespace=change.namespace,
-            name=change.name,
+            namespace=plan.namespace,
+            name=plan.name,
             uuid=plan.entry.uuid,
             expected_location=plan.entry.metadata_location,
             new_location=plan.location,
             now_ms=now,
         )
 
-    def _instant(self, request: _Request, plan: Planned) -> RecordInstant:
-        change, metadata = plan.change, plan.metadata
-        added = [update for update in change.updates if update.get("action") == "add-snapshot"]
-        summary: dict[str, Any] = {"updates": [str(update.get("action")) for update in change.updates][:50]}
-        snapshot_id = None
-        if added:
-            snapshot = added[-1].get("snapshot") or {}
-            snapshot_id = snapshot.get("snapshot-id")
-            said = snapshot.get("summary") or {}
+    def _instant(self, plan: Planned, happening: Happening) -> RecordInstant:
+        summary: dict[str, Any] = {"updates": list(happening.updates[:_UPDATES_TOLD])}
+        if happening.snapshot_id is not None:
+            said = happening.summary
             summary["operation"] = said.get("operation")
             summary |= {key: said[key] for key in _SUMMARY_KEYS if key in said}
         now = self._parts.clock.now_ms()
-        entry = created_entry(change.namespace, change.name, metadata, plan.location, now)
         return self._parts.instant(
-            request.caller,
-            entry,
+            happening.caller,
+            created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now),
             "create" if plan.entry is None else "commit",
-            requested_ms=request.requested_ms,
-            snapshot_id=snapshot_id,
-            fingerprint=request.fingerprint,
+            requested_ms=happening.requested_ms,
+            snapshot_id=happening.snapshot_id,
+            fingerprint=happening.fingerprint,
             summary=summary,
         )
 
-    async def _plan(self, caller: Caller, change: TableChange) -> Planned:
+    async def _plan(self, request: _Request, change: TableChange) -> Planned:
         creates = is_create(change)
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is None and not creates:
@@ -225,20 +268,34 @@ class Committer:
         if base is None and await self._parts.store.names_of(table_uuid(metadata)):
             # By its UUID a table's history and reports are found, and whether its files may go.
             raise BadRequest(f"There is a table with the UUID {metadata.table_uuid} already; stage the table again")
+        plan = await self._prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
+        plan.happened = [_happening(request, change)]
+        return plan
+
+    async def _prepare(
+        self,
+        caller: Caller,
+        named: tuple[NamespacePath, str],
+        entry: Entry | None,
+        base: TableMetadata | None,
+        metadata: TableMetadata,
+    ) -> Planned:
+        """The metadata made into a document, with its place; both empty where it is the base itself."""
+        namespace, name = named
         if base is not None and metadata is base:
-            return Planned(change=change, entry=entry, base=base, metadata=metadata)
+            return Planned(namespace=namespace, name=name, entry=entry, metadata=metadata)
         if base is None or metadata.location != base.location:
-            await self._parts.check_location(caller, metadata.location, "The table's location", change.namespace)
+            await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
         before = {} if base is None else base.properties
-        await self._parts.check_paths(caller, metadata.properties, before, change.namespace)
+        await self._parts.check_paths(caller, metadata.properties, before, namespace)
         forgotten: list[str] = []
         if entry is not None and base is not None:
             metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
         document, location = self._place(metadata, entry)
         return Planned(
-            change=change,
+            namespace=namespace,
+            name=name,
             entry=entry,
-            base=base,
             metadata=metadata,
             document=document,
             location=location,
@@ -293,8 +350,7 @@ class Committer:
         if plan.forgotten and as_bool(plan.metadata.properties, _DELETE_AFTER_COMMIT, False):
             owns = owned(self._parts, plan.metadata)
             self._clean_up([old for old in plan.forgotten if owns(old)], of=plan.metadata)
-        change = plan.change
-        entry = created_entry(change.namespace, change.name, plan.metadata, plan.location, now)
+        entry = created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now)
         if plan.entry is not None:
             entry = msgspec.structs.replace(
                 entry,
@@ -365,6 +421,19 @@ def fingerprint(changes: Sequence[TableChange]) -> str | None:
     if len(changes) > 1:
         said = [(change.namespace, change.name, change.updates) for change in changes]
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
+
+
+def _happening(request: _Request, change: TableChange) -> Happening:
+    added = [update.get("snapshot") or {} for update in change.updates if update.get("action") == "add-snapshot"]
+    snapshot = added[-1] if added else {}
+    return Happening(
+        caller=request.caller,
+        requested_ms=request.requested_ms,
+        snapshot_id=snapshot.get("snapshot-id"),
+        summary=snapshot.get("summary") or {},
+        updates=tuple(str(update.get("action")) for update in change.updates),
+        fingerprint=request.fingerprint,
+    )
 
 
 def _adds_snapshot(change: TableChange) -> bool:

@@ -29,6 +29,7 @@ from metaserver.store.port import (
     Namespace,
     NamespacePath,
     Operation,
+    ProducerState,
     Token,
 )
 from metaserver.store.statement import Steps
@@ -100,6 +101,9 @@ class DrivenStore(ABC):
 
     async def index_files(self, uuid: str) -> list[IndexFile]:
         return await self._list(lambda: queries.index_files(uuid))
+
+    async def producer(self, uuid: str, producer: str) -> ProducerState | None:
+        return await self._point(lambda: queries.producer(uuid, producer))
 
     async def instant(self, instant_id: str) -> Instant | None:
         return await self._point(lambda: queries.instant(instant_id))

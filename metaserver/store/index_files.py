@@ -7,15 +7,16 @@ that one that starts anew (a table forgotten, and registered again) is above all
 
 from __future__ import annotations
 
-from metaserver.errors import CommitConflict, NoSuchTable, NotFound
+from metaserver.errors import CommitConflict, NotFound
 from metaserver.store import port
+from metaserver.store.by_uuid import hold_table
 from metaserver.store.port import IndexFileState
 from metaserver.store.rows import INDEX_FILE, from_index_file, pack_json
 from metaserver.store.statement import Statement, Steps, batches
 
 
 def replace(op: port.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
-    yield from _hold_table(op.uuid)
+    yield from hold_table(op.uuid)
     version = yield from _raise_version(op.uuid, op.now_ms)
     there = yield from _definitions(op.uuid, [file.location for file in op.add])
     for location, definition in there.items():
@@ -58,23 +59,6 @@ def forget(op: port.ForgetIndexFile, now_ms: int) -> Steps[int]:
     if (yield from _state(op.uuid, op.location)) is IndexFileState.LIVE:
         raise CommitConflict(f"The index file {op.location} is live: plans use it")
     return version
-
-
-def forget_unnamed(uuid: str) -> Steps[None]:
-    """What is registered for a table goes with the last name, live or dropped, that leads to it."""
-    unnamed = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in ("entries", "dropped"))  # noqa: S608
-    for table in ("index_files", "index_versions"):
-        yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {unnamed}", (uuid,))  # noqa: S608
-
-
-def _hold_table(uuid: str) -> Steps[None]:
-    """Keeps its last name from going until this transaction ends, so that no index file is left without a table."""
-    # A rename takes the row out and puts it in again: who waited for it finds it at the second look.
-    for _ in range(2):
-        rows = yield Statement("SELECT 1 FROM entries WHERE uuid = $1", (uuid,), lock="KEY SHARE")
-        if rows:
-            return
-    raise NoSuchTable(f"No table has the uuid {uuid}")
 
 
 def _raise_version(uuid: str, now_ms: int) -> Steps[int]:

@@ -99,9 +99,17 @@ _INDEX_FILES = (
     "CREATE TABLE index_versions (uuid {text} PRIMARY KEY, version {int} NOT NULL) {table}",
 )
 
+_PRODUCERS = (
+    """CREATE TABLE producers (
+        uuid {text} NOT NULL, producer {text} NOT NULL, sequence {int} NOT NULL, snapshot_id {int},
+        changed_ms {int} NOT NULL, PRIMARY KEY (uuid, producer)
+    ) {table}""",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
+    {"": _PRODUCERS},
 )
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
 

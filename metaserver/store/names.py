@@ -19,7 +19,7 @@ from metaserver.errors import (
     NotFound,
 )
 from metaserver.store import port
-from metaserver.store.index_files import forget_unnamed
+from metaserver.store.by_uuid import forget_unnamed
 from metaserver.store.port import Entry, EntryKind, NamespacePath
 from metaserver.store.rows import DROPPED, ENTRY, from_entry, pack, pack_json, space_of, to_dropped, to_entry, unpack
 from metaserver.store.statement import Row, Statement, Steps, marks

@@ -5,7 +5,7 @@ So every insert says `ON CONFLICT` and tells by `RETURNING` whether it happened,
 WHERE, and what a missing row means is asked afterwards. Under READ COMMITTED that is race-free: a concurrent writer of
 the same row is waited for and the condition is checked again on what it left.
 
-The generators are in `names`, `instants`, `records` and `index_files`.
+The generators are in `names`, `instants`, `records`, `index_files` and `producers`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from metaserver.store import index_files, instants, names, port, records
+from metaserver.store import index_files, instants, names, port, producers, records
 from metaserver.store.statement import Steps
 
 
@@ -50,4 +50,5 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     port.ReplaceIndexFiles: index_files.replace,
     port.QuarantineIndexFile: index_files.quarantine,
     port.ForgetIndexFile: index_files.forget,
+    port.AdvanceProducer: producers.advance,
 }

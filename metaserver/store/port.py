@@ -129,6 +129,14 @@ class IndexFile(msgspec.Struct, frozen=True):
     """Why it is quarantined."""
 
 
+class ProducerState(msgspec.Struct, frozen=True):
+    """How far a producer came with a table: its last sequence, and the snapshot that it led to."""
+
+    sequence: int
+    snapshot_id: int | None
+    changed_ms: int
+
+
 class IdempotencyRecord(msgspec.Struct, frozen=True):
     """The first answer to a request that carried an idempotency key."""
 
@@ -254,7 +262,7 @@ class RenameEntry(msgspec.Struct, frozen=True):
 
 
 class DropEntry(msgspec.Struct, frozen=True):
-    """Removes the name; registered index files go with the last that leads to the table, live or dropped.
+    """Removes the name; index files and producers go with the last that leads to the table, live or dropped.
 
     With `keep`, remembers it there as a DroppedEntry (its `entry` is filled in by the store from the row).
     CommitConflict if `expected_location` is given and is not where it points."""
@@ -314,6 +322,22 @@ class ForgetIndexFile(msgspec.Struct, frozen=True):
 
     uuid: str
     location: str
+    now_ms: int
+
+
+class AdvanceProducer(msgspec.Struct, frozen=True):
+    """The producer has committed `sequence`. CommitConflict unless that is above its last; any will do as its first.
+
+    NoSuchTable if no live name leads to the table. Rows stay until the table's last name goes. None is forgotten for
+    its age: a repeat that comes late would be taken for something new, and its rows be there twice. There are never
+    more of them than commits, each of which leaves a longer row in the timeline."""
+
+    uuid: str
+    """The table's."""
+    producer: str
+    sequence: int
+    snapshot_id: int | None
+    """None: it led to no snapshot, since there was nothing to change."""
     now_ms: int
 
 
@@ -411,6 +435,7 @@ Operation = (
     | ReplaceIndexFiles
     | QuarantineIndexFile
     | ForgetIndexFile
+    | AdvanceProducer
     | RecordInstant
     | MoveInstant
     | SaveIdempotency
@@ -488,6 +513,9 @@ class PointerStore(Protocol):
 
     async def index_files(self, uuid: str) -> list[IndexFile]:
         """The table's, in every state, oldest first."""
+
+    async def producer(self, uuid: str, producer: str) -> ProducerState | None:
+        """None: it has committed nothing to this table."""
 
     async def instant(self, instant_id: str) -> Instant | None: ...
 

@@ -19,6 +19,7 @@ from metaserver.store.port import (
     MetricsReport,
     Namespace,
     NamespacePath,
+    ProducerState,
     Token,
 )
 from metaserver.store.rows import (
@@ -29,6 +30,7 @@ from metaserver.store.rows import (
     INSTANT,
     METRICS,
     NAMED,
+    PRODUCER,
     TOKEN,
     pack,
     space_of,
@@ -40,6 +42,7 @@ from metaserver.store.rows import (
     to_instant,
     to_metrics,
     to_namespace,
+    to_producer,
     to_token,
     unpack,
 )
@@ -134,6 +137,14 @@ def index_files(uuid: str) -> Steps[list[IndexFile]]:
         (uuid,),
     )
     return [to_index_file(row) for row in rows]
+
+
+def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
+    rows = yield Statement(
+        f"SELECT {PRODUCER} FROM producers WHERE uuid = $1 AND producer = $2",  # noqa: S608
+        (uuid, name),
+    )
+    return to_producer(rows[0]) if rows else None
 
 
 def instant(instant_id: str) -> Steps[Instant | None]:
@@ -311,6 +322,11 @@ _INVARIANTS = (
     (
         "index file without its table's index version",
         "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM index_versions)",
+    ),
+    (
+        "producer of a table that no name leads to",
+        "SELECT producer FROM producers WHERE uuid NOT IN (SELECT uuid FROM entries) "
+        "AND uuid NOT IN (SELECT uuid FROM dropped)",
     ),
     (
         "unfinished instant in the archive",

@@ -24,6 +24,7 @@ from metaserver.store.port import (
     MetricsReport,
     Namespace,
     NamespacePath,
+    ProducerState,
     Token,
 )
 from metaserver.store.statement import Row
@@ -44,6 +45,7 @@ INDEX_FILE = (
     "uuid, location, definition, kind, level, file_count, row_count, size_bytes, snapshot_id, created_ms, state, "
     "changed_ms, reason"
 )
+PRODUCER = "sequence, snapshot_id, changed_ms"
 AUDIT = "id, at_ms, who, action, resource, outcome, status, request_id, remote"
 
 _KINDS = {kind.value: kind for kind in EntryKind}
@@ -173,6 +175,10 @@ def to_token(row: Row) -> Token:
 
 def to_audit(row: Row) -> AuditRecord:
     return AuditRecord(*row)
+
+
+def to_producer(row: Row) -> ProducerState:
+    return ProducerState(*row)
 
 
 def to_index_file(row: Row) -> IndexFile:

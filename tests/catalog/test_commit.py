@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, TableChange, TableIdentifier
-from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, CommitUnknown, NoSuchNamespace, NoSuchTable
-from metaserver.store.port import EntryKind, IdempotencyTaken, InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, RacingStore, append, rig
+from metaserver.catalog.commit import Happening
+from metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, LoadedTable, TableChange, TableIdentifier
+from metaserver.clock import SystemClock
+from metaserver.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    CommitUnknown,
+    NoSuchNamespace,
+    NoSuchTable,
+    RetryLater,
+)
+from metaserver.iceberg.updates import apply_updates
+from metaserver.store.port import AdvanceProducer, EntryKind, IdempotencyTaken, InstantFilter
+from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, rig
 
 DB = ("db",)
 
@@ -319,3 +330,150 @@ async def test_metadata_files_go_on_counting_after_register(tmp_path: Path) -> N
         assert again.entry is not None
         names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (done.entry, again.entry)]
         assert names == ["00003-", "00004-"]
+
+
+WRITERS = [Caller(who=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
+
+
+async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
+    """Appends made one on the other, by ann and bob in turn; ann's producer comes to `sequence`."""
+    assert loaded.entry is not None
+    updates, happenings = [], []
+    parent, last = loaded.metadata.current_snapshot_id, loaded.metadata.last_sequence_number
+    for number, snapshot_id in enumerate(snapshots):
+        added = append(snapshot_id, parent, last + 1 + number)[1]
+        updates += added
+        happenings.append(Happening(WRITERS[number % 2], 5, snapshot_id, added[0]["snapshot"]["summary"]))
+        parent = snapshot_id
+    now = SystemClock().now_ms()
+    return await it.catalog.committer.publish(
+        CALLER,
+        loaded.entry,
+        loaded.metadata,
+        apply_updates(loaded.metadata, updates, now_ms=now),
+        instants=happenings,
+        operations=[AdvanceProducer(loaded.entry.uuid, "ann", sequence, snapshots[0], now)],
+    )
+
+
+async def test_what_is_published_is_the_table_with_an_instant_for_each_snapshot(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        loaded = await it.catalog.tables.load(DB, "t")
+        assert loaded.entry is not None
+        done = await publish(it, loaded, 7, 8, 9)
+        stands = await it.catalog.tables.load(DB, "t")
+        assert done.entry is not None
+        assert stands.entry is not None
+        assert (stands.entry.metadata_location, stands.entry.version) == (done.entry.metadata_location, 2)
+        assert [log.metadata_file for log in stands.metadata.metadata_log] == [loaded.entry.metadata_location]
+        assert [snapshot.parent_snapshot_id for snapshot in stands.metadata.snapshots] == [None, 7, 8]
+        assert await it.files() == {loaded.entry.metadata_location, done.entry.metadata_location}
+        instants = (await it.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
+        assert [(one.action, one.snapshot_id, one.who) for one in instants] == [
+            ("commit", 7, "ann"),
+            ("commit", 8, "bob"),
+            ("commit", 9, "ann"),
+        ]
+        assert {one.metadata_location for one in instants} == {done.entry.metadata_location}
+        assert instants[0].summary == {
+            "request-id": "request-of-ann",
+            "updates": ["add-snapshot", "set-snapshot-ref"],
+            "operation": "append",
+            "added-records": "1",
+        }
+        state = await it.store.producer(stands.entry.uuid, "ann")
+        assert state is not None
+        assert (state.sequence, state.snapshot_id) == (1, 7)
+
+
+async def test_what_cannot_be_published_has_not_happened(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        loaded = await it.catalog.tables.load(DB, "t")
+        await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x="1"))
+        stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
+        assert stands.entry is not None
+        with pytest.raises(CommitConflict, match="changed by another commit"):
+            await publish(it, loaded, 7)
+        assert await it.store.producer(stands.entry.uuid, "ann") is None
+        with pytest.raises(ValueError, match="nothing to publish"):
+            await it.catalog.committer.publish(
+                CALLER, stands.entry, stands.metadata, stands.metadata, instants=[], operations=[]
+            )
+        await publish(it, stands, 8, sequence=4)
+        stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
+        with pytest.raises(CommitConflict, match="has committed its sequence 4"):
+            await publish(it, stands, 9, sequence=4)
+        await it.catalog.committer.close()
+        assert await it.files() == before
+        assert await it.catalog.tables.load(DB, "t") == stands
+
+
+class LosingStore:
+    """Loses one transaction's request, or its reply; and is silent from then on, if it is to be."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.loses = ""
+        self.falls_silent = self.silent = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, operations: Any) -> list[Any]:
+        if self.silent:
+            raise RetryLater("injected: no answer")
+        if not self.loses:
+            return await self._store.transact(operations)  # type: ignore[no-any-return]
+        lost, self.loses, self.silent = self.loses, "", self.falls_silent
+        if lost == "reply":
+            await self._store.transact(operations)
+        raise CommitUnknown(f"injected: the {lost} was lost")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("lost", ["request", "reply"])
+async def test_a_publication_whose_outcome_is_lost_is_settled_or_called_unknown(
+    tmp_path: Path, lost: str, silent: bool
+) -> None:
+    losing: list[LosingStore] = []
+
+    def wrap(store: Any) -> LosingStore:
+        losing.append(LosingStore(store))
+        return losing[0]
+
+    async with rig(tmp_path, wrap_store=wrap) as it:
+        await it.table()
+        loaded, before = await it.catalog.tables.load(DB, "t"), await it.files()
+        assert loaded.entry is not None
+        losing[0].loses, losing[0].falls_silent = lost, silent
+        try:
+            await publish(it, loaded, 7, 8)
+            got = "published"
+        except (CommitConflict, CommitUnknown) as error:
+            got = error.kind
+        await it.catalog.committer.close()
+        settled = {"request": "commit_conflict", "reply": "published"}[lost]
+        assert got == ("commit_unknown" if silent else settled)
+        assert len(await it.files() - before) == (0 if got == "commit_conflict" else 1)
+        state = await it.store.producer(loaded.entry.uuid, "ann")
+        assert (state is not None) == (lost == "reply")
+
+
+async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.table()
+        async with it.catalog.committer.turn(DB, "t"):
+            loaded = await it.catalog.tables.load(DB, "t")
+            waiting = asyncio.create_task(it.catalog.tables.commit(CALLER, DB, "t", [], properties(x="1")))
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            done = await publish(it, loaded, 7)
+        after = await waiting
+        await it.catalog.committer.close()
+        assert after.metadata.current_snapshot_id == 7
+        assert after.entry is not None
+        assert done.entry is not None
+        assert after.entry.previous_location == done.entry.metadata_location
+        assert len(await it.files()) == 3, "nobody has written in vain"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from tests.store.contract_index_files import IndexFilesContract
 from tests.store.contract_names import NamesContract
+from tests.store.contract_producers import ProducersContract
 from tests.store.contract_records import RecordsContract
 from tests.store.contract_timeline import TimelineContract
 from tests.store.contract_transactions import TransactionsContract
 
 
-class PointerStoreContract(NamesContract, TransactionsContract, TimelineContract, RecordsContract, IndexFilesContract):
+class PointerStoreContract(
+    NamesContract, TransactionsContract, TimelineContract, RecordsContract, IndexFilesContract, ProducersContract
+):
     """All of it."""

@@ -149,6 +149,23 @@ class StoreMachine(RuleBasedStateMachine):
     def two_in_one(self, path: tuple[str, ...], number: int) -> None:
         self.transact(port.CreateNamespace(path, {}), port.ForgetDropped(f"d{number:05}"))
 
+    @precondition(lambda self: self.model.relations or self.model.functions)
+    @rule(data=st.data(), producer=st.sampled_from(["p", "P"]), sequence=st.integers(0, 4), swapped=st.booleans())
+    def advance(self, data: st.DataObject, producer: str, sequence: int, swapped: bool) -> None:
+        entry = self._some_entry(data)
+        now = self.clock.now_ms()
+        operations: list[Any] = [port.AdvanceProducer(entry.uuid, producer, sequence, self.count, now)]
+        if swapped:
+            names = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
+            operations.insert(0, port.SwapPointer(*names, self.fresh("file:///"), now))
+        self.transact(*operations)
+
+    @precondition(lambda self: self.model.dropped)
+    @rule(data=st.data())
+    def advance_dropped(self, data: st.DataObject) -> None:
+        kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
+        self.transact(port.AdvanceProducer(kept.entry.uuid, "p", 9, None, self.clock.now_ms()))
+
     @rule(state=_states)
     def record(self, state: InstantState) -> None:
         self.transact(port.RecordInstant(make_instant(self.fresh("i"), state=state)))
@@ -198,6 +215,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert await store.dropped(None, None, 99) == kept
         expired = sorted((d for d in kept if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id))
         assert await store.dropped_expired(model.now_ms, 99) == expired
+        uuids = {entry.uuid for entry in every} | {one.entry.uuid for one in kept}
+        for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
+            assert await store.producer(*key) == model.producers.get(key)
         timeline = await _pages(
             lambda after: store.instants(InstantFilter(since=after), 3), lambda instant: instant.position
         )

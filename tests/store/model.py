@@ -29,6 +29,8 @@ class Model:
     dropped: dict[str, DroppedEntry] = field(default_factory=dict)
     instants: dict[str, port.InstantState] = field(default_factory=dict)
     """In the order in which a reader of the timeline meets them."""
+    producers: dict[tuple[str, str], port.ProducerState] = field(default_factory=dict)
+    """By the table's UUID and the producer's id."""
 
     def apply(self, operations: Sequence[Any]) -> str | None:
         saved = copy.deepcopy(self.__dict__)
@@ -107,6 +109,14 @@ class Model:
         del self._names(op.kind)[op.namespace, op.name]
         if op.keep:
             self.dropped[op.keep.id] = msgspec.structs.replace(op.keep, entry=entry)
+        self._forget_unnamed()
+
+    def _live(self) -> set[str]:
+        return {entry.uuid for entry in [*self.relations.values(), *self.functions.values()]}
+
+    def _forget_unnamed(self) -> None:
+        named = self._live() | {kept.entry.uuid for kept in self.dropped.values()}
+        self.producers = {key: state for key, state in self.producers.items() if key[0] in named}
 
     def do_RestoreEntry(self, op: port.RestoreEntry) -> None:  # noqa: N802
         kept = self.dropped.pop(op.dropped_id, None)
@@ -117,6 +127,15 @@ class Model:
     def do_ForgetDropped(self, op: port.ForgetDropped) -> None:  # noqa: N802
         if self.dropped.pop(op.dropped_id, None) is None:
             raise Refused("not_found")
+        self._forget_unnamed()
+
+    def do_AdvanceProducer(self, op: port.AdvanceProducer) -> None:  # noqa: N802
+        if op.uuid not in self._live():
+            raise Refused("no_such_table")
+        last = self.producers.get((op.uuid, op.producer))
+        if last is not None and last.sequence >= op.sequence:
+            raise Refused("commit_conflict")
+        self.producers[op.uuid, op.producer] = port.ProducerState(op.sequence, op.snapshot_id, op.now_ms)
 
     def do_RecordInstant(self, op: port.RecordInstant) -> None:  # noqa: N802
         if op.instant.id in self.instants:

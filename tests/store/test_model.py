@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.services.postgres import Postgres
 from tests.store.machine import StoreMachine
 
-_TABLES = "namespaces, entries, dropped, instants, instants_archive"
+_TABLES = "namespaces, entries, dropped, instants, instants_archive, producers"
 
 
 def _run(machine: type[StoreMachine], examples: int, steps: int) -> None:

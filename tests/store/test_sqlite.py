@@ -194,6 +194,7 @@ async def test_a_database_of_an_older_version_is_brought_up_to_date(
         async with open_sqlite(path, clock=clock) as store:
             assert await store.entry(TABLE, NS, "t") == make_entry("t")
             assert await store.index_files("uuid-of-t") == []
+            assert await store.producer("uuid-of-t", "p") is None
 
 
 async def _refused(path: Path, clock: SimulatedClock) -> str:

@@ -1,0 +1,24 @@
+"""The operation on producers: how far each has come with a table, so that what it repeats is not done twice."""
+
+from __future__ import annotations
+
+from metaserver.errors import CommitConflict
+from metaserver.store import port
+from metaserver.store.by_uuid import hold_table
+from metaserver.store.rows import PRODUCER
+from metaserver.store.statement import Statement, Steps
+
+
+def advance(op: port.AdvanceProducer, now_ms: int) -> Steps[None]:
+    yield from hold_table(op.uuid)
+    rows = yield Statement(
+        f"INSERT INTO producers (uuid, producer, {PRODUCER}) VALUES ($1, $2, $3, $4, $5) "  # noqa: S608
+        "ON CONFLICT (uuid, producer) DO UPDATE SET sequence = excluded.sequence, "
+        "snapshot_id = excluded.snapshot_id, changed_ms = excluded.changed_ms "
+        "WHERE producers.sequence < excluded.sequence RETURNING 1",
+        (op.uuid, op.producer, op.sequence, op.snapshot_id, op.now_ms),
+    )
+    if not rows:
+        raise CommitConflict(
+            f"The producer {op.producer} has committed its sequence {op.sequence}, or one above it, already"
+        )

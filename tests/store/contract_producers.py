@@ -1,0 +1,130 @@
+"""What every pointer store promises about producers: each sequence once, and as long as the table has a name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metaserver.clock import SimulatedClock
+from metaserver.errors import CommitConflict, NoSuchTable
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    AdvanceProducer,
+    CreateEntry,
+    DropEntry,
+    DroppedEntry,
+    ForgetDropped,
+    ProducerState,
+    RenameEntry,
+    RestoreEntry,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import NS, TABLE, make_entry, make_swap, outcome
+
+UUID = "uuid-of-t"
+
+
+def advance(
+    sequence: int, snapshot_id: int | None = None, *, producer: str = "p", uuid: str = UUID, now_ms: int = 9
+) -> AdvanceProducer:
+    return AdvanceProducer(uuid, producer, sequence, snapshot_id, now_ms)
+
+
+class ProducersContract(OpenedStores):
+    @pytest.fixture
+    async def produced(self, store: DrivenStore) -> DrivenStore:
+        await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
+        return store
+
+    async def test_a_producer_reads_back_as_it_was_advanced(self, produced: DrivenStore, other: DrivenStore) -> None:
+        assert await produced.producer(UUID, "p") is None
+        await produced.transact([advance(-3, 2**62, now_ms=1)])
+        assert await other.producer(UUID, "p") == ProducerState(-3, 2**62, 1)
+        await produced.transact([advance(2**63 - 1, None, now_ms=2)])
+        assert await other.producer(UUID, "p") == ProducerState(2**63 - 1, None, 2)
+
+    async def test_only_a_higher_sequence_advances_a_producer(self, produced: DrivenStore) -> None:
+        await produced.transact([advance(5, 50)])
+        for sequence in (5, 4, -1):
+            with pytest.raises(CommitConflict, match=f"producer p has committed its sequence {sequence}"):
+                await produced.transact([advance(sequence, 60)])
+        assert await produced.producer(UUID, "p") == ProducerState(5, 50, 9)
+        await produced.transact([advance(9, 90)])
+        assert await produced.producer(UUID, "p") == ProducerState(9, 90, 9)
+
+    async def test_producers_and_tables_count_apart(self, produced: DrivenStore) -> None:
+        await produced.transact([advance(5, 1), advance(3, 2, producer="P"), advance(1, 3, uuid="uuid-of-u")])
+        assert await produced.producer(UUID, "P") == ProducerState(3, 2, 9)
+        assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
+        assert await produced.producer("uuid-of-u", "P") is None
+
+    async def test_a_sequence_that_was_committed_undoes_the_pointer_swap_beside_it(self, produced: DrivenStore) -> None:
+        swap = make_swap("t", "file:///w/t/0.json", "file:///w/t/1.json")
+        await produced.transact([swap, advance(1, 10)])
+        again = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
+        with pytest.raises(CommitConflict):
+            await produced.transact([again, advance(2, 20, producer="q"), advance(1, 20)])
+        entry = await produced.entry(TABLE, NS, "t")
+        assert entry is not None
+        assert entry.metadata_location == "file:///w/t/1.json"
+        assert await produced.producer(UUID, "q") is None
+        with pytest.raises(CommitConflict):
+            await produced.transact([advance(2, 20), swap])
+        assert await produced.producer(UUID, "p") == ProducerState(1, 10, 9)
+
+    async def test_of_two_that_commit_one_sequence_one_wins(self, produced: DrivenStore, other: DrivenStore) -> None:
+        for sequence in range(10):
+            results = await asyncio.gather(
+                outcome(produced.transact([advance(sequence, 1)])), outcome(other.transact([advance(sequence, 2)]))
+            )
+            assert sorted(results) == ["commit_conflict", "won"]
+            state = await produced.producer(UUID, "p")
+            assert state is not None
+            assert (state.sequence, state.snapshot_id) == (sequence, 1 if results[0] == "won" else 2)
+
+    async def test_a_table_without_a_live_name_has_no_producers_that_advance(
+        self, produced: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        with pytest.raises(NoSuchTable, match="uuid nobody"):
+            await produced.transact([advance(1, uuid="nobody")])
+        await produced.transact([DropEntry(TABLE, NS, "t", keep=_kept(clock))])
+        with pytest.raises(NoSuchTable):
+            await produced.transact([advance(1)])
+
+    async def test_producers_stay_until_the_table_has_no_name(
+        self, produced: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        await produced.transact([advance(4, 40), advance(1, 2, uuid="uuid-of-u")])
+        there = ProducerState(4, 40, 9)
+        await produced.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
+        assert await produced.producer(UUID, "p") == there
+        await produced.transact([CreateEntry(make_entry("twin", uuid=UUID)), DropEntry(TABLE, NS, "moved")])
+        assert await produced.producer(UUID, "p") == there
+        await produced.transact([DropEntry(TABLE, NS, "twin", keep=_kept(clock))])
+        assert await produced.producer(UUID, "p") == there
+        await produced.transact([RestoreEntry("kept", NS, "back")])
+        assert await produced.producer(UUID, "p") == there
+        await produced.transact([DropEntry(TABLE, NS, "back", keep=_kept(clock)), ForgetDropped("kept")])
+        assert await produced.producer(UUID, "p") is None
+        assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 2, 9)
+        await produced.transact([DropEntry(TABLE, NS, "u")])
+        assert await produced.producer("uuid-of-u", "p") is None
+
+    async def test_a_drop_and_a_commit_leave_no_producer_without_a_table(
+        self, produced: DrivenStore, other: DrivenStore
+    ) -> None:
+        for step in range(10):
+            name = f"n{step}"
+            await produced.transact([CreateEntry(make_entry(name))])
+            advanced, dropped = await asyncio.gather(
+                outcome(produced.transact([advance(1, uuid=f"uuid-of-{name}")])),
+                outcome(other.transact([DropEntry(TABLE, NS, name)])),
+            )
+            assert dropped == "won"
+            assert advanced in ("won", "no_such_table")
+            assert await produced.producer(f"uuid-of-{name}", "p") is None
+
+
+def _kept(clock: SimulatedClock) -> DroppedEntry:
+    return DroppedEntry("kept", make_entry("t"), False, 0, clock.now_ms() + 100, "ann")
