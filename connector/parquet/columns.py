@@ -9,21 +9,15 @@ that. A column that the file lacks is null.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from metaserver.iceberg.parquet import InDoubt, column_of, dotted, has_ids, places_of
 from metaserver.iceberg.schema import Schema
-
-FIELD_ID = b"PARQUET:field_id"
-
-Place: TypeAlias = tuple[int, tuple[str, ...]]
-"""Field id of a column, and the path of names to it."""
 
 
 class Unreadable(Exception):
@@ -59,56 +53,18 @@ def read_columns(
         with pq.ParquetFile(path, filesystem=filesystem) as file:
             if file.metadata.num_rows != rows:
                 raise Unreadable(f"{path} has {file.metadata.num_rows} rows; its manifest says {rows}")
-            found = _found(wanted, _places(file.schema_arrow))
-            table = file.read(columns=sorted({".".join(names) for names in found.values()}), use_threads=False)
+            if not has_ids(file.schema_arrow):
+                raise Unreadable(
+                    "the file has no field ids; readers tell its columns by a name mapping, which may change"
+                )
+            found = places_of(file.schema_arrow, wanted)
+            table = file.read(columns=dotted(found.values()), use_threads=False)
+        columns = {column_id: column_of(table, place) for column_id, place in found.items()}
+    except InDoubt as error:
+        raise Unreadable(f"{path} is not read: {error}") from None
     except (pa.ArrowException, OSError) as error:
         raise Unreadable(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    columns: dict[int, pa.ChunkedArray] = {}
-    for column_id in wanted:
-        if column_id in found:
-            columns[column_id] = _column(table, column_id, found[column_id])
-        else:
-            columns[column_id] = _absent(column_id, rows, projection)
-    return columns
-
-
-def _found(wanted: Iterable[int], places: Iterable[Place]) -> dict[int, tuple[str, ...]]:
-    """Where those of the wanted columns are that the file has."""
-    found: dict[int, list[tuple[str, ...]]] = {column_id: [] for column_id in wanted}
-    for column_id, names in places:
-        if column_id in found:
-            found[column_id].append(names)
-    for column_id, there in found.items():
-        if len(there) > 1:
-            raise Unreadable(f"the file has {len(there)} columns that may be column {column_id}")
-    return {column_id: there[0] for column_id, there in found.items() if there}
-
-
-def _places(schema: pa.Schema) -> list[Place]:
-    """All columns that are not inside a list or map."""
-    if ids := list(_by_id(schema)):
-        return ids
-    raise Unreadable("the file has no field ids; readers tell its columns by a name mapping, which may change")
-
-
-def _by_id(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[Place]:
-    for one in fields:
-        names = (*path, one.name)
-        if one.metadata is not None and FIELD_ID in one.metadata:
-            yield int(one.metadata[FIELD_ID]), names
-        if pa.types.is_struct(one.type):
-            yield from _by_id(list(one.type), names)
-
-
-def _column(table: pa.Table, column_id: int, names: tuple[str, ...]) -> pa.ChunkedArray:
-    # By place, not by name: a name may hold a dot, and then another column was read along with it.
-    top: Any = [place for place, name in enumerate(table.column_names) if name == names[0]]
-    if len(top) != 1:
-        raise Unreadable(f"the file has {len(top)} columns named {names[0]!r}, so that column {column_id} is in doubt")
-    column = table.column(top[0])
-    for name in names[1:]:
-        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null where the struct is
-    return column
+    return {one: columns[one] if one in columns else _absent(one, rows, projection) for one in wanted}
 
 
 def _absent(column_id: int, rows: int, projection: Projection) -> pa.ChunkedArray:

@@ -33,6 +33,7 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.sql import parse_sql
 from metaserver.index.bits import all_of, count, none_of, positions, roaring
 from metaserver.index.definitions import BITMAP, read_definitions
 from metaserver.index.keys import Bits
@@ -43,7 +44,6 @@ from metaserver.planner.meaning import Meaning
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.row_marks import Covered, RowMarks, without
 from metaserver.planner.scan import Scan
-from metaserver.planner.sql import parse_sql
 from metaserver.store.port import Entry
 from metaserver.wire import decode_json, encode_json
 

@@ -23,11 +23,11 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import expression_json, parse_expression
 from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Or
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.sql import SqlFilter, parse_sql
 from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.scan import IndexUse, Scan, Stage
-from metaserver.planner.sql import SqlFilter, parse_sql
 from metaserver.wire import decode_json, encode_json
 
 DEFAULT_LIMIT = 100

@@ -1,37 +1,23 @@
-"""What delete files say: positions of rows, and keys of rows, read from object storage once and kept for a while.
+"""Delete files read from object storage once and kept for a while.
 
-The rule it keeps: a delete file is understood whole or not at all (`Unreadable`, with a reason for people). Who asks
-about rows then knows that they may be deleted, and says so; nobody takes a row for live because a file was too large,
-damaged or of a format that is not read here. Storage that does not answer is no such reason: it is asked again later.
-
-Read are Parquet files of positions and of keys (Iceberg spec, "Position Delete Files", "Equality Delete Files"), and
-deletion vectors (Puffin spec, `deletion-vector-v1`), each by its bytes alone, as manifests say where they lie.
+The rule it keeps is that of `index/delete_files.py`: a delete file is understood whole or not at all (`Unreadable`,
+with a reason for people). Who asks about rows then knows that they may be deleted, and says so. Storage that does not
+answer is no such reason: it is asked again later. A deletion vector is read by its bytes alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pyroaring
-from isal import isal_zlib
+from collections.abc import Iterable
 
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.errors import BadRequest, StorageError, TooLarge
+from metaserver.iceberg.parquet import Unreadable
 from metaserver.index.block import Block
-from metaserver.index.hashing import hash_rows
-from metaserver.index.keys import Keys, keys_of
-from metaserver.index.packing import MISSING, Longs
+from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, decoded
+from metaserver.index.packing import MISSING
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.parquet_columns import Unreadable, column_of, places_of, refuse_large
 from metaserver.planner.view import TableView
 
 FILE_LIMIT_BYTES = 64 << 20
@@ -39,44 +25,6 @@ FILE_LIMIT_BYTES = 64 << 20
 KEPT_BYTES = 128 << 20
 AT_ONCE = 16
 """Delete files of one request that are being read at a time."""
-EQUALITY = 2
-
-_PATH_ID, _POSITION_ID = 2147483546, 2147483545
-"""Reserved field ids of position deletes; writers have to use the names, too."""
-_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
-_LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
-_ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
-"""Codes of 0.0 and -0.0 (`keys.py`)."""
-_FLOATS = frozenset({"float", "double"})
-
-Hashes = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
-Columns: TypeAlias = tuple[tuple[int, str], ...]
-"""(id, Iceberg type) of the columns of a key, by id."""
-
-
-class DeleteFile(NamedTuple):
-    """One row among the deletes of a view."""
-
-    path: str
-    format: str
-    content: int
-    size_bytes: int
-    records: int
-    referenced: str | None
-    offset: int
-    """Of a deletion vector in its Puffin file; MISSING for a file that is its own."""
-    length: int
-    columns: tuple[int, ...]
-    """Ids of the columns that equality deletes compare."""
-
-    @property
-    def is_vector(self) -> bool:
-        return self.format == "puffin"
-
-    @property
-    def read_bytes(self) -> int:
-        return self.length if self.is_vector else self.size_bytes
 
 
 def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
@@ -108,89 +56,6 @@ def _number(block: Block, name: str, row: int) -> int:
     return MISSING if found is None else found
 
 
-@dataclass(frozen=True)
-class Positions:
-    """`positions` int64[deletes], ascending within each data file, which begins at `starts` int64[files + 1]."""
-
-    files: Mapping[str, int]
-    starts: Longs
-    positions: Longs
-
-    def of(self, path: str) -> Longs:
-        """Of one data file, ascending."""
-        number = self.files.get(path)
-        return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
-
-    @property
-    def size_bytes(self) -> int:
-        return self.positions.nbytes + self.starts.nbytes + sum(150 + len(path) for path in self.files)
-
-
-class HashSet:
-    """128-bit hashes to look for: uint64[n] high halves, ascending, and the low ones."""
-
-    def __init__(self, high: Hashes, low: Hashes) -> None:
-        order = np.argsort(high, kind="stable")
-        self._high, self._low = high[order], low[order]
-
-    def has(self, high: Hashes, low: Hashes) -> Mask:
-        """bool[n]: which of these it holds."""
-        found = np.zeros(len(high), dtype=np.bool_)
-        place = np.searchsorted(self._high, high, side="left")
-        end = np.searchsorted(self._high, high, side="right")
-        left = np.flatnonzero(place < end)
-        # More than one turn only where a key stands there twice.
-        while len(left):
-            here = self._low[place[left]] == low[left]
-            found[left[here]] = True
-            left = left[~here]
-            place[left] += 1
-            left = left[place[left] < end[left]]
-        return found
-
-    @property
-    def size_bytes(self) -> int:
-        return self._high.nbytes + self._low.nbytes
-
-
-@dataclass(frozen=True)
-class KeySet:
-    """Keys of an equality delete file. `loose` takes both zeros for one; None where no column is of floats."""
-
-    exact: HashSet
-    loose: HashSet | None
-
-    @staticmethod
-    def of(columns: list[Keys]) -> KeySet:
-        loose = merge_zeros(columns)
-        return KeySet(HashSet(*hashed(columns)), None if loose is None else HashSet(*hashed(loose)))
-
-    @property
-    def size_bytes(self) -> int:
-        return self.exact.size_bytes + (self.loose.size_bytes if self.loose is not None else 0)
-
-
-def hashed(columns: list[Keys]) -> tuple[Hashes, Hashes]:
-    """(high, low) of each row, uint64[rows] each."""
-    return hash_rows(columns, 0), hash_rows(columns, 1)
-
-
-def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
-    """With 0.0 in place of -0.0; None where no column is of floats."""
-    if not any(column.kind in _FLOATS for column in columns):
-        return None
-    return [_without_sign(column) if column.kind in _FLOATS else column for column in columns]
-
-
-def _without_sign(column: Keys) -> Keys:
-    assert column.codes is not None
-    codes = np.where(column.codes == _NEGATIVE_ZERO, _ZERO, column.codes)
-    return Keys(column.kind, column.rows, codes, None, None, column.valid, column.nan)
-
-
-Content: TypeAlias = Positions | KeySet
-
-
 class DeleteFiles:
     """Belongs to one event loop."""
 
@@ -220,8 +85,6 @@ class DeleteFiles:
         kept = self._kept.get(key)
         if kept is not None:
             return kept
-        if file.format not in ("parquet", "puffin"):
-            raise Unreadable(file.path, f"delete files of format {file.format!r} are not read by the server")
         if not 0 <= file.read_bytes <= FILE_LIMIT_BYTES:
             size = "an unknown number of" if file.read_bytes < 0 else f"{file.read_bytes:,}"
             raise Unreadable(file.path, f"it has {size} bytes; at most {FILE_LIMIT_BYTES:,} are read")
@@ -235,77 +98,6 @@ class DeleteFiles:
                 data = await self._objects.read(file.path, limit_bytes=FILE_LIMIT_BYTES)
         except (BadRequest, StorageError, TooLarge) as error:  # outside of the warehouse, gone, not allowed
             raise Unreadable(file.path, error.message) from None
-        content = await asyncio.to_thread(_decoded, data, file, columns)
+        content = await asyncio.to_thread(decoded, data, file, columns)
         self._kept.put(key, content, content.size_bytes)
         return content
-
-
-def _decoded(data: bytes, file: DeleteFile, columns: Columns) -> Content:
-    if file.is_vector:
-        return _vector(data, file)
-    return _keys(data, file, columns) if file.content == EQUALITY else _positions(data, file)
-
-
-def _positions(data: bytes, file: DeleteFile) -> Positions:
-    try:
-        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=["file_path"]) as opened:
-            refuse_large(opened.metadata, file.path)
-            by_id = places_of(opened.schema_arrow)
-            (path,), (position,) = by_id.get(_PATH_ID, ("file_path",)), by_id.get(_POSITION_ID, ("pos",))
-            table = opened.read(columns=[path, position], use_threads=False).unify_dictionaries()
-        paths, spots = table.column(path).combine_chunks(), table.column(position).combine_chunks()
-        if isinstance(paths, pa.ChunkedArray):  # of no rows
-            return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        if paths.null_count or spots.null_count:
-            raise Unreadable(file.path, "a path or a position in it is null")
-        if not pa.types.is_dictionary(paths.type):
-            paths = paths.dictionary_encode()
-        codes = paths.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        rows = spots.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        names: list[str] = paths.dictionary.cast(pa.string()).to_pylist()
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
-    order = np.lexsort((rows, codes))
-    starts = np.searchsorted(codes[order], np.arange(len(names) + 1))
-    return Positions({name: number for number, name in enumerate(names)}, starts, rows[order])
-
-
-def _keys(data: bytes, file: DeleteFile, columns: Columns) -> KeySet:
-    try:
-        with pq.ParquetFile(pa.BufferReader(data)) as opened:
-            refuse_large(opened.metadata, file.path)
-            places = places_of(opened.schema_arrow)
-            absent = [column_id for column_id, _ in columns if column_id not in places]
-            if absent:
-                raise Unreadable(file.path, f"it has no column of id {absent[0]}")
-            names = sorted({".".join(places[column_id]) for column_id, _ in columns})
-            table = opened.read(columns=names, use_threads=False)
-        return KeySet.of([keys_of(column_of(table, places[one], file.path), kind) for one, kind in columns])
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
-
-
-def _vector(data: bytes, file: DeleteFile) -> Positions:
-    """Length of what follows it but the checksum, magic, roaring bitmap of 64 bits, CRC-32 of magic and bitmap."""
-    head = _LENGTH.size + len(_VECTOR_MAGIC)
-    if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < head + _CHECK.size:
-        raise Unreadable(file.path, f"there is no deletion vector of {file.length} bytes at {file.offset}")
-    inside = memoryview(data)[_LENGTH.size : -_CHECK.size]
-    if _LENGTH.unpack_from(data)[0] != len(inside) or inside[:4] != _VECTOR_MAGIC:
-        raise Unreadable(file.path, f"what lies at {file.offset} does not begin as a deletion vector")
-    if _CHECK.unpack_from(data, len(data) - _CHECK.size)[0] != isal_zlib.crc32(inside):
-        raise Unreadable(file.path, f"the deletion vector at {file.offset} does not match its checksum")
-    try:
-        bitmap = pyroaring.BitMap64.deserialize(bytes(inside[4:]))
-    except ValueError as error:
-        raise Unreadable(file.path, f"the deletion vector at {file.offset} cannot be read: {error}") from None
-    if len(bitmap) != file.records:
-        raise Unreadable(
-            file.path, f"the vector at {file.offset} has {len(bitmap)} rows; its manifest says {file.records}"
-        )
-    rows = np.asarray(bitmap.to_array(), dtype=np.uint64).astype(np.int64)
-    return Positions({file.referenced: 0}, np.array([0, len(rows)], dtype=np.int64), rows)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -20,26 +20,16 @@ import numpy.typing as npt
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.transforms import IDENTITY
-from metaserver.index.keys import Keys, keys_of
+from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, KeySet, Positions, hashed, merge_zeros
+from metaserver.index.hashing import Hashes
+from metaserver.index.keys import Keys, Mask, keys_of
 from metaserver.index.packing import Longs
 from metaserver.index.terms import resolve_id
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.delete_files import (
-    EQUALITY,
-    Columns,
-    Content,
-    DeleteFile,
-    DeleteFiles,
-    Hashes,
-    KeySet,
-    Mask,
-    Positions,
-    delete_files_at,
-    hashed,
-    merge_zeros,
-)
-from metaserver.planner.parquet_columns import DataRows, Unreadable
+from metaserver.planner.delete_files import DeleteFiles, delete_files_at
+from metaserver.planner.parquet_columns import DataRows
 from metaserver.planner.scan import Scan
 from metaserver.planner.view import TableView
 

@@ -24,14 +24,13 @@ from metaserver.errors import TooLarge
 from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index._record import ENTRIES_A_PAGE, stretches
 from metaserver.index.definitions import IndexDefinition
-from metaserver.index.hashing import hash_rows
+from metaserver.index.hashing import Hashes, hash_rows
 from metaserver.index.indexes import Indexes, OpenIndex
-from metaserver.index.keys import Keys
+from metaserver.index.keys import Keys, Mask
 from metaserver.index.packing import Longs
 from metaserver.index.record import Record
 from metaserver.index.usage import Usage
 from metaserver.planner.coverage import file_ids_of
-from metaserver.planner.delete_files import Hashes, Mask
 from metaserver.planner.deleted import Deleted
 from metaserver.planner.indexed import Coverage
 from metaserver.planner.lookup import lookup

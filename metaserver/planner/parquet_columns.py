@@ -1,39 +1,26 @@
-"""Columns of Parquet files by Iceberg field id, of whole small files or of some rows of large ones, by range.
+"""Columns of data files by Iceberg field id, of some of their rows, by range.
 
-The rule it keeps: a column is found by the ids that the file carries, or not at all (`Unreadable`); names and defaults
-are left to readers. What a large file costs is bounded: only the chunks of the columns asked for are fetched, of the
-row groups that hold one of the rows, and all that one request fetches is charged to one `Allowance`.
+The rule it keeps: a column is found by the ids that the file carries, or not at all (`Unreadable`). What a file
+costs is bounded: only the chunks of the columns asked for are fetched, of the row groups that hold one of the rows, and
+all that one request fetches is charged to one `Allowance`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metaserver.errors import BadRequest, StorageError
+from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, places_of
 from metaserver.index.packing import Longs
 from metaserver.objects.port import ObjectStore
 
-INFLATED_MAX = 1 << 30
-"""Bytes that a file read whole may claim to inflate to."""
-_FIELD_ID = b"PARQUET:field_id"
 _WAIT_S = 120.0
 """For one range; storage gives up before."""
-
-
-class Unreadable(Exception):
-    """What a file says is not known: `reason`, for people."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class Allowance:
@@ -49,36 +36,6 @@ class Allowance:
                 path, f"to look at its rows takes more than the {self._limit_bytes:,} bytes of one request"
             )
         self._left -= size_bytes
-
-
-def places_of(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> dict[int, tuple[str, ...]]:
-    """The path of names to each column that is not inside a list or map, by field id."""
-    found: dict[int, tuple[str, ...]] = {}
-    for one in fields:
-        names = (*path, one.name)
-        if one.metadata is not None and _FIELD_ID in one.metadata:
-            found[int(one.metadata[_FIELD_ID])] = names
-        if pa.types.is_struct(one.type):
-            found |= places_of(list(one.type), names)
-    return found
-
-
-def column_of(table: pa.Table, names: Sequence[str], path: str) -> pa.ChunkedArray:
-    """By place, not by name: a name may hold a dot, and then another column was read along with it."""
-    top: Any = [place for place, name in enumerate(table.column_names) if name == names[0]]
-    if len(top) != 1:
-        raise Unreadable(path, f"it has {len(top)} columns named {names[0]!r}")
-    column = table.column(top[0])
-    for name in names[1:]:
-        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null where the struct is
-    return column
-
-
-def refuse_large(metadata: pq.FileMetaData, path: str) -> None:
-    """Unreadable for a file that inflates to more than is read."""
-    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if size > INFLATED_MAX:
-        raise Unreadable(path, f"it inflates to {size:,} bytes; at most {INFLATED_MAX:,} are read")
 
 
 class _Ranges:
@@ -146,18 +103,19 @@ class DataRows:
             with pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False) as file:
                 if file.metadata.num_rows != records:
                     raise Unreadable(path, f"it has {file.metadata.num_rows} rows; its manifest says {records}")
-                places = places_of(file.schema_arrow)
+                places = places_of(file.schema_arrow, column_ids)
                 absent = [one for one in column_ids if one not in places]
                 if absent:
                     raise Unreadable(path, f"it has no column of id {absent[0]}")
-                names = sorted({".".join(places[one]) for one in column_ids})
-                parts = list(_parts(file, names, rows))
+                parts = list(_parts(file, dotted(places.values()), rows))
+            table = pa.concat_tables(parts)
+            return {one: column_of(table, places[one]) for one in column_ids}
+        except InDoubt as error:
+            raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:  # outside of the warehouse, gone, not allowed
             raise Unreadable(path, error.message) from None
         except (pa.ArrowException, OSError) as error:
             raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
-        table = pa.concat_tables(parts)
-        return {one: column_of(table, places[one], path) for one in column_ids}
 
 
 def _parts(file: pq.ParquetFile, names: list[str], rows: Longs) -> Iterable[pa.Table]:

@@ -14,15 +14,16 @@ import pytest
 
 from metaserver.clock import SystemClock
 from metaserver.errors import BadRequest
+from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.schema import Field, Schema
+from metaserver.index.delete_files import HashSet
 from metaserver.index.hashing import hash_rows
 from metaserver.index.keys import keys_of
 from metaserver.index.terms import resolve
 from metaserver.objects.router import open_objects
 from metaserver.planner import delete_files, deleted, locate
-from metaserver.planner.delete_files import HashSet
 from metaserver.planner.given_keys import keys_of_arrow, keys_of_json
-from metaserver.planner.parquet_columns import DataRows, Unreadable
+from metaserver.planner.parquet_columns import DataRows
 from metaserver.settings import Settings
 from tests.api.client import Api
 from tests.api.stored import Stored
@@ -115,6 +116,13 @@ async def test_a_data_file_that_is_not_what_the_manifest_says_is_not_read(data: 
         await read(data, 1 << 20, [2], [5], records=9999)
     with pytest.raises(Unreadable, match="no column of id 3"):
         await read(data, 1 << 20, [3], [5])
+
+
+async def test_of_two_columns_of_a_data_file_that_may_be_the_one_none_is_taken(data: Path) -> None:
+    pq.write_table(pq.read_table(data).append_column(pq.read_table(data).field(1), [range(10_000)]), data)
+    with pytest.raises(Unreadable, match="2 columns that may be column 2"):
+        await read(data, 1 << 20, [2], [5])
+    assert await read(data, 1 << 20, [1], [5]) == [5]
 
 
 @pytest.fixture

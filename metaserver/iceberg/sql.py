@@ -28,9 +28,9 @@ from sqlglot.errors import ParseError, TokenError
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expressions import FALSE, TRUE, Always, Expression, Op, Unbound, all_of, any_of
 from metaserver.iceberg.schema import ListType, MapType, Schema, StructType, type_name
+from metaserver.iceberg.sql_literals import Given, Unfit, fitted, literal_of
 from metaserver.iceberg.transforms import IDENTITY, accepts, canonical, result_type
 from metaserver.iceberg.types import base_name, canonical_primitive
-from metaserver.planner.sql_literals import Given, Unfit, fitted, literal_of
 
 TEXT_MAX = 100_000
 _SHOWN_MAX = 200
@@ -98,17 +98,18 @@ class _Term(NamedTuple):
         return Unbound(Op.NOT_NULL, self.name, IDENTITY, ())
 
 
-def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = ()) -> SqlFilter:
+def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_above: bool = False) -> SqlFilter:
     """The predicate of a WHERE clause over the columns of `schema`, or else of `schemas`, the newest first.
 
-    BadRequest for what is no SQL, with its place, and for a column that there is not.
+    With `nan_above` NaN is above every number, as to Spark, and the expression says that and no more. BadRequest for
+    what is no SQL, with its place, and for a column that there is not.
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The predicate has {len(text)} characters; at most {TEXT_MAX} are allowed")
     others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
     try:
         tree = sqlglot.parse_one(text, dialect=_Sql, into=exp.Condition)
-        reader = _Reader((schema, *others))
+        reader = _Reader((schema, *others), nan_above)
         expression = reader.read(tree, negated=False)
         return SqlFilter(expression, tuple(dict.fromkeys(reader.unused)), reader.exact and not reader.unused)
     except ParseError as error:
@@ -132,8 +133,9 @@ def _syntax(error: ParseError) -> str:
 
 
 class _Reader:
-    def __init__(self, schemas: tuple[Schema, ...]) -> None:
+    def __init__(self, schemas: tuple[Schema, ...], nan_above: bool) -> None:
         self._schemas = schemas
+        self._nan_above = nan_above
         self.unused: list[str] = []
         self.exact = True
         """Whether every literal is one of its column's type."""
@@ -302,7 +304,8 @@ class _Reader:
             return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
         predicate = term.predicate(op, value)
         # NaN is above every number to Spark, and in no order to Trino, where the opposite of a comparison holds for it.
-        if base_name(term.kind) in _FLOATS and (op in (Op.GT, Op.GT_EQ) or (negated and op is not Op.EQ)):
+        widened = negated and op is not Op.EQ and not self._nan_above
+        if base_name(term.kind) in _FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
             return any_of(predicate, term.predicate(Op.IS_NAN))
         return predicate
 

@@ -21,7 +21,7 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg import schema as ours
 from metaserver.iceberg.binding import bind
 from metaserver.iceberg.expression_json import expression_json
-from metaserver.planner.sql import parse_sql
+from metaserver.iceberg.sql import parse_sql
 from tests.planner.lake import Row
 from tests.planner.predicates import SPARKS, Names, matches
 from tests.planner.schemas import Field, Schema
