@@ -82,7 +82,7 @@ class _LoadTableResult(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """A table as engines load it. `metadata` is its JSON, with the snapshots that a branch or tag names."""
+    """A table as engines load it. `metadata` is its JSON, with the snapshots that a branch or tag names, or all."""
 
     metadata: bytes
     location: str
@@ -263,12 +263,12 @@ class SeamarkClient:
         for found in self._named(f"namespaces/{_levels(namespace)}/tables", "identifiers"):
             yield (*found["namespace"], found["name"])
 
-    def load_table(self, table: Name) -> LoadedTable:
-        """A table, and by what settings and keys its files are reached. NotFound."""
+    def load_table(self, table: Name, *, history: bool = False) -> LoadedTable:
+        """A table, and by what settings and keys its files are reached; with `history` all its snapshots. NotFound."""
         levels = _split(table)
         path = f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
-        answer = self._request("GET", path, {"snapshots": "refs"}, headers=headers)
+        answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
         try:
             found = msgspec.json.decode(answer, type=_LoadTableResult)
             location = str(msgspec.json.decode(found.metadata)["location"])
@@ -296,6 +296,24 @@ class SeamarkClient:
         return f"/v1/{quote(self._prefix, safe='')}" if self._prefix else "/v1"
 
     # What is done with a filter
+
+    def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """A scan planned by the standard's route, page by page: each has `file-scan-tasks`, and the `delete-files` that
+        they refer to. `body` is the standard's PlanTableScanRequest. BadRequest for one that makes no sense."""
+        levels = _split(table)
+        path = f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+        answer = self._json("POST", f"{path}/plan", {}, dict(body))
+        plan_id = answer.get("plan-id", "")
+        while answer["status"] == "submitted":  # the server answers such a question when it can, or after a while
+            answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}", {})
+        if answer["status"] != "completed":
+            raise ServerFailed(f"The plan of {'.'.join(levels)} is {answer['status']}: {answer.get('error')}")
+        yield answer
+        left = list(answer.get("plan-tasks") or ())
+        while left:
+            page = self._json("POST", f"{path}/tasks", {}, {"plan-task": left.pop(0)})
+            left += page.get("plan-tasks") or ()
+            yield page
 
     def explain(
         self,
@@ -407,14 +425,20 @@ class SeamarkClient:
         *,
         accept: str = "application/json",
         headers: Mapping[str, str] | None = None,
+        repeatable: bool = True,
     ) -> bytes:
+        """The body of the answer. What is not `repeatable` is sent again only where it was certainly not done: nobody
+        listened, or the server was busy."""
         content = {} if body is None else {"Content-Type": "application/json"}
         own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
         headers = {**own, **content, **(headers or {})}
         headers |= {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+        retries = _retry(self._retries, repeatable)
         try:
-            answer = self._connections().request(method, address, body=body, headers=headers, redirect=False)
+            answer = self._connections().request(
+                method, address, body=body, headers=headers, redirect=False, retries=retries
+            )
         except HTTPError as error:
             raise Unreachable(f"No answer from {self.url}: {error}") from error
         if answer.status not in (200, 204):
@@ -425,20 +449,25 @@ class SeamarkClient:
         """Of this process: a connection shared with a parent would mix up their answers."""
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
-            retry = urllib3.Retry(
-                total=self._retries,
-                status_forcelist=(503,),
-                allowed_methods=None,  # every call may be repeated, POST included
-                backoff_factor=_BACKOFF_S,
-                backoff_max=_BACKOFF_MAX_S,
-                backoff_jitter=_BACKOFF_S,
-                raise_on_status=False,
-                retry_after_max=_RETRY_AFTER_MAX_S,
-            )
             timeout = urllib3.Timeout(total=None, connect=self._timeout_s, read=self._timeout_s)
-            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, retries=retry, timeout=timeout)
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout)
             pool = self._pool = (os.getpid(), manager)
         return pool[1]
+
+
+def _retry(times: int, repeatable: bool) -> urllib3.Retry:
+    return urllib3.Retry(
+        total=times,
+        read=None if repeatable else 0,
+        other=None if repeatable else 0,
+        status_forcelist=(503,),
+        allowed_methods=None,  # POST included
+        backoff_factor=_BACKOFF_S,
+        backoff_max=_BACKOFF_MAX_S,
+        backoff_jitter=_BACKOFF_S,
+        raise_on_status=False,
+        retry_after_max=_RETRY_AFTER_MAX_S,
+    )
 
 
 def table_path(table: Name) -> str:

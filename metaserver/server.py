@@ -33,6 +33,7 @@ from metaserver.api.parts import Parts
 from metaserver.catalog.catalog import open_catalog
 from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.clock import Clock, SystemClock
+from metaserver.commits.committing import open_commits
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
 from metaserver.index.cleaning import Cleaner
 from metaserver.index.indexes import open_indexes
@@ -74,6 +75,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
         registry, usage = Registry(store, clock), Usage()
         indexes = await enter(open_indexes(settings, objects, registry, clock))
         planner = await enter(open_planner(settings, objects, clock, indexes=indexes, usage=usage))
+        metrics = Metrics()
         parts = Parts(
             settings=settings,
             clock=clock,
@@ -94,7 +96,8 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             ),
             usage=usage,
             planner=planner,
-            metrics=Metrics(),
+            commits=await enter(open_commits(settings, store, objects, clock, timeline, catalog, metrics)),
+            metrics=metrics,
             authenticator=await enter(open_authenticator(settings, store, clock)),
             authorizer=Authorizer(),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),

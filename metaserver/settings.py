@@ -107,6 +107,21 @@ class Settings:
     commit_retries: int = setting(
         8, "How often the server itself retries a lost pointer swap before it answers 409.", least=0, most=1000
     )
+    commit_group_max: int = setting(
+        64, "Changes waiting for one table that are committed together, at most; each gets its own snapshot.", least=1
+    )
+    commit_files_limit: int = setting(
+        200_000, "Files that one change may add and remove (POST /api/v1/tables/…/commit).", least=1
+    )
+    commit_history_limit: int = setting(
+        1000,
+        "Snapshots that a commit looks back over: for what collides with it since its read snapshot (more is a "
+        "conflict), and for what a producer has committed that the database knows nothing of.",
+        least=1,
+    )
+    commit_memory_bytes: int = setting(
+        128 << 20, "Budget for manifests and manifest lists that commits remember, per worker.", least=0
+    )
     body_limit_bytes: int = setting(64 << 20, "Largest request body.", least=1024)
     requests_limit: int = setting(
         512, "Requests being answered at once per worker; more get 503 and Retry-After.", least=1

@@ -8,6 +8,7 @@ from metaserver.api import (
     admin,
     bitmaps,
     builds,
+    commits,
     dropped,
     explain,
     functions,
@@ -39,6 +40,7 @@ def build_app(parts: Parts) -> web.Application:
     app[keys.CATALOG] = parts.catalog
     app[keys.TIMELINE] = parts.timeline
     app[keys.PLANNER] = parts.planner
+    app[keys.COMMITS] = parts.commits
     app[keys.REGISTRY] = parts.registry
     app[keys.INDEXES] = parts.indexes
     app[keys.USAGE] = parts.usage
@@ -53,7 +55,20 @@ def build_app(parts: Parts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """All routes; the document that describes them last. Needs no parts but the settings."""
-    own = (timeline, metadata, explain, indexes, builds, lookups, bitmaps, index_audit, index_unheld, dropped, admin)
+    own = (
+        timeline,
+        metadata,
+        explain,
+        commits,
+        indexes,
+        builds,
+        lookups,
+        bitmaps,
+        index_audit,
+        index_unheld,
+        dropped,
+        admin,
+    )
     for routes in (health, metrics, oauth, rest, *own):
         routes.add_routes(app)
     functions.add_own_routes(app)

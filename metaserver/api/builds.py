@@ -30,10 +30,9 @@ from metaserver.api.paging import page_size
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.purge import INDEX_FOLDER
-from metaserver.errors import BadRequest, CommitConflict, Corrupt, NotFound, ObjectMissing
+from metaserver.errors import BadRequest, CommitConflict, NotFound
 from metaserver.index.definitions import IndexDefinition
-from metaserver.index.index_file import UnknownVersion
-from metaserver.objects.locations import parse_location
+from metaserver.index.registering import read_index_file
 from metaserver.planner.lookup import files_at
 from metaserver.planner.view import TableView
 from metaserver.store.port import (
@@ -414,35 +413,18 @@ async def _missing_files(
 
 async def _checked(request: web.Request, build: _Build, wanted: _RegisteredFile) -> IndexFile:
     """The index file as the registry will list it, from what it says itself. BadRequest where it is another."""
-    location = wanted.location
-    folder = parse_location(build.folder)
-    place = parse_location(location, "The location of an index file")
-    if not location.startswith(build.folder + "/") or place == folder or not folder.holds(place):
-        raise BadRequest(f"{location[:200]!r} is not in the build's folder {build.folder}")
-    try:
-        header = (await request.app[READER].describe(location, wanted.size_in_bytes)).header
-    except (Corrupt, ObjectMissing) as error:
-        raise BadRequest(f"Cannot register {location}: {error.message}") from None
-    except UnknownVersion as error:
-        raise BadRequest(f"Cannot register {location}: {error}") from None
-    if header.table_uuid != build.table.entry.uuid:
-        raise BadRequest(f"Cannot register {location}: it is of the table {header.table_uuid}")
-    if (header.definition, header.kind) != (build.definition.id, build.definition.kind):
-        raise BadRequest(f"Cannot register {location}: it is of the index {header.kind} {header.definition[:500]}")
-    now_ms = request.app[CLOCK].now_ms()
-    return IndexFile(
-        uuid=build.table.entry.uuid,
-        location=location,
-        definition=header.definition,
-        kind=header.kind,
-        level=header.level,
-        files=header.files,
-        rows=header.rows,
-        size_bytes=header.size_bytes,
+    file = await read_index_file(
+        request.app[READER],
+        wanted.location,
+        wanted.size_in_bytes,
+        folder=build.folder,
+        table_uuid=build.table.entry.uuid,
         snapshot_id=build.instant.snapshot_id,
-        created_ms=now_ms,
-        changed_ms=now_ms,
+        now_ms=request.app[CLOCK].now_ms(),
     )
+    if (file.definition, file.kind) != (build.definition.id, build.definition.kind):
+        raise BadRequest(f"Cannot register {file.location}: it is of the index {file.kind} {file.definition[:500]}")
+    return file
 
 
 def _progress(build: _Build) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from metaserver.access.authorizer import Authorizer
 from metaserver.access.principal import Principal
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
+from metaserver.commits.committing import Commits
 from metaserver.index.indexes import Indexes
 from metaserver.index.registry import Registry
 from metaserver.index.usage import Usage
@@ -30,6 +31,7 @@ CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
 STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
 OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
 CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
+COMMITS: web.AppKey[Commits] = web.AppKey("commits", Commits)
 PLANNER: web.AppKey[Planner] = web.AppKey("planner", Planner)
 REGISTRY: web.AppKey[Registry] = web.AppKey("index-registry", Registry)
 INDEXES: web.AppKey[Indexes] = web.AppKey("indexes", Indexes)

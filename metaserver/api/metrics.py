@@ -24,8 +24,8 @@ MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # The time each counter began, once a series, doubles the answer and tells nothing that the process's start does not.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
-COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView"})
-"""Operation ids of the Iceberg REST specification that move a pointer by compare-and-swap."""
+COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView", "commitChange"})
+"""Operation ids that move a pointer by compare-and-swap: the Iceberg REST specification's, and our own."""
 
 
 class _Times:
@@ -65,6 +65,18 @@ class Metrics:
         )
         self._commits = prometheus.Counter(
             "seamark_commits", "Commits by outcome: committed, conflict, unknown.", ("outcome",), registry=own
+        )
+        self.commit_groups = prometheus.Counter(
+            "seamark_commit_groups", "Metadata files written for the changes that waited for a table.", registry=own
+        )
+        self.commit_changes = prometheus.Counter(
+            "seamark_commit_changes", "Changes committed in them, each its own snapshot.", registry=own
+        )
+        self._collisions = prometheus.Counter(
+            "seamark_commit_collisions",
+            "Changes refused for what was committed before them.",
+            ("reason",),
+            registry=own,
         )
         self.answering = 0
         """Requests being answered now, of every kind; what a drain waits for. The gauge follows it."""
@@ -128,6 +140,15 @@ class Metrics:
                 self._commit_children["unknown"].inc()
             elif status < 300:
                 self._commit_children["committed"].inc()
+
+    def committed_together(self, changes: int) -> None:
+        """Of one table, in one transaction."""
+        self.commit_groups.inc()
+        self.commit_changes.inc(changes)
+
+    def collided(self, reason: str) -> None:
+        """A change was refused. `reason` must come from a bounded set."""
+        self._collisions.labels(reason).inc()
 
     def planned(self, considered: int, kept: int, seconds: float) -> None:
         """One finished plan."""

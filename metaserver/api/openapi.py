@@ -15,6 +15,7 @@ from aiohttp import web
 from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
 from metaserver.api.bitmaps import BITMAP_SCHEMA
 from metaserver.api.builds import BUILD_SCHEMA
+from metaserver.api.commits import COMMITTED_SCHEMA
 from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from metaserver.api.explain import EXPLANATION_SCHEMA
@@ -80,6 +81,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "File": FILE_SCHEMA,
                 "ColumnStats": COLUMN_STATS_SCHEMA,
                 "Partition": PARTITION_SCHEMA,
+                "Committed": COMMITTED_SCHEMA,
                 "Explanation": EXPLANATION_SCHEMA,
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,

@@ -13,6 +13,7 @@ from metaserver.access.authorizer import Authorizer
 from metaserver.api.metrics import Metrics
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
+from metaserver.commits.committing import Commits
 from metaserver.index.cleaning import Cleaner
 from metaserver.index.indexes import Indexes
 from metaserver.index.registry import Registry
@@ -39,6 +40,7 @@ class Parts:
     cleaner: Cleaner
     usage: Usage
     planner: Planner
+    commits: Commits
     metrics: Metrics
     authenticator: Authenticator
     authorizer: Authorizer

@@ -1,0 +1,156 @@
+"""One change, from its request to a snapshot on whatever parent it gets; again on another where a race was lost.
+
+`prepare` is done before the turn: the files are checked and the manifests of what is added are written. `apply` is done
+in it: what the change removes is looked for, what happened since it read is checked, the rest is written. What one
+attempt has written serves the next where it still fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.purge import owned
+from metaserver.catalog.values import Caller
+from metaserver.commits.change import Change, ChangeRequest, Shape, read_change, shape_of
+from metaserver.commits.conflicts import Collision
+from metaserver.commits.manifests import Manifests
+from metaserver.commits.merging import Merging
+from metaserver.commits.producing import Produced, produce
+from metaserver.commits.removing import Removed, Removing, live
+from metaserver.commits.writing import Writer, Written, metadata_folder, write_added
+from metaserver.errors import AlreadyExists, BadRequest, Forbidden
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.snapshot import MAIN, Snapshot
+
+_IN_THREAD_FILES = 200
+"""More are decoded in a thread."""
+
+
+class Applying:
+    """Belongs to one request."""
+
+    def __init__(self, parts: Parts, manifests: Manifests, caller: Caller, request: ChangeRequest) -> None:
+        self._parts = parts
+        self._manifests = manifests
+        self._caller = caller
+        self.request = request
+        self._shape: Shape | None = None
+        self._change: Change | None = None
+        self._added: tuple[Written, ...] = ()
+        self._writer: Writer | None = None
+        self._removing: Removing | None = None
+        self._merging: Merging | None = None
+        self._needed: frozenset[str] = frozenset()
+
+    @property
+    def written(self) -> list[str]:
+        """Everything that was stored for it."""
+        return [] if self._writer is None else self._writer.written
+
+    @property
+    def unneeded(self) -> list[str]:
+        """What was stored and the last snapshot that was made does not lead to."""
+        return [path for path in self.written if path not in self._needed]
+
+    async def prepare(self, metadata: TableMetadata) -> None:
+        """BadRequest or Forbidden for files that do not fit; what is added is stored then."""
+        shape = shape_of(metadata)
+        if self._shape == shape:
+            return
+        check_path = self._path_check(metadata)
+
+        def read() -> Change:
+            return read_change(self.request, metadata, check_path)
+
+        change = read() if len(self.request.add) <= _IN_THREAD_FILES else await asyncio.to_thread(read)
+        if self._writer is None:
+            self._begin(metadata)
+        assert self._writer is not None
+        self._added = await write_added(self._writer, change, metadata)
+        self._change, self._shape = change, shape
+
+    def _begin(self, metadata: TableMetadata) -> None:
+        parts = self._parts
+        folder = metadata_folder(metadata)
+        parts.warehouse.check(folder, "The folder of the table's metadata")
+        snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
+        self._writer = Writer(parts.objects, parts.clock, self._manifests, folder, snapshot_id)
+        self._removing = Removing(self._writer, self._manifests)
+        self._merging = Merging(self._writer, self._manifests)
+
+    def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
+        """Files lie in the warehouse. Who may not write all of it adds files of this table's own folders alone: else
+        another table's could be read, and deleted, by way of this one."""
+        warehouse = self._parts.warehouse
+        if self._caller.confined_to is None:
+            return lambda path: warehouse.parse(path, "The file")
+        owns = owned(self._parts, metadata)
+
+        def check(path: str) -> None:
+            warehouse.parse(path, "The file")
+            if not owns(path):
+                raise Forbidden(
+                    f"The file {path[:500]!r} lies outside the folders of the table, where {self._caller.who} may "
+                    f"write; put it below {metadata.location}"
+                )
+
+        return check
+
+    async def apply(self, metadata: TableMetadata) -> Produced:
+        """The snapshot on the head of the branch in `metadata`; stored, and nobody knows of it.
+
+        Collision, a CommitConflict, where the change cannot be applied to what stands there now.
+        """
+        await self.prepare(metadata)
+        change, writer = self._change, self._writer
+        assert change is not None
+        assert writer is not None
+        assert self._merging is not None
+        if change.removes or change.deletes:
+            raise BadRequest("Changes that remove files or add delete files are not taken yet")
+        parent = head_of(self.request.branch, metadata)
+        listed = await self._manifests.listed(parent)
+        await self._check_new(change, listed, metadata)
+        removed = Removed(live(listed), ())
+        made = await produce(
+            writer,
+            change,
+            self._added,
+            removed,
+            metadata,
+            parent,
+            merging=self._merging,
+            now_ms=self._parts.clock.now_ms(),
+        )
+        self._needed = made.needed
+        return made
+
+    async def _check_new(self, change: Change, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
+        """AlreadyExists for a file that is live, as far as that is known without reading: a change that comes again
+        after its reply was lost must not count twice, and its files are not to be deleted."""
+        paths = {file.file_path for file in change.data}
+        for manifest in self._manifests.known_to_hold(listed, paths):
+            for entry in await self._manifests.entries(manifest, metadata):
+                if entry.file.file_path in paths:
+                    raise AlreadyExists(
+                        f"The file {entry.file.file_path} is in the table already, by snapshot {entry.snapshot_id}; "
+                        "nothing was changed. Keep the file"
+                    )
+
+
+def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:
+    """The snapshot that a commit to the branch follows; None for `main` of an empty table. Collision where there is no
+    such branch."""
+    ref = metadata.refs.get(branch)
+    if ref is None:
+        if branch == MAIN and metadata.current_snapshot is None:
+            return None
+        if branch != MAIN:
+            raise Collision("branch", f"The table has no branch {branch[:100]!r}; a commit creates none")
+        return metadata.current_snapshot
+    if not ref.is_branch:
+        raise BadRequest(f"{branch[:100]!r} is a tag; commits go to branches")
+    return metadata.snapshot(ref.snapshot_id)

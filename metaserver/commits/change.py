@@ -1,0 +1,386 @@
+"""A change as a client sends it: files added, files removed, what was read; decoded, then checked against the table.
+
+Two steps, because the table may move between them. A `ChangeRequest` is what was said, right in itself. A `Change` is
+what that means for one state of the table's schemas, partition specs and format version, and is made again where those
+have changed. Whatever is wrong is a BadRequest that names the file and the field; nothing is repaired.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.content_file import (
+    DATA,
+    POSITION_DELETES,
+    UNKNOWN,
+    ContentFile,
+    decode_content_file,
+    partition_types,
+)
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expressions import TRUE, Expression, Value
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.reading import Int32, Int64
+from metaserver.iceberg.snapshot import MAIN
+from metaserver.iceberg.values import decode_json
+from metaserver.wire import check_name
+
+APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
+OPERATIONS = (APPEND, OVERWRITE, DELETE, REPLACE)
+SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
+ISOLATIONS = (SERIALIZABLE, SNAPSHOT)
+WRITTEN = "written"
+INDEX_FILES_MAX = 1000
+PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
+_OWN_PREFIX = "seamark."
+_OWN_KEYS = frozenset({"operation", "changed-partition-count"})
+_OWN_BEGINNINGS = ("added-", "deleted-", "removed-", "total-", "partitions.", "manifests-")
+_SUMMARY_KEYS_MAX = 100
+_SUMMARY_BYTES_MAX = 16 << 10
+
+Partition = tuple[Value | None, ...]
+UNSET = msgspec.UNSET
+
+
+class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Remove(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """A live file; a deletion vector is named by its offset, too."""
+
+    file_path: str
+    content_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+
+    def __str__(self) -> str:
+        return self.file_path if self.content_offset is None else f"{self.file_path} (at {self.content_offset})"
+
+
+class GivenPartition(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    spec_id: Int32
+    values: list[Any]
+
+
+class _Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    filter: msgspec.Raw = msgspec.Raw()
+    partitions: list[GivenPartition] | None = None
+
+
+class _Replaced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    filter: msgspec.Raw = msgspec.Raw()
+    partitions: str | None = None
+
+
+class IndexFileGiven(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    location: str
+    size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """The request's JSON."""
+
+    table_uuid: str | None = None
+    branch: str = MAIN
+    producer: Producer | None = None
+    operation: str | None = None
+    read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
+    isolation: str = SERIALIZABLE
+    scope: _Scope | None = None
+    add: list[Any] = []
+    remove: list[Remove] = []
+    replace: _Replaced | None = None
+    index_files: list[IndexFileGiven] = []
+    summary: dict[str, str] = {}
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked, right in itself. Filters are unbound."""
+
+    table_uuid: str | None
+    branch: str
+    producer: Producer | None
+    operation: str | None
+    """None: as what is added and removed says."""
+    reads: bool
+    """Whether a read snapshot was given; it may be that of the empty table, None."""
+    read_snapshot_id: int | None
+    isolation: str
+    scope_filter: Expression | None
+    scope_partitions: tuple[GivenPartition, ...] | None
+    add: Sequence[Any]
+    remove: tuple[Remove, ...]
+    replace_filter: Expression | None
+    replace_written: bool
+    index_files: tuple[IndexFileGiven, ...]
+    summary: dict[str, str]
+
+    @property
+    def replaces(self) -> bool:
+        return self.replace_filter is not None or self.replace_written
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """The rows that a change has read: those that match `bound`, or those of `partitions` by (spec id, tuple)."""
+
+    bound: Expression | None = None
+    partitions: tuple[tuple[int, Partition], ...] = ()
+
+
+EVERYTHING = Scope(bound=TRUE)
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it concerns one state of the table."""
+
+    request: ChangeRequest
+    data: tuple[ContentFile, ...]
+    deletes: tuple[ContentFile, ...]
+    operation: str
+    scope: Scope | None
+    """None: it has read no rows but those that it removes."""
+    replaced: Scope | None
+    """Every live file within goes, too."""
+
+    @property
+    def removes(self) -> bool:
+        return bool(self.request.remove) or self.request.replaces
+
+    @property
+    def positional(self) -> tuple[ContentFile, ...]:
+        return tuple(file for file in self.deletes if file.content == POSITION_DELETES)
+
+
+class Shape(NamedTuple):
+    """What of a table's metadata a `Change` depends on."""
+
+    format_version: int
+    specs: tuple[PartitionSpec, ...]
+    schemas: object
+    current_schema_id: int
+
+
+def shape_of(metadata: TableMetadata) -> Shape:
+    return Shape(metadata.format_version, metadata.partition_specs, metadata.schemas, metadata.current_schema_id)
+
+
+def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
+    """BadRequest for what contradicts itself, whatever the table."""
+    if len(body.add) + len(body.remove) > files_max:
+        raise BadRequest(
+            f"The change adds and removes {len(body.add) + len(body.remove):,} files; one change may name {files_max:,}"
+        )
+    if len(body.index_files) > INDEX_FILES_MAX:
+        raise BadRequest(f"index-files has {len(body.index_files):,} files; one change may bring {INDEX_FILES_MAX:,}")
+    check_name(body.branch, "branch")
+    if body.producer is not None:
+        check_name(body.producer.id, "producer id")
+    _one_of("operation", body.operation, (None, *OPERATIONS))
+    _one_of("isolation", body.isolation, ISOLATIONS)
+    _check_summary(body.summary)
+    scope_filter, scope_partitions = _scope(body.scope)
+    replace_filter, replace_written = _replaced(body.replace)
+    twice = [str(one) for one, count in Counter(body.remove).items() if count > 1]
+    if twice:
+        raise BadRequest(f"remove names {twice[0][:500]} twice")
+    request = ChangeRequest(
+        table_uuid=body.table_uuid,
+        branch=body.branch,
+        producer=body.producer,
+        operation=body.operation,
+        reads=body.read_snapshot_id is not UNSET,
+        read_snapshot_id=None if body.read_snapshot_id is UNSET else body.read_snapshot_id,
+        isolation=body.isolation,
+        scope_filter=scope_filter,
+        scope_partitions=scope_partitions,
+        add=body.add,
+        remove=tuple(body.remove),
+        replace_filter=replace_filter,
+        replace_written=replace_written,
+        index_files=tuple(body.index_files),
+        summary=body.summary,
+    )
+    _check_request(request)
+    return request
+
+
+def _check_request(request: ChangeRequest) -> None:
+    if not (request.add or request.remove or request.replaces):
+        raise BadRequest("The change is empty: add, remove or replace files")
+    scoped = request.scope_filter is not None or request.scope_partitions is not None
+    if (request.remove or scoped) and not request.reads:
+        what = "removes files" if request.remove else "has a scope"
+        raise BadRequest(
+            f"A change that {what} needs read-snapshot-id: the snapshot that it was computed from, or null"
+        )
+    if request.replace_written and not request.add:
+        raise BadRequest("replace asks for the partitions that are written, and add is empty")
+    if request.operation == APPEND and (request.remove or request.replaces):
+        raise BadRequest("operation is append, but the change removes files; leave it out, or say overwrite or replace")
+    if request.operation == REPLACE and not request.remove:
+        raise BadRequest("operation is replace, the same rows in other files, but the change removes no files by name")
+
+
+def _one_of(name: str, given: str | None, known: Sequence[str | None]) -> None:
+    if given not in known:
+        raise BadRequest(f"{name} is {str(given)[:40]!r}; it may be {', '.join(filter(None, known))}")
+
+
+def _check_summary(summary: dict[str, str]) -> None:
+    if len(summary) > _SUMMARY_KEYS_MAX or sum(len(key) + len(summary[key]) for key in summary) > _SUMMARY_BYTES_MAX:
+        raise BadRequest(f"summary may hold {_SUMMARY_KEYS_MAX} keys and {_SUMMARY_BYTES_MAX:,} characters")
+    for key in summary:
+        if key in _OWN_KEYS or key.startswith((_OWN_PREFIX, *_OWN_BEGINNINGS)):
+            raise BadRequest(f"summary: {key[:100]!r} is written by the server; choose another name")
+
+
+def _scope(given: _Scope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
+    if given is None:
+        return None, None
+    if bool(given.filter) == (given.partitions is not None):
+        raise BadRequest("scope has either a filter or partitions")
+    if given.partitions is not None:
+        return None, tuple(given.partitions)
+    return _expression(given.filter, "scope"), None
+
+
+def _replaced(given: _Replaced | None) -> tuple[Expression | None, bool]:
+    if given is None:
+        return None, False
+    if bool(given.filter) == (given.partitions is not None):
+        raise BadRequest('replace has either a filter or "partitions": "written"')
+    if given.partitions is not None:
+        _one_of("replace.partitions", given.partitions, (WRITTEN,))
+        return None, True
+    return _expression(given.filter, "replace"), False
+
+
+def _expression(raw: msgspec.Raw, what: str) -> Expression:
+    try:
+        return parse_expression(msgspec.json.decode(raw))
+    except BadRequest as error:
+        raise BadRequest(f"{what}: {error.message}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{what}: the filter cannot be read: {error}") from None
+
+
+def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Callable[[str], object]) -> Change:
+    """What the request means for the table. BadRequest for files that do not fit it, or that contradict each other.
+
+    `check_path` raises for a location that files may not lie at.
+    """
+    files = [_file(number, json, metadata) for number, json in enumerate(request.add)]
+    for file in files:
+        check_path(file.file_path)
+        if file.first_row_id is not None:
+            raise BadRequest(f"{file.file_path}: first-row-id is given by the commit; leave it out")
+    _check_distinct(files)
+    data = tuple(file for file in files if file.content == DATA)
+    deletes = tuple(file for file in files if file.content != DATA)
+    if metadata.format_version == 1 and (request.remove or request.replaces):
+        raise BadRequest("The table has format version 1, which takes appends only here; upgrade it to version 2")
+    positional = any(file.content == POSITION_DELETES for file in deletes)
+    if positional and not request.reads:
+        raise BadRequest("A change that adds position deletes or deletion vectors needs read-snapshot-id")
+    operation = _operation(request, data, deletes)
+    replaced = _replaced_scope(request, data, metadata)
+    return Change(
+        request=request,
+        data=data,
+        deletes=deletes,
+        operation=operation,
+        scope=_read_scope(request, metadata, positional, operation, replaced),
+        replaced=replaced,
+    )
+
+
+def _file(number: int, json: object, metadata: TableMetadata) -> ContentFile:
+    try:
+        return decode_content_file(json, metadata)
+    except BadRequest as error:
+        raise BadRequest(f"add[{number}]: {error.message}") from None
+
+
+def _check_distinct(files: Iterable[ContentFile]) -> None:
+    paths: set[object] = set()
+    referenced: set[str | None] = set()
+    for file in files:
+        vector = file.is_deletion_vector
+        key = (file.file_path, file.content_offset) if vector else file.file_path
+        if key in paths:
+            raise BadRequest(f"add names {file.file_path} twice")
+        paths.add(key)
+        if vector and file.referenced_data_file in referenced:
+            raise BadRequest(f"add has two deletion vectors for {file.referenced_data_file}; a data file has one")
+        if vector:
+            referenced.add(file.referenced_data_file)
+
+
+def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
+    """As Iceberg names it (spec: "Snapshots", operation). BadRequest where what was said is not what is done."""
+    removes = bool(request.remove) or request.replaces
+    said = request.operation
+    if said is None:
+        if not removes and not deletes:
+            return APPEND
+        return OVERWRITE if data else DELETE
+    if said == APPEND and deletes:
+        raise BadRequest("operation is append, but the change adds delete files; leave it out, or say overwrite")
+    if said == DELETE and data:
+        raise BadRequest("operation is delete, but the change adds data files; leave it out, or say overwrite")
+    return said
+
+
+def _read_scope(
+    request: ChangeRequest, metadata: TableMetadata, positional: bool, operation: str, replaced: Scope | None
+) -> Scope | None:
+    if request.scope_filter is not None:
+        return Scope(bound=_bound(request.scope_filter, metadata, "scope"))
+    if request.scope_partitions is not None:
+        return Scope(partitions=tuple(_partition(one, metadata) for one in request.scope_partitions))
+    if operation == REPLACE or not request.reads:
+        return None
+    if request.remove or positional:
+        return EVERYTHING
+    return replaced
+
+
+def _replaced_scope(request: ChangeRequest, data: Sequence[ContentFile], metadata: TableMetadata) -> Scope | None:
+    if request.replace_filter is not None:
+        return Scope(bound=_bound(request.replace_filter, metadata, "replace"))
+    if not request.replace_written:
+        return None
+    written = dict.fromkeys((file.spec_id, file.partition) for file in data)
+    return Scope(partitions=tuple(written))
+
+
+def _bound(expression: Expression, metadata: TableMetadata, what: str) -> Expression:
+    try:
+        return bind(expression, metadata.current_schema, metadata.schemas, case_sensitive=True)
+    except BadRequest as error:
+        raise BadRequest(f"{what}: {error.message}") from None
+
+
+def _partition(given: GivenPartition, metadata: TableMetadata) -> tuple[int, Partition]:
+    spec = metadata.spec(given.spec_id)
+    if spec is None:
+        raise BadRequest(f"scope: the table has no partition spec {given.spec_id}")
+    if len(given.values) != len(spec.fields):
+        raise BadRequest(
+            f"scope: a partition of spec {given.spec_id} has {len(spec.fields)} values, not {len(given.values)}"
+        )
+    try:
+        values = tuple(
+            None if kind == UNKNOWN or value is None else decode_json(kind, value)
+            for kind, value in zip(partition_types(metadata, spec), given.values, strict=True)
+        )
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"scope: a partition of spec {given.spec_id}: {str(error)[:300]}") from None
+    return given.spec_id, values

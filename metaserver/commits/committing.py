@@ -1,0 +1,398 @@
+"""Turns of a table: changes that wait for it are applied one after the other and published together.
+
+The rules it keeps. A change is committed once, refused, or nobody can tell (docs/design/0001, "The commit"). Changes of
+one group share a metadata file and a transaction; each keeps its own snapshot, instant, answer and conflict, and one
+that is refused holds up no other. A producer's last sequence is read before its change is applied and moved in the
+transaction that publishes it. Files written in vain go, once it is known that they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import msgspec
+import structlog
+from msgspec import structs
+
+from metaserver.catalog.catalog import Catalog
+from metaserver.catalog.commit import Happening
+from metaserver.catalog.parts import Parts
+from metaserver.catalog.values import Caller
+from metaserver.clock import Clock
+from metaserver.commits.applying import Applying
+from metaserver.commits.change import ChangeRequest
+from metaserver.commits.conflicts import Collision
+from metaserver.commits.manifests import Manifests
+from metaserver.commits.producers import Last, last_of, snapshot_of
+from metaserver.commits.producing import Produced
+from metaserver.errors import CommitConflict, CommitUnknown, RetryLater, SeamarkError
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.objects.port import ObjectStore
+from metaserver.settings import Settings
+from metaserver.store.port import (
+    AdvanceProducer,
+    Entry,
+    IdempotencyTaken,
+    IndexFile,
+    NamespacePath,
+    Operation,
+    PointerStore,
+    ReplaceIndexFiles,
+)
+from metaserver.timeline.timeline import Timeline
+from metaserver.wire import encode_json
+
+_CLEANUPS_MAX = 64
+_log = structlog.get_logger("seamark.commits")
+
+
+class Told(Protocol):
+    """Who counts what happens here."""
+
+    def committed_together(self, changes: int) -> None: ...
+
+    def collided(self, reason: str) -> None: ...
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What a change led to. None where its snapshot has expired since."""
+
+    snapshot_id: int | None
+    parent_snapshot_id: int | None
+    sequence_number: int | None
+    operation: str | None
+    table_uuid: str
+    duplicate: bool
+    summary: dict[str, str]
+
+
+class Landed(msgspec.Struct, frozen=True):
+    committed: Committed
+    metadata_location: str
+    """A metadata file that has the snapshot, or came after it."""
+
+
+class _Job:
+    """One change on its way."""
+
+    def __init__(
+        self, caller: Caller, uuid: str, applying: Applying, index_files: Sequence[IndexFile], requested_ms: int
+    ) -> None:
+        self.caller = caller
+        self.uuid = uuid
+        """The table's that it was prepared for."""
+        self.applying = applying
+        self.index_files = index_files
+        self.requested_ms = requested_ms
+        self.begun = False
+        self.done: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
+        # Whoever waits may have gone; asyncio would warn of an error that nobody took.
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def request(self) -> ChangeRequest:
+        return self.applying.request
+
+    def fail(self, error: BaseException) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def land(self, landed: Landed) -> None:
+        if not self.done.done():
+            self.done.set_result(landed)
+
+
+class _Queue:
+    """The changes that wait for one table, and the task that takes them in turn."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Job] = deque()
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Attempt:
+    """A group's changes on one state of the table."""
+
+    def __init__(self, entry: Entry, base: TableMetadata) -> None:
+        self.entry = entry
+        self.base = base
+        self.metadata = base
+        self.made: list[tuple[_Job, Produced]] = []
+        self.repeats: list[_Job] = []
+        """What this group commits already, by another change of the same producer."""
+        self.producers: dict[str, Last] = {}
+
+
+class Commits:
+    """Belongs to one event loop. Opened by `open_commits`."""
+
+    def __init__(self, parts: Parts, catalog: Catalog, manifests: Manifests, told: Told) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._manifests = manifests
+        self._told = told
+        self._look_back = parts.settings.commit_history_limit
+        self._queues: dict[tuple[NamespacePath, str], _Queue] = {}
+        self._cleanups: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Waits for changes that are under way, and for files that are being removed."""
+        await asyncio.gather(*(queue.task for queue in self._queues.values() if queue.task), return_exceptions=True)
+        await asyncio.gather(*self._cleanups, return_exceptions=True)
+
+    async def commit(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        request: ChangeRequest,
+        index_files: Sequence[IndexFile] = (),
+    ) -> Landed:
+        """The change as a snapshot at the head of its branch. `index_files` are checked; they get its snapshot.
+
+        NoSuchTable. BadRequest for what does not fit the table, Forbidden for files where the caller may not write.
+        CommitConflict where it collides with what was committed since it read, or lost every race: nothing happened.
+        CommitUnknown. IdempotencyTaken.
+        """
+        loaded = await self._catalog.tables.load(namespace, name)
+        entry = loaded.entry
+        assert entry is not None
+        applying = Applying(self._parts, self._manifests, caller, request)
+        job = _Job(caller, entry.uuid, applying, index_files, self._parts.clock.now_ms())
+        try:
+            self._check_table(job, entry)
+            last = await self._last(job, entry, loaded.metadata)
+            if last is not None and _is_repeat(job, last):
+                return self._repeated(job, last, entry, loaded.metadata)
+            await applying.prepare(loaded.metadata)
+            landed = await self._in_turn(namespace, name, job)
+        except CommitUnknown:
+            raise  # its files may be live
+        except (SeamarkError, IdempotencyTaken) as error:
+            if isinstance(error, Collision):
+                self._told.collided(error.reason)
+            self._clean_up(applying.written)
+            raise
+        self._clean_up(applying.written if landed.committed.duplicate else applying.unneeded)
+        return landed
+
+    async def _in_turn(self, namespace: NamespacePath, name: str, job: _Job) -> Landed:
+        queue = self._queues.get((namespace, name))
+        if queue is None:
+            queue = self._queues[namespace, name] = _Queue()
+        queue.waiting.append(job)
+        if queue.task is None:
+            queue.task = asyncio.create_task(self._work(namespace, name, queue))
+        timeout_s = self._parts.settings.storage_timeout_s
+        await asyncio.wait((job.done,), timeout=timeout_s)
+        if not job.begun:
+            queue.waiting.remove(job)
+            raise RetryLater(f"Commits to this table have waited for storage longer than {timeout_s:g} s")
+        return await job.done
+
+    async def _work(self, namespace: NamespacePath, name: str, queue: _Queue) -> None:
+        """Takes the changes that wait, as many at once as may be, until there are none."""
+        try:
+            while queue.waiting:
+                count = min(len(queue.waiting), self._parts.settings.commit_group_max)
+                group = [queue.waiting.popleft() for _ in range(count)]
+                for job in group:
+                    job.begun = True
+                try:
+                    await self._commit_group(namespace, name, group)
+                except SeamarkError as error:
+                    _fail(group, error)
+                except Exception as error:  # noqa: BLE001  whoever waits must hear of a bug, too
+                    _log.error("a commit failed unexpectedly", table=name, exc_info=error)
+                    _fail(group, error)
+        finally:
+            del self._queues[namespace, name]
+
+    async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
+        """Every change of the group has its outcome afterwards, or shares that of the error."""
+        retries = self._parts.settings.commit_retries
+        for number in range(retries + 1):
+            if number:
+                await self._parts.back_off(number)
+            left = [job for job in group if not job.done.done()]
+            try:
+                async with self._catalog.committer.turn(namespace, name):
+                    await self._attempt(namespace, name, left)
+            except CommitConflict:  # another process was first
+                if number == retries:
+                    raise
+            except IdempotencyTaken as error:
+                await self._fail_taken(left, error)
+            if all(job.done.done() for job in group):
+                return
+        raise RetryLater("Commits to this table lose to others again and again; try again")
+
+    async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
+        """CommitConflict: the table has moved, and what has no outcome yet is to be tried again."""
+        entry = await self._catalog.tables.entry(namespace, name)
+        attempt = _Attempt(entry, await self._catalog.documents.table(entry.metadata_location))
+        for job in group:
+            try:
+                await self._add(attempt, job)
+            except SeamarkError as error:
+                job.fail(error)
+        if not attempt.made:
+            return
+        happened = [
+            Happening(job.caller, job.requested_ms, made.snapshot.snapshot_id, made.summary)
+            for job, made in attempt.made
+        ]
+        operations = [operation for job, made in attempt.made for operation in self._operations(job, made)]
+        try:
+            loaded = await self._catalog.committer.publish(
+                group[0].caller, entry, attempt.base, attempt.metadata, instants=happened, operations=operations
+            )
+        except CommitUnknown as error:
+            _fail([*(job for job, _ in attempt.made), *attempt.repeats], error)
+            return
+        assert loaded.entry is not None
+        self._told.committed_together(len(attempt.made))
+        for job, made in attempt.made:
+            committed = _committed(made.snapshot.snapshot_id, loaded.metadata, job.uuid)
+            job.land(Landed(committed, loaded.entry.metadata_location))
+        for job in attempt.repeats:
+            assert job.request.producer is not None
+            last = attempt.producers[job.request.producer.id]
+            job.land(self._repeated(job, last, loaded.entry, loaded.metadata))
+
+    async def _add(self, attempt: _Attempt, job: _Job) -> None:
+        """Applies the change to what the ones before it have made of the table."""
+        self._check_table(job, attempt.entry)
+        producer = job.request.producer
+        if producer is not None:
+            last = attempt.producers.get(producer.id)
+            if last is not None and _is_repeat(job, last):
+                attempt.repeats.append(job)
+                return
+            last = last or await self._last(job, attempt.entry, attempt.base)
+            if last is not None and _is_repeat(job, last):
+                job.land(self._repeated(job, last, attempt.entry, attempt.base))
+                return
+        made = await job.applying.apply(attempt.metadata)
+        attempt.metadata = made.metadata
+        attempt.made.append((job, made))
+        if producer is not None:
+            attempt.producers[producer.id] = Last(producer.sequence, made.snapshot.snapshot_id)
+
+    def _check_table(self, job: _Job, entry: Entry) -> None:
+        wanted = job.request.table_uuid
+        if entry.uuid != job.uuid or wanted not in (None, entry.uuid):
+            raise Collision("table", f"The name leads to the table {entry.uuid} now, not to {wanted or job.uuid}")
+
+    async def _last(self, job: _Job, entry: Entry, metadata: TableMetadata) -> Last | None:
+        producer = job.request.producer
+        if producer is None:
+            return None
+        return await last_of(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
+
+    def _repeated(self, job: _Job, last: Last, entry: Entry, metadata: TableMetadata) -> Landed:
+        """The first answer to what a producer has committed before."""
+        producer = job.request.producer
+        assert producer is not None
+        snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
+        committed = structs.replace(_committed(snapshot_id, metadata, entry.uuid), duplicate=True)
+        return Landed(committed, entry.metadata_location)
+
+    def _operations(self, job: _Job, made: Produced) -> list[Operation]:
+        """What else happens in the transaction that publishes the change."""
+        now_ms, snapshot_id = self._parts.clock.now_ms(), made.snapshot.snapshot_id
+        operations: list[Operation] = []
+        if job.request.producer is not None:
+            producer = job.request.producer
+            operations.append(AdvanceProducer(job.uuid, producer.id, producer.sequence, snapshot_id, now_ms))
+        by_definition: dict[str, list[IndexFile]] = {}
+        for file in job.index_files:
+            by_definition.setdefault(file.definition, []).append(structs.replace(file, snapshot_id=snapshot_id))
+        operations += [
+            ReplaceIndexFiles(job.uuid, definition, tuple(files), (), now_ms)
+            for definition, files in by_definition.items()
+        ]
+        # Without the metadata's location, which is chosen later: who repeats it is told where the table is then.
+        answer = encode_json(_committed(snapshot_id, made.metadata, job.uuid))
+        return [*operations, *self._parts.remember(job.caller, status=200, body=answer)]
+
+    async def _fail_taken(self, group: Sequence[_Job], error: IdempotencyTaken) -> None:
+        """Those whose idempotency key another request was first with; the others go on."""
+        now_ms = self._parts.clock.now_ms()
+        for job in group:
+            key = job.caller.idempotency
+            if key is not None and await self._parts.store.idempotency(key.key, now_ms) is not None:
+                job.fail(error)
+
+    def _clean_up(self, locations: Sequence[str]) -> None:
+        """Removes files in the background. Past the bound they stay: an orphan costs space, a wait costs writers."""
+        if not locations or len(self._cleanups) >= _CLEANUPS_MAX:
+            return
+
+        async def remove() -> None:
+            for location in locations:
+                with contextlib.suppress(SeamarkError):
+                    await self._parts.objects.delete(location)
+
+        task = asyncio.create_task(remove())
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+
+
+def _fail(jobs: Sequence[_Job], error: BaseException) -> None:
+    for job in jobs:
+        job.fail(error)
+
+
+def _is_repeat(job: _Job, last: Last) -> bool:
+    producer = job.request.producer
+    return producer is not None and producer.sequence <= last.sequence
+
+
+def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> Committed:
+    snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
+    summary = {} if snapshot is None else snapshot.summary_map()
+    return Committed(
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=None if snapshot is None else snapshot.parent_snapshot_id,
+        sequence_number=None if snapshot is None else snapshot.sequence_number,
+        operation=summary.pop("operation", None),
+        table_uuid=uuid,
+        duplicate=False,
+        summary=summary,
+    )
+
+
+@asynccontextmanager
+async def open_commits(
+    settings: Settings,
+    store: PointerStore,
+    objects: ObjectStore,
+    clock: Clock,
+    timeline: Timeline,
+    catalog: Catalog,
+    told: Told,
+) -> AsyncIterator[Commits]:
+    """Leaving it waits for what is under way."""
+    parts = Parts(
+        settings=settings,
+        store=store,
+        objects=objects,
+        warehouse=catalog.warehouse,
+        clock=clock,
+        documents=catalog.documents,
+        timeline=timeline,
+    )
+    manifests = Manifests(
+        objects, budget_bytes=settings.commit_memory_bytes, limit_bytes=settings.plan_manifest_limit_bytes
+    )
+    commits = Commits(parts, catalog, manifests, told)
+    try:
+        yield commits
+    finally:
+        await commits.close()

@@ -1,0 +1,92 @@
+"""Small manifests made one, as Java's merge append does it (`ManifestMergeManager`, `MergingSnapshotProducer`).
+
+Manifests of one spec and kind are put together from the oldest on, as many as fit the target size. The newest ones are
+left alone until there are `commit.manifest.min-count-to-merge` of them, so that of a hundred appends one pays. Entries
+of files that are there no more are not carried on; a manifest that tells what this very snapshot removes is therefore
+left as it is, for a later commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from metaserver.commits.manifests import Manifests
+from metaserver.commits.writing import Writer, Written, target_size
+from metaserver.iceberg import properties as props
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.manifest_writer import ADDED, EXISTING, ManifestEntry
+from metaserver.iceberg.metadata import TableMetadata
+
+ENABLED = "commit.manifest-merge.enabled"
+MIN_COUNT = "commit.manifest.min-count-to-merge"
+MIN_COUNT_DEFAULT = 100
+
+
+class Merging:
+    """Of one commit: what an attempt has merged, the next need not merge again."""
+
+    def __init__(self, writer: Writer, manifests: Manifests) -> None:
+        self._writer = writer
+        self._manifests = manifests
+        self._made: dict[tuple[object, ...], Written] = {}
+
+    async def merge(
+        self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
+    ) -> list[ManifestFile]:
+        """The manifests of a snapshot, newest first, of which those of this snapshot say `sequence_number`."""
+        if not props.as_bool(metadata.properties, ENABLED, True):
+            return list(listed)
+        least = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
+        found: list[ManifestFile] = []
+        groups: dict[tuple[int, int], list[ManifestFile]] = {}
+        for one in listed:
+            mine = one.added_snapshot_id == self._writer.snapshot_id
+            if (mine and one.deleted_files_count != 0) or one.manifest_length == 0:
+                found.append(one)
+            else:
+                groups.setdefault((one.content, one.partition_spec_id), []).append(one)
+        for (content, spec_id), group in groups.items():
+            for bin_ in _bins(group, target_size(metadata)):
+                if len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least):
+                    found += bin_
+                else:
+                    made = await self._merged(bin_, metadata, spec_id, content)
+                    found.append(made.described(self._writer.snapshot_id, sequence_number))
+        return found
+
+    async def _merged(
+        self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
+    ) -> Written:
+        # What files inherit goes into the merged manifest, but for those of this snapshot.
+        key = tuple(
+            one.manifest_path
+            if one.added_snapshot_id == self._writer.snapshot_id
+            else (one.manifest_path, one.sequence_number, one.first_row_id)
+            for one in bin_
+        )
+        made = self._made.get(key)
+        if made is None:
+            entries: list[ManifestEntry] = []
+            for one in bin_:
+                entries += [self._carried(entry) for entry in await self._manifests.entries(one, metadata)]
+            made = self._made[key] = await self._writer.manifest(entries, metadata, spec_id, content)
+        return made
+
+    def _carried(self, entry: ManifestEntry) -> ManifestEntry:
+        """What this snapshot added inherits its number still, so that the manifest serves another attempt, too."""
+        if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
+            return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
+        return ManifestEntry(EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file)
+
+
+def _bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
+    """Neighbours that fit the target together, put up from the end: what does not fill one is the newest."""
+    bins: list[list[ManifestFile]] = []
+    size = 0
+    for one in reversed(manifests):
+        if not bins or size + one.manifest_length > target_bytes:
+            bins.append([])
+            size = 0
+        bins[-1].insert(0, one)
+        size += one.manifest_length
+    return reversed(bins)

@@ -1,0 +1,97 @@
+"""Files that go: found in the parent's manifests, which are written anew without them.
+
+Only manifests that list one of them are read whole and rewritten: what stays as EXISTING, what goes as DELETED by this
+snapshot, as Java writes it. A manifest that lists nothing live any more leaves the list with the next commit. The
+deletion vector of a data file that goes, goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from metaserver.commits.change import Remove
+from metaserver.commits.manifests import Manifests
+from metaserver.commits.writing import Writer, Written
+from metaserver.iceberg.content_file import DATA, ContentFile
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.manifest_writer import DELETED, EXISTING, ManifestEntry
+from metaserver.iceberg.metadata import TableMetadata
+
+
+class Removed(NamedTuple):
+    manifests: tuple[ManifestFile, ...]
+    """What is left of the parent's, in their order."""
+    files: tuple[ContentFile, ...]
+
+
+def key_of(file: ContentFile) -> Remove:
+    """How the file is named where it is to go."""
+    return Remove(file.file_path, file.content_offset if file.is_deletion_vector else None)
+
+
+def live(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
+    """Without those that list nothing live, where that is known."""
+    return tuple(one for one in manifests if one.added_files_count != 0 or one.existing_files_count != 0)
+
+
+class _Rewritten(NamedTuple):
+    gone: frozenset[Remove]
+    written: Written
+    files: tuple[ContentFile, ...]
+
+
+class Removing:
+    """Of one commit: a manifest that an attempt has rewritten serves the next, where the same files go of it."""
+
+    def __init__(self, writer: Writer, manifests: Manifests) -> None:
+        self._writer = writer
+        self._manifests = manifests
+        self._made: dict[tuple[object, ...], _Rewritten] = {}
+
+    async def remove(
+        self,
+        parents: Sequence[ManifestFile],
+        holding: Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]],
+        gone: frozenset[Remove],
+        metadata: TableMetadata,
+        sequence_number: int,
+    ) -> Removed:
+        """`holding` are those of the parent's manifests that list a file of `gone`, with their live entries."""
+        replaced: dict[str, ManifestFile] = {}
+        files: list[ContentFile] = []
+        for manifest, entries in holding:
+            made = await self._rewritten(manifest, entries, gone, metadata)
+            replaced[manifest.manifest_path] = made.written.described(self._writer.snapshot_id, sequence_number)
+            files += made.files
+        fresh = list(replaced.values())
+        kept = [one for one in live(parents) if one.manifest_path not in replaced]
+        return Removed((*fresh, *kept), tuple(files))
+
+    async def _rewritten(
+        self,
+        manifest: ManifestFile,
+        entries: Sequence[ManifestEntry],
+        gone: frozenset[Remove],
+        metadata: TableMetadata,
+    ) -> _Rewritten:
+        mine = frozenset(named for entry in entries if (named := key_of(entry.file)) in gone)
+        # What files inherit goes into the new manifest.
+        key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
+        made = self._made.get(key)
+        if made is None or made.gone != mine:
+            written = [self._carried(entry, key_of(entry.file) in mine) for entry in entries]
+            content = 0 if entries[0].file.content == DATA else 1
+            stored = await self._writer.manifest(written, metadata, manifest.partition_spec_id, content)
+            files = tuple(entry.file for entry in entries if key_of(entry.file) in mine)
+            made = self._made[key] = _Rewritten(mine, stored, files)
+        return made
+
+    def _carried(self, entry: ManifestEntry, goes: bool) -> ManifestEntry:
+        return ManifestEntry(
+            DELETED if goes else EXISTING,
+            self._writer.snapshot_id if goes else entry.snapshot_id,
+            entry.sequence_number,
+            entry.file_sequence_number,
+            entry.file,
+        )

@@ -1,0 +1,136 @@
+"""Manifests and manifest lists of one commit, stored, and what was stored remembered: it goes when it was in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from metaserver.clock import Clock
+from metaserver.commits.change import Change
+from metaserver.commits.manifests import Manifests, some_at_once
+from metaserver.iceberg import properties as props
+from metaserver.iceberg.content_file import ContentFile
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.manifest_writer import (
+    ADDED,
+    ManifestEntry,
+    WrittenManifest,
+    write_manifest,
+    write_manifest_list,
+)
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.snapshot import Snapshot
+from metaserver.objects.port import ObjectStore
+
+TARGET_SIZE = "commit.manifest.target-size-bytes"
+TARGET_SIZE_DEFAULT = 8 << 20
+_METADATA_PATH = "write.metadata.path"
+_SAMPLE_ENTRIES = 250
+"""Written first, to see how many fit a manifest."""
+_ENTRIES_MAX = 50_000
+"""Of one manifest, however small its entries."""
+_IN_THREAD_ENTRIES = 50
+
+
+class Written(NamedTuple):
+    """A manifest that is stored at `path`, and in no manifest list yet."""
+
+    path: str
+    manifest: WrittenManifest
+
+    def described(self, snapshot_id: int, sequence_number: int) -> ManifestFile:
+        return self.manifest.described(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
+
+
+class Writer:
+    """Writes manifests of one snapshot, and remembers where: `written` are all of them, used or not."""
+
+    def __init__(self, objects: ObjectStore, clock: Clock, manifests: Manifests, folder: str, snapshot_id: int) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._manifests = manifests
+        self._folder = folder
+        self._number = 0
+        self.snapshot_id = snapshot_id
+        self.commit_id = str(clock.uuid4())
+        self.written: list[str] = []
+
+    async def manifest(
+        self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
+    ) -> Written:
+        """One, of all entries."""
+        work = partial(write_manifest, entries, metadata=metadata, spec_id=spec_id, content=content)
+        made = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
+        return await self._store(made, [entry.file for entry in entries if entry.is_live])
+
+    async def several(
+        self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
+    ) -> list[Written]:
+        """As many as keep to the table's target size, about."""
+        if len(entries) <= _SAMPLE_ENTRIES:
+            return [await self.manifest(entries, metadata, spec_id, content)] if entries else []
+        sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
+        size = len((await asyncio.to_thread(sample)).data)
+        fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), _ENTRIES_MAX)
+        parts = -(-len(entries) // fitting)
+        each = -(-len(entries) // parts)
+        chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
+        return await some_at_once([partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks])
+
+    async def manifest_list(
+        self, manifests: tuple[ManifestFile, ...], metadata: TableMetadata, parent: Snapshot | None, sequence: int
+    ) -> str:
+        """Its location."""
+        self._number += 1
+        location = f"{self._folder}/snap-{self.snapshot_id}-{self._number}-{self.commit_id}.avro"
+        data = write_manifest_list(
+            manifests,
+            format_version=metadata.format_version,
+            snapshot_id=self.snapshot_id,
+            parent_snapshot_id=None if parent is None else parent.snapshot_id,
+            sequence_number=sequence,
+        )
+        await self._create(location, data)
+        self._manifests.remember_list(location, manifests)
+        return location
+
+    async def _store(self, made: WrittenManifest, files: Sequence[ContentFile]) -> Written:
+        self._number += 1
+        path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
+        await self._create(path, made.data)
+        self._manifests.remember(path, made.data, files)
+        return Written(path, made)
+
+    async def _create(self, location: str, data: bytes) -> None:
+        # Before the write: an error that leaves its outcome open may have left the file, too.
+        self.written.append(location)
+        await self._objects.create(location, data)
+
+
+def metadata_folder(metadata: TableMetadata) -> str:
+    """Where the table's metadata files lie."""
+    given = metadata.properties.get(_METADATA_PATH)
+    return (given if given is not None else f"{metadata.location.rstrip('/')}/metadata").rstrip("/")
+
+
+def target_size(metadata: TableMetadata) -> int:
+    return max(1, props.as_int(metadata.properties, TARGET_SIZE, TARGET_SIZE_DEFAULT))
+
+
+async def write_added(writer: Writer, change: Change, metadata: TableMetadata) -> tuple[Written, ...]:
+    """Manifests of what the change adds, by spec, data and deletes apart; stored, and in no list yet."""
+    found: list[Written] = []
+    for content, files in ((0, change.data), (1, change.deletes)):
+        for spec_id, mine in _by_spec(files):
+            entries = [ManifestEntry(ADDED, writer.snapshot_id, None, None, file) for file in mine]
+            found += await writer.several(entries, metadata, spec_id, content)
+    return tuple(found)
+
+
+def _by_spec(files: Iterable[ContentFile]) -> Iterator[tuple[int, list[ContentFile]]]:
+    groups: dict[int, list[ContentFile]] = {}
+    for file in files:
+        groups.setdefault(file.spec_id, []).append(file)
+    return iter(groups.items())

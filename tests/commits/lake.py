@@ -1,0 +1,192 @@
+"""A table written by changes alone: real files with metrics, their ContentFile JSON, and the rows that they hold.
+
+Rows are (id, part, value). What a reader must see is kept beside it by the tests, in plain Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.api.client import Answer, Api
+from tests.api.stored import PATH_ID, POSITION_ID, vector_bytes, write
+
+FIELDS = ((1, "id", pa.int64(), "long"), (2, "part", pa.int32(), "int"), (3, "value", pa.string(), "string"))
+SCHEMA: dict[str, Any] = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [{"id": number, "name": name, "required": False, "type": kind} for number, name, _, kind in FIELDS],
+}
+BY_PART = [{"name": "part", "transform": "identity", "source-id": 2, "field-id": 1000}]
+Row = tuple[int | None, int | None, str | None]
+
+
+@dataclass
+class Lake:
+    """`db.<name>`; `spec` are the fields of partition spec 0, by identity of `part` or none."""
+
+    api: Api
+    folder: Path
+    name: str
+    version: int
+    spec: Sequence[dict[str, Any]]
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    """Of each data file that was written."""
+    _made: Any = field(default_factory=itertools.count)
+
+    @staticmethod
+    async def create(
+        api: Api, name: str = "t", *, version: int = 2, spec: Sequence[dict[str, Any]] = (), **properties: str
+    ) -> Lake:
+        body = {
+            "name": name,
+            "schema": SCHEMA,
+            "partition-spec": {"spec-id": 0, "fields": list(spec)},
+            "properties": {"format-version": str(version), **properties},
+        }
+        answer = await api("POST", "/v1/namespaces/db/tables", body)
+        assert answer.status == 200, answer.raw
+        folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
+        (folder / "data").mkdir(parents=True)
+        return Lake(api, folder, name, version, spec)
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/tables/db/{self.name}/commit"
+
+    async def commit(self, body: Mapping[str, Any], **more: Any) -> Any:
+        """Committed; the answer's JSON."""
+        answer = await self.send(body, **more)
+        assert answer.status == 200, answer.raw
+        return answer.json
+
+    async def send(self, body: Mapping[str, Any], **more: Any) -> Answer:
+        return await self.api("POST", self.path, dict(body), **more)
+
+    async def append(self, *parts: Sequence[Row], **more: Any) -> Any:
+        return await self.commit({"add": [self.data(rows) for rows in parts], **more})
+
+    async def metadata(self) -> Any:
+        answer = await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")
+        assert answer.status == 200, answer.raw
+        return answer.json["metadata"]
+
+    # Files
+
+    def _path(self, ending: str) -> Path:
+        return self.folder / "data" / f"{next(self._made):05d}{ending}"
+
+    def _partition(self, part: int | None) -> list[Any]:
+        return [part] if self.spec else []
+
+    def data(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
+        path = path or self._path(".parquet")
+        columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
+        write(
+            path,
+            {number: (name, pa.array(columns[at], kind)) for at, (number, name, kind, _) in enumerate(FIELDS)},
+        )
+        parts = {row[1] for row in rows}
+        assert not self.spec or len(parts) == 1
+        location = f"file://{path}"
+        self.rows[location] = list(rows)
+        said = {
+            "content": "data",
+            "file-path": location,
+            "file-format": "parquet",
+            "spec-id": 0,
+            "partition": self._partition(rows[0][1] if rows else None),
+            "record-count": len(rows),
+            "file-size-in-bytes": path.stat().st_size,
+        }
+        return said | (_metrics(columns) if metrics else {})
+
+    def position_deletes(
+        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
+    ) -> dict[str, Any]:
+        listed = sorted(positions)
+        path = self._path("-deletes.parquet")
+        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
+        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
+        write(path, spots)
+        low, high = listed[0][0].encode().hex(), listed[-1][0].encode().hex()
+        return {
+            "content": "position-deletes",
+            "file-path": f"file://{path}",
+            "file-format": "parquet",
+            "spec-id": 0,
+            "partition": self._partition(part),
+            "record-count": len(listed),
+            "file-size-in-bytes": path.stat().st_size,
+            "lower-bounds": {"keys": [PATH_ID], "values": [low]},
+            "upper-bounds": {"keys": [PATH_ID], "values": [high]},
+            **({"referenced-data-file": listed[0][0]} if named else {}),
+        }
+
+    def vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
+        """A Puffin file with a deletion vector for each data file."""
+        path = self._path("-dv.puffin")
+        data, found = b"PFA1", []
+        for name, rows in positions.items():
+            blob = vector_bytes(rows)
+            found.append((name, len(set(rows)), len(data), len(blob)))
+            data += blob
+        data += b"{}"
+        path.write_bytes(data)
+        return [
+            {
+                "content": "position-deletes",
+                "file-path": f"file://{path}",
+                "file-format": "puffin",
+                "spec-id": 0,
+                "partition": self._partition(part),
+                "record-count": count,
+                "file-size-in-bytes": len(data),
+                "referenced-data-file": name,
+                "content-offset": offset,
+                "content-size-in-bytes": length,
+            }
+            for name, count, offset, length in found
+        ]
+
+    def equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:
+        """Of the rows with these ids."""
+        path = self._path("-equality.parquet")
+        write(path, {1: ("id", pa.array(list(ids), pa.int64()))})
+        return {
+            "content": "equality-deletes",
+            "file-path": f"file://{path}",
+            "file-format": "parquet",
+            "spec-id": 0,
+            "partition": self._partition(part),
+            "record-count": len(ids),
+            "file-size-in-bytes": path.stat().st_size,
+            "equality-ids": [1],
+        }
+
+
+def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Counts and exact bounds of each column."""
+    counts: dict[int, int] = {}
+    nulls: dict[int, int] = {}
+    lower: dict[int, str] = {}
+    upper: dict[int, str] = {}
+    for (number, _, _, kind), column in zip(FIELDS, columns, strict=True):
+        counts[number], nulls[number] = len(column), sum(value is None for value in column)
+        present = [value for value in column if value is not None]
+        if present:
+            lower[number], upper[number] = _hex(kind, min(present)), _hex(kind, max(present))
+    return {name: {"keys": list(found), "values": list(found.values())} for name, found in (
+        ("value-counts", counts), ("null-value-counts", nulls), ("lower-bounds", lower), ("upper-bounds", upper),
+    )}  # fmt: skip
+
+
+def _hex(kind: str, value: Any) -> str:
+    if kind == "string":
+        return str(value).encode().hex()
+    return int(value).to_bytes(8 if kind == "long" else 4, "little", signed=True).hex()
