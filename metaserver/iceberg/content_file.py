@@ -47,6 +47,10 @@ _OPAQUE = frozenset({"variant", "geometry", "geography"})
 """Types whose bounds are no single values that a reader here would look into."""
 
 
+_TOLD_MAX = 1_000
+"""Characters of a refusal that repeat what the client sent."""
+
+
 class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A data or delete file as manifests hold it. Column statistics are by column id."""
 
@@ -178,7 +182,9 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except (msgspec.ValidationError, ValueError, BadRequest) as error:
-        raise BadRequest(f"Invalid content file {path}: {error}") from None
+        # the answer is UTF-8, whatever the path is
+        named = path[:_TOLD_MAX].encode(errors="backslashreplace").decode()
+        raise BadRequest(f"Invalid content file {named}: {str(error)[:_TOLD_MAX]}") from None
 
 
 def _decoded(given: _Json, metadata: TableMetadata) -> ContentFile:
