@@ -20,6 +20,7 @@ import msgspec
 from metaserver.catalog.documents import compress
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.purge import owned
+from metaserver.catalog.rebase import Rebased, asked_for, rebase
 from metaserver.catalog.values import Caller, LoadedTable, TableChange
 from metaserver.errors import (
     AlreadyExists,
@@ -84,11 +85,17 @@ class Planned(msgspec.Struct):
     """None: the table is created."""
     metadata: TableMetadata
     happened: Sequence[Happening] = ()
+    files: Sequence[tuple[str, bytes]] = ()
+    """What the metadata names and the server writes."""
     document: bytes = b""
     location: str = ""
     """Where `document` is written; empty when nothing changes."""
     forgotten: list[str] = []
     """Metadata files that left the log."""
+
+    def written_files(self) -> list[tuple[str, bytes]]:
+        """In this order: whoever sees the last sees what it names."""
+        return [*self.files, (self.location, self.document)]
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -195,15 +202,14 @@ class Committer:
         """Writes, then swaps. Removes what it wrote where the transaction is known not to have happened."""
         written: list[str] = []
         try:
-            for plan in planned:
-                if plan.location:
-                    # Before the write: an error that leaves the outcome of the write open may have left the file, too.
-                    written.append(plan.location)
-                    try:
-                        await self._parts.objects.create(plan.location, plan.document)
-                    except ObjectExists:  # not ours to remove
-                        written.remove(plan.location)
-                        raise
+            for location, data in (file for plan in planned if plan.location for file in plan.written_files()):
+                # Before the write: an error that leaves the outcome of the write open may have left the file, too.
+                written.append(location)
+                try:
+                    await self._parts.objects.create(location, data)
+                except ObjectExists:  # not ours to remove
+                    written.remove(location)
+                    raise
             await self._swap(planned, further)
         except CommitUnknown:
             raise
@@ -262,15 +268,35 @@ class Committer:
         if entry is None:
             await check_name_free(self._parts, change.namespace, change.name)
         base = await self._parts.documents.table(entry.metadata_location) if entry else None
-        now = self._parts.clock.now_ms()
-        check_requirements(base, change.requirements)
-        metadata = apply_updates(base, change.updates, now_ms=now, new_uuid=str(self._parts.clock.uuid4()))
+        files: Sequence[tuple[str, bytes]] = ()
+        try:
+            check_requirements(base, change.requirements)
+            metadata = self._apply(base, change.updates)
+        except CommitConflict:
+            rebased = await self._rebase(request, change, base)
+            if base is None or rebased is None:
+                raise
+            change = msgspec.structs.replace(change, updates=rebased.updates)
+            metadata, files = self._apply(base, change.updates), rebased.files
         if base is None and await self._parts.store.names_of(table_uuid(metadata)):
             # By its UUID a table's history and reports are found, and whether its files may go.
             raise BadRequest(f"There is a table with the UUID {metadata.table_uuid} already; stage the table again")
         plan = await self._prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
-        plan.happened = [_happening(request, change)]
+        plan.happened, plan.files = [_happening(request, change)], files
         return plan
+
+    def _apply(self, base: TableMetadata | None, updates: list[dict[str, Any]]) -> TableMetadata:
+        clock = self._parts.clock
+        return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
+
+    async def _rebase(self, request: _Request, change: TableChange, base: TableMetadata | None) -> Rebased | None:
+        """A refused append onto the head that overtook it, where its table has that (`rebase.py`)."""
+        append = asked_for(base, change) if base is not None and request.single else None
+        if base is None or append is None:
+            return None
+        # It may be refused because it is there already; and its snapshot may have expired since.
+        await self._raise_if_repeat(request)
+        return await rebase(self._parts, metadata_folder(self._parts, base.location, base.properties), base, append)
 
     async def _prepare(
         self,
@@ -468,14 +494,19 @@ def metadata_location(
 
     Numbered after the file it follows, whoever wrote that one, so that the highest number is the newest file.
     """
-    folder = properties.get(_METADATA_PATH)
-    if folder is None:
-        folder = f"{location.rstrip('/')}/metadata"
-    else:
-        parts.warehouse.check(folder, _METADATA_PATH)
+    folder = metadata_folder(parts, location, properties)
     number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
     version = int(number[1]) + 1 if number is not None else int(previous is not None)
-    return f"{folder.rstrip('/')}/{version:05d}-{parts.clock.uuid4()}{suffix}"
+    return f"{folder}/{version:05d}-{parts.clock.uuid4()}{suffix}"
+
+
+def metadata_folder(parts: Parts, location: str, properties: dict[str, str]) -> str:
+    """BadRequest when write.metadata.path leads outside."""
+    folder = properties.get(_METADATA_PATH)
+    if folder is None:
+        return f"{location.rstrip('/')}/metadata"
+    parts.warehouse.check(folder, _METADATA_PATH)
+    return folder.rstrip("/")
 
 
 def table_uuid(metadata: TableMetadata) -> str:

@@ -1,0 +1,247 @@
+"""A stock engine as far as an append goes, by the spec and fastavro: it writes manifests and a manifest list on the
+metadata it has loaded, merges manifests if told to, and says what it would send. And a reader of what came of it.
+
+Shares no code with the server. Files are local; data files are only named.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fastavro
+
+from tests.iceberg.manifest_files import manifest_schema
+
+ADDED, EXISTING, DELETED = 1, 0, 2
+Row = dict[str, Any]
+Commit = tuple[list[Row], list[Row]]
+"""Requirements and updates."""
+
+_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
+_ROW_COUNTS = ("added_rows_count", "existing_rows_count", "deleted_rows_count")
+_NUMBERS = itertools.count(1)
+
+
+def _list_schema(version: int) -> Row:
+    fields: list[tuple[str, int, Any]] = [
+        ("manifest_path", 500, "string"),
+        ("manifest_length", 501, "long"),
+        ("partition_spec_id", 502, "int"),
+        ("content", 517, "int"),
+        ("sequence_number", 515, "long"),
+        ("min_sequence_number", 516, "long"),
+        ("added_snapshot_id", 503, "long"),
+        *((name, number, "int") for name, number in zip(_COUNTS, (504, 505, 506), strict=True)),
+        *((name, number, "long") for name, number in zip(_ROW_COUNTS, (512, 513, 514), strict=True)),
+        ("key_metadata", 519, ["null", "bytes"]),
+    ]
+    fields += [("first_row_id", 520, ["null", "long"])] * (version > 2)
+    return {
+        "type": "record",
+        "name": "manifest_file",
+        "fields": [{"name": name, "field-id": number, "type": kind} for name, number, kind in fields],
+    }
+
+
+def _write(place: str, schema: Row, rows: Iterable[Row], header: dict[str, str]) -> int:
+    sink = io.BytesIO()
+    fastavro.writer(sink, schema, rows, codec="deflate", metadata=header)
+    path = Path(place.removeprefix("file://"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(sink.getvalue())
+    return len(sink.getvalue())
+
+
+def _rows(place: str) -> list[Row]:
+    with Path(place.removeprefix("file://")).open("rb") as file:
+        return list(fastavro.reader(file))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class File:
+    """A live data file of a snapshot, with what it inherited."""
+
+    path: str
+    records: int
+    status: int
+    snapshot_id: int
+    sequence_number: int
+    file_sequence_number: int
+    first_row_id: int | None
+
+
+def read_manifest(listed: Row) -> list[File]:
+    """By the spec's rules of inheritance."""
+    found, next_row = [], listed.get("first_row_id")
+    rows = _rows(listed["manifest_path"])
+    said = [listed[name] for name in _COUNTS]
+    assert said == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
+    for row in rows:
+        file, status = row["data_file"], row["status"]
+        if status == DELETED:
+            continue
+        first = file.get("first_row_id")
+        if first is None and next_row is not None:
+            first, next_row = next_row, next_row + file["record_count"]
+        inherited = listed["sequence_number"] if status == ADDED else None
+        own = [row[name] for name in ("sequence_number", "file_sequence_number")]
+        numbers = [inherited if number is None else number for number in own]
+        snapshot_id = listed["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
+        found.append(File(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
+    assert listed["min_sequence_number"] == min((file.sequence_number for file in found), default=0) or not found
+    return found
+
+
+def read_list(snapshot: Row) -> list[Row]:
+    return _rows(snapshot["manifest-list"])
+
+
+def read_snapshot(snapshot: Row) -> dict[str, File]:
+    """The live data files by path, each at most once."""
+    files = [file for listed in read_list(snapshot) for file in read_manifest(listed)]
+    found = {file.path: file for file in files}
+    assert len(found) == len(files), "a data file is there twice"
+    return found
+
+
+@dataclass
+class Appender:
+    """`metadata` as the JSON it loaded. Every knob makes it an engine that behaves otherwise."""
+
+    metadata: Row
+    branch: str = "main"
+    merge: int = 0
+    """How many of its parent's manifests it merges with its own."""
+    retention: Row = field(default_factory=dict)
+    entry: Row = field(default_factory=dict)
+    """What its new entries say instead."""
+    file: Row = field(default_factory=dict)
+    listed: Row = field(default_factory=dict)
+    """What its manifest list says of its new manifest instead."""
+    snapshot: Row = field(default_factory=dict)
+    forget: str = ""
+    """A file that it leaves out when it merges."""
+    more: Sequence[Row] = ()
+    """Entries beside its own: (status, path, …) as a manifest has them."""
+    manifests: list[str] = field(default_factory=list)
+    """Those it wrote."""
+    manifest_list: str = ""
+
+    def __post_init__(self) -> None:
+        self.version = self.metadata["format-version"]
+        self.snapshot_id = 10_000 + next(_NUMBERS)
+        self.sequence = self.metadata["last-sequence-number"] + 1
+        ref = self.metadata.get("refs", {}).get(self.branch)
+        self.expected = None if ref is None else ref["snapshot-id"]
+        parent = self.expected if ref is not None else self.metadata.get("current-snapshot-id")
+        self.parent = next((s for s in self.metadata.get("snapshots", []) if s["snapshot-id"] == parent), None)
+        self.folder = f"{self.metadata['location']}/metadata"
+
+    def commit(self, files: dict[str, int], gone: Collection[str] = ()) -> Commit:
+        """Appends these, by their records; or deletes `gone`."""
+        before = [] if self.parent is None else read_list(self.parent)
+        before = [row for row in before if row["added_files_count"] + row["existing_files_count"]]
+        merged = [
+            row
+            for number, row in enumerate(before)
+            if number < self.merge or any(file.path in gone for file in read_manifest(row))
+        ]
+        kept = [row for row in before if row not in merged]
+        entries = [self._entry(ADDED, self._added(path, records), None) for path, records in files.items()]
+        for row in merged:
+            for old in read_manifest(row):
+                data = {"file_path": old.path, "record_count": old.records, "first_row_id": old.first_row_id}
+                if old.path != self.forget:
+                    entries.append(self._entry(DELETED if old.path in gone else EXISTING, data, old))
+        manifests = [self._manifest(entries)] if entries else []
+        next_row = self.metadata.get("next-row-id", 0)
+        rows = [dict(row) for row in [*manifests, *kept]]
+        if self.version > 2:
+            for row in rows:
+                if row.get("first_row_id") is None:
+                    row["first_row_id"] = next_row
+                    next_row += row["added_rows_count"] + row["existing_rows_count"]
+        self.manifest_list = f"{self.folder}/snap-{self.snapshot_id}-client.avro"
+        _write(self.manifest_list, _list_schema(self.version), rows, {"snapshot-id": str(self.snapshot_id)})
+        removed = [file.records for row in merged for file in read_manifest(row) if file.path in gone]
+        return self._request(files, removed, next_row - self.metadata.get("next-row-id", 0))
+
+    def _added(self, path: str, records: int) -> Row:
+        return {"file_path": path, "record_count": records, **self.file}
+
+    def _entry(self, status: int, data: Row, old: File | None) -> Row:
+        plain = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
+        own = {
+            "status": status,
+            "snapshot_id": old.snapshot_id if old is not None and status == EXISTING else self.snapshot_id,
+            "sequence_number": None if old is None else old.sequence_number,
+            "file_sequence_number": None if old is None else old.file_sequence_number,
+            "data_file": plain | data,
+        }
+        return own | (self.entry if old is None else {})
+
+    def _manifest(self, entries: list[Row]) -> Row:
+        place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
+        entries = [*entries, *self.more]
+        self.manifests.append(place)
+        header = {"schema": "{}", "partition-spec": "[]", "partition-spec-id": "0", "format-version": str(self.version)}
+        size = _write(place, manifest_schema(self.version, []), entries, header | {"content": "data"})
+        live = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
+        least = [number for number in live if number is not None]
+        row = {
+            "manifest_path": place,
+            "manifest_length": size,
+            "partition_spec_id": 0,
+            "content": 0,
+            "sequence_number": self.sequence,
+            "min_sequence_number": min([self.sequence, *least]),
+            "added_snapshot_id": self.snapshot_id,
+        }
+        for status, files, rows in zip((ADDED, EXISTING, DELETED), _COUNTS, _ROW_COUNTS, strict=True):
+            of_status = [entry["data_file"]["record_count"] for entry in entries if entry["status"] == status]
+            row[files], row[rows] = len(of_status), sum(of_status)
+        return row | self.listed
+
+    def _request(self, files: dict[str, int], removed: list[int], added_rows: int) -> Commit:
+        before = {} if self.parent is None else self.parent["summary"]
+        counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
+        fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
+        summary = {"operation": "delete" if removed else "append", "engine-name": "appender"}
+        for what, count in counts.items():
+            summary[f"added-{what}"] = str(count)
+            summary[f"total-{what}"] = str(int(before.get(f"total-{what}", 0)) + count - fewer[what])
+        snapshot = {
+            "snapshot-id": self.snapshot_id,
+            "sequence-number": self.sequence,
+            "timestamp-ms": self.metadata["last-updated-ms"],
+            "manifest-list": self.manifest_list,
+            "summary": summary,
+            "schema-id": self.metadata["current-schema-id"],
+        }
+        if self.parent is not None:
+            snapshot["parent-snapshot-id"] = self.parent["snapshot-id"]
+        if self.version > 2:
+            snapshot |= {"first-row-id": self.metadata["next-row-id"], "added-rows": added_rows}
+        requirements = [
+            {"type": "assert-table-uuid", "uuid": self.metadata["table-uuid"]},
+            {"type": "assert-ref-snapshot-id", "ref": self.branch, "snapshot-id": self.expected},
+        ]
+        updates = [
+            {"action": "add-snapshot", "snapshot": snapshot | self.snapshot},
+            {
+                "action": "set-snapshot-ref",
+                "ref-name": self.branch,
+                "type": "branch",
+                "snapshot-id": self.snapshot_id,
+                **self.retention,
+            },
+        ]
+        # As it would be on the wire: what is sent shares nothing with what the appender goes on to use.
+        sent: Commit = json.loads(json.dumps((requirements, updates)))
+        return sent[0], sent[1]

@@ -1,0 +1,486 @@
+"""Appends of stock engines that were overtaken: what they come to, when they are refused, that each happens once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.values import LoadedTable, TableChange
+from metaserver.errors import CommitConflict, CommitUnknown
+from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, Row, read_list, read_snapshot
+from tests.catalog.rig import CALLER, RacingStore, Rig, rig
+
+DB = ("db",)
+REBASE = {"seamark.commit.rebase": "append"}
+
+
+async def create(it: Rig, version: int = 2, **properties: str) -> None:
+    await it.table(properties={"format-version": str(version), **REBASE, **properties})
+
+
+async def load(it: Rig) -> Row:
+    entry = await it.catalog.tables.entry(DB, "t")
+    found: Row = json.loads(await it.objects.read(entry.metadata_location))
+    return found
+
+
+async def commit(it: Rig, made: Commit) -> LoadedTable:
+    return await it.catalog.tables.commit(CALLER, DB, "t", *made)
+
+
+async def append(it: Rig, files: dict[str, int], **knobs: Any) -> Appender:
+    """On what stands."""
+    client = Appender(await load(it), **knobs)
+    await commit(it, client.commit(files))
+    return client
+
+
+def head(metadata: Row, branch: str = "main") -> Row:
+    snapshot_id = metadata["refs"][branch]["snapshot-id"]
+    return next(one for one in metadata["snapshots"] if one["snapshot-id"] == snapshot_id)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_an_overtaken_append_comes_after_those_that_overtook_it(tmp_path: Path, version: int) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, version)
+        await append(it, {"a": 1})
+        late, made = Appender(await load(it)), {"late-1": 10, "late-2": 5}
+        request = late.commit(made)
+        await append(it, {"b": 2})
+        last = await append(it, {"c": 3})
+        done = await commit(it, request)
+        metadata = await load(it)
+        snapshot = head(metadata)
+        assert done.metadata.current_snapshot_id == snapshot["snapshot-id"] == late.snapshot_id
+        assert snapshot["parent-snapshot-id"] == last.snapshot_id
+        assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last.sequence + 1
+        files = read_snapshot(snapshot)
+        assert {path: file.sequence_number for path, file in files.items()} == {
+            "a": 1, "b": 2, "c": 3, "late-1": 4, "late-2": 4
+        }  # fmt: skip
+        assert snapshot["manifest-list"] != late.manifest_list
+        assert {row["manifest_path"] for row in read_list(snapshot)} >= set(late.manifests), "its manifests stay"
+        assert {key: snapshot["summary"][f"total-{key}"] for key in ("data-files", "records", "files-size")} == {
+            "data-files": "5", "records": "21", "files-size": "500"
+        }  # fmt: skip
+        assert snapshot["summary"]["added-records"] == "15"
+        if version == 3:
+            assert snapshot["first-row-id"] == 6
+            assert {path: file.first_row_id for path, file in files.items()} == {
+                "a": 0, "b": 1, "c": 3, "late-1": 6, "late-2": 16
+            }  # fmt: skip
+            assert metadata["next-row-id"] == 21
+
+
+@dataclass
+class Model:
+    """What stands, as plain sets; the table's oracle."""
+
+    branches: dict[str, dict[str, int]] = field(default_factory=lambda: {"main": {}})
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The sequence number of each file of a branch, and …"""
+    row_ids: dict[tuple[str, str], int] = field(default_factory=dict)
+    """… its first row id, once it has one: a file keeps both for good."""
+
+    def check(self, metadata: Row, about: str) -> None:
+        for branch, expected in self.branches.items():
+            if branch not in metadata["refs"]:
+                assert expected == {}, about
+                continue
+            snapshot = head(metadata, branch)
+            files = read_snapshot(snapshot)
+            assert {path: file.records for path, file in files.items()} == expected, f"{about}: {branch}"
+            totals = [int(snapshot["summary"][f"total-{what}"]) for what in ("data-files", "records")]
+            assert totals == [len(expected), sum(expected.values())], about
+            for path, file in files.items():
+                kept = self.numbers.setdefault((branch, path), file.sequence_number)
+                assert kept == file.sequence_number, f"{about}: {path} was renumbered"
+                if file.first_row_id is not None or (branch, path) in self.row_ids:
+                    kept = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
+                    assert kept == file.first_row_id, f"{about}: the rows of {path} were renumbered"
+            if "first-row-id" in snapshot:
+                self._check_rows(files, metadata, about)
+        numbers = [one["sequence-number"] for one in metadata["snapshots"]]
+        assert len(set(numbers)) == len(numbers), about
+
+    def _check_rows(self, files: dict[str, Any], metadata: Row, about: str) -> None:
+        spans = sorted((file.first_row_id, file.first_row_id + file.records) for file in files.values())
+        for (_, end), (start, _) in itertools.pairwise(spans):
+            assert end <= start, f"{about}: row ids are given twice"
+        assert not spans or spans[-1][1] <= metadata["next-row-id"], about
+
+
+@dataclass
+class History:
+    """A random history of engines that load, wait, and commit late; every append must come through."""
+
+    it: Rig
+    source: random.Random
+    model: Model = field(default_factory=Model)
+    clients: list[tuple[Appender, Commit, dict[str, int]]] = field(default_factory=list)
+    count: int = 0
+
+    async def begin(self) -> None:
+        """A client writes everything and does not commit yet."""
+        metadata = await load(self.it)
+        branch = self.source.choice(["main", "main", "main", *metadata.get("refs", {})])
+        files = {}
+        for _ in range(self.source.randint(1, 3)):
+            self.count += 1
+            files[f"file-{self.count}"] = self.source.randint(1, 9)
+        client = Appender(metadata, branch=branch, merge=self.source.choice([0, 0, 0, 1, 2, 9]))
+        self.clients.append((client, client.commit(files), files))
+
+    async def finish(self) -> None:
+        if self.clients:
+            client, request, files = self.clients.pop(self.source.randrange(len(self.clients)))
+            done = await commit(self.it, request)
+            assert done.metadata.refs[client.branch].snapshot_id == client.snapshot_id
+            self.model.branches[client.branch].update(files)
+
+    async def delete(self) -> None:
+        metadata = await load(self.it)
+        files = self.model.branches["main"]
+        if files:
+            gone = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
+            await commit(self.it, Appender(metadata).commit({}, gone))
+            for path in gone:
+                del files[path]
+
+    async def branch(self) -> None:
+        metadata = await load(self.it)
+        if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
+            snapshot_id = head(metadata)["snapshot-id"]
+            create = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": snapshot_id}
+            await commit(self.it, ([], [create]))
+            self.model.branches["dev"] = dict(self.model.branches["main"])
+
+    async def upgrade(self) -> None:
+        await commit(self.it, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
+
+    async def run(self, steps: int, *, upgrades: bool, about: str) -> None:
+        moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.branch]
+        for step in range(steps):
+            move = self.source.choice(moves)
+            if upgrades and step == steps // 2:
+                self.clients.clear()  # engines that loaded version 2 cannot write version 3
+                move = self.upgrade
+            await move()
+            metadata = await load(self.it)
+            if metadata.get("refs"):
+                self.model.check(metadata, f"{about}, step {step}, {move.__name__}")
+            else:
+                assert self.model.branches == {"main": {}}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
+async def test_random_histories_of_late_appends_come_to_what_a_plain_set_does(
+    tmp_path: Path, seed: int, version: int, upgrades: bool
+) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, version)
+        await History(it, random.Random(seed)).run(40, upgrades=upgrades, about=f"seed {seed}, version {version}")
+
+
+def _schema_change(client: Appender, made: Commit) -> None:
+    made[1].append({"action": "set-properties", "updates": {"x": "1"}})
+
+
+def _other_operation(client: Appender, made: Commit) -> None:
+    made[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
+
+
+def _second_requirement(client: Appender, made: Commit) -> None:
+    made[0].append({"type": "assert-current-schema-id", "current-schema-id": 7})
+
+
+def _other_parent(client: Appender, made: Commit) -> None:
+    made[0][1]["snapshot-id"] = 12345
+
+
+def _no_list(client: Appender, made: Commit) -> None:
+    made[1][0]["snapshot"]["manifest-list"] = f"{client.folder}/none.avro"
+
+
+def _list_outside(client: Appender, made: Commit) -> None:
+    made[1][0]["snapshot"]["manifest-list"] = "file:///etc/passwd"
+
+
+def _cut_manifest(client: Appender, made: Commit) -> None:
+    path = Path(client.manifests[0].removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _miscounted(client: Appender, made: Commit) -> None:
+    made[1][0]["snapshot"]["summary"]["added-data-files"] = "2"
+
+
+REQUESTS = [
+    _schema_change, _other_operation, _second_requirement, _other_parent, _no_list, _list_outside, _cut_manifest,
+    _miscounted,
+]  # fmt: skip
+OLD = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}
+ENTRY = {
+    "snapshot_id": 1, "sequence_number": 1, "file_sequence_number": 1, "data_file": OLD | {"file_size_in_bytes": 100}
+}  # fmt: skip
+KNOBS: dict[str, dict[str, Any]] = {
+    "its entries have sequence numbers": {"entry": {"sequence_number": 2, "file_sequence_number": 2}},
+    "its entries have file sequence numbers": {"entry": {"file_sequence_number": 2}},
+    "its entries are another snapshot's": {"entry": {"snapshot_id": 4}},
+    "its files have row ids": {"file": {"first_row_id": 0}},
+    "its files are deletes": {"file": {"content": 1}},
+    "it deletes a file": {"more": [ENTRY | {"status": DELETED}]},
+    "it adds a file that it says was there": {"more": [ENTRY | {"status": EXISTING}]},
+    "it forgets a file as it merges": {"merge": 1, "forget": "a"},
+    "its manifest is another snapshot's": {"listed": {"added_snapshot_id": 4}},
+    "its manifest is of deletes": {"listed": {"content": 1}},
+    "its manifest has another sequence number": {"listed": {"sequence_number": 1}},
+    "its manifest has an unknown spec": {"listed": {"partition_spec_id": 3}},
+    "its manifest is encrypted": {"listed": {"key_metadata": b"k"}},
+    "its snapshot is encrypted": {"snapshot": {"key-id": "k"}},
+    "its snapshot has an unknown schema": {"snapshot": {"schema-id": 9}},
+    "its parent has expired": {"snapshot": {"parent-snapshot-id": 404}},
+}
+
+
+@pytest.mark.parametrize(
+    "spoil", [*REQUESTS, *KNOBS], ids=lambda one: one if isinstance(one, str) else one.__name__[1:]
+)
+async def test_an_append_in_doubt_is_refused_as_without_rebase_and_changes_nothing(
+    tmp_path: Path, spoil: str | Callable[[Appender, Commit], None]
+) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, 3)
+        await append(it, {"a": 1})
+        client = Appender(await load(it), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
+        request = client.commit({"late": 1})
+        if not isinstance(spoil, str):
+            spoil(client, request)
+        await append(it, {"b": 2})
+        metadata, before = await load(it), await it.files()
+        with pytest.raises(CommitConflict):
+            await commit(it, request)
+        await it.catalog.committer.close()
+        assert await it.files() == before
+        assert await load(it) == metadata
+        sound = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
+        await commit(it, sound.commit({"late": 1}))
+        assert set(read_snapshot(head(await load(it)))) == {"a", "b", "late"}, "a sound one comes through"
+
+
+@pytest.mark.parametrize("value", ["none", "", "true", "overwrite"])
+async def test_only_tables_that_ask_for_it_have_their_appends_rebased(tmp_path: Path, value: str) -> None:
+    async with rig(tmp_path) as it:
+        await it.table(properties={"seamark.commit.rebase": value})
+        late = Appender(await load(it)).commit({"late": 1})
+        await append(it, {"a": 1})
+        with pytest.raises(CommitConflict, match="branch main was created concurrently"):
+            await commit(it, late)
+        await commit(it, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
+        await commit(it, late)
+        assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
+
+
+async def test_a_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        await it.table("u")
+        late = Appender(await load(it)).commit({"late": 1})
+        await append(it, {"a": 1})
+        changes = [
+            TableChange(DB, "t", *late),
+            TableChange(DB, "u", [], [{"action": "set-properties", "updates": {"x": "1"}}]),
+        ]
+        with pytest.raises(CommitConflict):
+            await it.catalog.transactions.commit(CALLER, changes)
+
+
+async def test_an_append_to_one_branch_is_rebased_where_another_took_its_sequence_number(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, 3)
+        first = await append(it, {"a": 1})
+        create_dev = {
+            "action": "set-snapshot-ref",
+            "ref-name": "dev",
+            "type": "branch",
+            "snapshot-id": first.snapshot_id,
+        }
+        await commit(it, ([], [create_dev]))
+        late = Appender(await load(it), branch="dev").commit({"late": 1})
+        await append(it, {"b": 2})
+        await commit(it, late)
+        metadata = await load(it)
+        assert set(read_snapshot(head(metadata, "dev"))) == {"a", "late"}
+        assert set(read_snapshot(head(metadata))) == {"a", "b"}
+        assert head(metadata, "dev")["sequence-number"] == 3
+
+
+async def test_a_rebased_branch_keeps_the_retention_that_was_set_meanwhile(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        first = await append(it, {"a": 1})
+        late = Appender(await load(it), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
+        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
+        await commit(it, ([], [{"action": "set-snapshot-ref", **ref}]))
+        await append(it, {"b": 1}, retention={"max-ref-age-ms": 77})
+        done = await commit(it, late)
+        assert (done.metadata.refs["main"].max_ref_age_ms, done.metadata.refs["main"].min_snapshots_to_keep) == (
+            77,
+            None,
+        )
+
+
+async def test_a_total_that_the_head_does_not_tell_is_left_out_and_times_do_not_go_back(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        first = Appender(await load(it), snapshot={"timestamp-ms": (await load(it))["last-updated-ms"] + 50_000})
+        late = Appender(await load(it)).commit({"late": 3})
+        late[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
+        request = first.commit({"a": 1})
+        del request[1][0]["snapshot"]["summary"]["total-records"]
+        await commit(it, request)
+        await commit(it, late)
+        snapshot = head(await load(it))
+        assert snapshot["timestamp-ms"] == first.metadata["last-updated-ms"] + 50_000
+        assert snapshot["summary"] == {
+            "operation": "append", "engine-name": "appender", "added-data-files": "1", "added-records": "3",
+            "added-files-size": "100", "total-data-files": "2", "total-files-size": "200", "manifests-kept": "1",
+        }  # fmt: skip
+
+
+async def test_a_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        await append(it, {"a": 1})
+        late = Appender(await load(it))
+        request = late.commit({"late": 1})
+        await append(it, {"b": 2})
+        done = await commit(it, request)
+        await append(it, {"c": 3})
+        again = await commit(it, request)
+        assert again.metadata == done.metadata
+        await commit(it, ([], [{"action": "remove-snapshots", "snapshot-ids": [late.snapshot_id]}]))
+        before = await it.files()
+        again = await commit(it, request)
+        assert done.entry is not None
+        assert again.entry is not None
+        assert again.entry.metadata_location == done.entry.metadata_location
+        assert await it.files() == before
+        files = read_snapshot(head(await load(it)))
+        assert set(files) == {"a", "b", "c", "late"}
+
+
+@pytest.mark.parametrize("merges", [False, True])
+async def test_a_rebase_that_loses_the_swap_is_made_anew_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
+    racing: list[RacingStore] = []
+
+    def wrap(store: Any) -> RacingStore:
+        racing.append(RacingStore(store))
+        return racing[0]
+
+    async with rig(tmp_path / "a", wrap_store=wrap) as it, rig(tmp_path / "a") as other:
+        await create(it)
+        await append(it, {"a": 1})
+        await append(it, {"b": 2})
+        late = Appender(await load(it), merge=2 if merges else 0)
+        request = late.commit({"late": 1})
+        await append(it, {"c": 3}, merge=1)
+        before = await it.files()
+
+        async def intrude() -> None:
+            await append(other, {"d": 4})
+
+        racing[0].intruder = intrude
+        await commit(it, request)
+        await it.catalog.committer.close()
+        metadata = await load(it)
+        files = read_snapshot(head(metadata))
+        assert {path: file.sequence_number for path, file in files.items()} == {
+            "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
+        }  # fmt: skip
+        # Two metadata files; the intruder's manifest and list; a list of ours, and a manifest where a merge was undone.
+        assert len(await it.files() - before) == 2 + 2 + 1 + merges
+
+
+class ForgetfulStore:
+    """Loses the reply of each pointer swap, and then answers no question."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.forgets = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, operations: Any) -> list[Any]:
+        done: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
+        if self.forgets:
+            raise CommitUnknown("injected: the reply was lost")
+        return done
+
+
+async def test_a_rebase_whose_outcome_is_unknown_leaves_what_the_table_may_name(tmp_path: Path) -> None:
+    forgetful: list[ForgetfulStore] = []
+
+    def wrap(store: Any) -> ForgetfulStore:
+        forgetful.append(ForgetfulStore(store))
+        return forgetful[0]
+
+    async with rig(tmp_path, wrap_store=wrap) as it:
+        await create(it)
+        late = Appender(await load(it)).commit({"late": 1})
+        await append(it, {"a": 1})
+        forgetful[0].forgets = True
+        with pytest.raises(CommitUnknown):
+            await commit(it, late)
+        forgetful[0].forgets = False
+        await it.catalog.committer.close()
+        assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
+        done = await commit(it, late)
+        assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
+        assert done.metadata.last_sequence_number == 2
+
+
+async def test_a_merge_that_met_another_merge_is_undone_and_its_files_are_added(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, 3)
+        for name in ("a", "b", "c"):
+            await append(it, {name: 1})
+        one, two = [Appender(await load(it), merge=3) for _ in range(2)]
+        requests = [one.commit({"one": 10}), two.commit({"two": 20})]
+        for request in requests:
+            await commit(it, request)
+        metadata = await load(it)
+        listed = read_list(head(metadata))
+        named = {row["manifest_path"] for row in listed}
+        assert set(one.manifests) <= named
+        assert not named & set(two.manifests)
+        assert [row["added_files_count"] for row in listed if row["added_snapshot_id"] == two.snapshot_id] == [1]
+        files = read_snapshot(head(metadata))
+        assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
+            "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)
+        }  # fmt: skip
+
+
+async def test_a_merge_beside_a_plain_append_stands(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        for name in ("a", "b", "c"):
+            await append(it, {name: 1})
+        late = Appender(await load(it), merge=3)
+        request = late.commit({"late": 10})
+        await append(it, {"d": 1})
+        await commit(it, request)
+        listed = read_list(head(await load(it)))
+        assert [row["manifest_path"] for row in listed if row["existing_files_count"]] == late.manifests
+        assert len(listed) == 2
+        assert [row["min_sequence_number"] for row in listed] == [1, 4]
