@@ -274,7 +274,7 @@ class Committer:
             metadata = self._apply(base, change.updates)
         except CommitConflict:
             rebased = await self._rebase(request, change, base)
-            if base is None or rebased is None:
+            if rebased is None:
                 raise
             change = msgspec.structs.replace(change, updates=rebased.updates)
             metadata, files = self._apply(base, change.updates), rebased.files

@@ -144,6 +144,11 @@ class _Lists(msgspec.Struct, frozen=True):
         gone = [manifest for path, manifest in self.parent.items() if path not in self.own]
         return [one for one in gone if (one.added_files_count, one.existing_files_count) != (0, 0)]
 
+    @property
+    def merge_stands(self) -> bool:
+        """Whether all that the client merged is still there to be replaced by what it made of it."""
+        return all(manifest.manifest_path in self.head for manifest in self.dropped)
+
 
 class _Rebase:
     def __init__(self, parts: Parts, base: TableMetadata, append: Append) -> None:
@@ -168,8 +173,8 @@ class _Rebase:
         lists = await self._lists()
         self._check_added(lists)
         own, files = await self._own_manifests(lists, folder)
-        dropped = {manifest.manifest_path for manifest in lists.dropped} if not files else set()
-        kept = [manifest for path, manifest in lists.head.items() if path not in dropped]
+        merged = {manifest.manifest_path for manifest in lists.dropped} if lists.merge_stands else set()
+        kept = [manifest for path, manifest in lists.head.items() if path not in merged]
         manifests, next_row_id = [*own, *kept], self._base.next_row_id
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             manifests, next_row_id = assign_first_row_ids(manifests, next_row_id)
@@ -244,7 +249,7 @@ class _Rebase:
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _row_id(entry) is not None:
                 raise Doubt("an entry has numbers that its client chose")
-        stands = all(manifest.manifest_path in lists.head for manifest in dropped)
+        stands = lists.merge_stands
         merged = await self._read([lists.head[each.manifest_path] for each in dropped] if stands else dropped)
         existing = Counter(_identity(entry, stands) for each in entries for entry in each if entry.status == _EXISTING)
         if existing != Counter(_identity(entry, stands) for each in merged for entry in each):
@@ -295,11 +300,13 @@ class _Rebase:
 
     def _updates(self, manifest_list: str, kept: int, added_rows: int) -> list[dict[str, Any]]:
         snapshot, ref = self._append.snapshot, self._ref
+        # The log is later than the head where the branch was rolled back since.
+        logged = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
         rebased = {
             **self._append.said,
             "parent-snapshot-id": self._head.snapshot_id,
             "sequence-number": self._sequence_number,
-            "timestamp-ms": max(snapshot.timestamp_ms, self._head.timestamp_ms),
+            "timestamp-ms": max(snapshot.timestamp_ms, self._head.timestamp_ms, *logged),
             "manifest-list": manifest_list,
             "summary": rebased_summary(snapshot.summary or {}, self._head.summary_map(), kept),
         }

@@ -118,6 +118,8 @@ class Appender:
     branch: str = "main"
     merge: int = 0
     """How many of its parent's manifests it merges with its own."""
+    apart: bool = False
+    """Whether what it merged stands in a manifest of its own."""
     retention: Row = field(default_factory=dict)
     entry: Row = field(default_factory=dict)
     """What its new entries say instead."""
@@ -159,7 +161,10 @@ class Appender:
                 data = {"file_path": old.path, "record_count": old.records, "first_row_id": old.first_row_id}
                 if old.path != self.forget:
                     entries.append(self._entry(DELETED if old.path in gone else EXISTING, data, old))
-        manifests = [self._manifest(entries)] if entries else []
+        groups = [entries]
+        if self.apart:
+            groups = [[entry for entry in entries if (entry["status"] == ADDED) is new] for new in (True, False)]
+        manifests = [self._manifest(group) for group in groups if group]
         next_row = self.metadata.get("next-row-id", 0)
         rows = [dict(row) for row in [*manifests, *kept]]
         if self.version > 2:
