@@ -178,8 +178,8 @@ class Settings:
     )
     index_whole_bytes: int = setting(
         16 << 20,
-        "Bloom index files larger than this that are not in memory are asked by a few range reads, while the whole "
-        "file is fetched behind the scan.",
+        "Index files larger than this that are not in memory are asked by a few range reads, while the whole file is "
+        "fetched behind whoever asks.",
         least=0,
     )
     index_wait_s: float = setting(

@@ -38,11 +38,12 @@ from metaserver.index.bits import all_of, count, none_of, positions, roaring
 from metaserver.index.definitions import BITMAP, read_definitions
 from metaserver.index.keys import Bits
 from metaserver.index.packing import Longs
+from metaserver.planner.covers import BitmapIndex
 from metaserver.planner.deleted import Fate, Judge, places_at
 from metaserver.planner.lookup import files_at
 from metaserver.planner.meaning import Meaning
 from metaserver.planner.request import ScanRequest
-from metaserver.planner.row_marks import Covered, RowMarks, without
+from metaserver.planner.row_marks import RowMarks, without
 from metaserver.planner.scan import Scan
 from metaserver.store.port import Entry
 from metaserver.wire import decode_json, encode_json
@@ -305,6 +306,8 @@ class _Page:
             few = min(_FILES_AT_ONCE, self._limit - len(self._found))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
             chosen = names[start : start + few]
+            places = places_at(self._scan.view, chosen).tolist()
+            await asyncio.gather(*(self._covers.load(index, places) for index in marks.indexes.values()))
             found = await asyncio.to_thread(self._mark, marks, chosen)
             if self._wanted.deletes:
                 await self._take_out(found)
@@ -316,13 +319,13 @@ class _Page:
         self.last = int(names[start - 1]) if start < len(names) else None
         await self._covers.suspect(entry, marks.damaged)
 
-    async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], Covered]:
+    async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         asked = {(one.column_id, one.transform) for one in predicates_of(self._scan.bound)}
         made = {}
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
             if definition.kind == BITMAP and key in asked:
-                made[key] = Covered(definition, *await self._covers.open(self._scan.view, definition, entry))
+                made[key] = await self._covers.bitmaps(self._scan.view, definition, entry)
         return made
 
     def _mark(self, marks: RowMarks, names: Longs) -> list[_Marked]:

@@ -34,9 +34,10 @@ from metaserver.index.definitions import RECORD, IndexDefinition, read_definitio
 from metaserver.index.keys import Keys, Mask
 from metaserver.index.packing import Longs
 from metaserver.index.terms import Term, resolve
+from metaserver.planner.covers import Covers
 from metaserver.planner.deleted import Deleted, names_of
 from metaserver.planner.given_keys import keys_of_arrow, keys_of_json
-from metaserver.planner.locate import KEYS_MAX, Covers, Located, Locator
+from metaserver.planner.locate import KEYS_MAX, Located, Locator
 from metaserver.planner.lookup import files_at
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.scan import Scan

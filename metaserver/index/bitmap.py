@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,8 +33,9 @@ from cache.memory import MemoryCache
 from metaserver.index import _bitmap
 from metaserver.index.dictionary import BYTES, CODES, Bounds
 from metaserver.index.keys import Bits, KeyRanges, Keys
-from metaserver.index.postings import Marks, Postings, build_postings
-from metaserver.index.slices import CLIPPED, NANS, NULLS, Section, build_section
+from metaserver.index.pieces import head_bytes
+from metaserver.index.postings import PIECES_MAX, Marks, Postings, build_postings
+from metaserver.index.slices import CLIPPED, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
 
 VERSION = 1
 DECODED_BYTES = 32 << 20
@@ -44,6 +45,7 @@ _HEAD = struct.Struct("<8sIB3xQQQI16x")
 _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _ENTRY_BYTES = 25
+_SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,28 @@ def _assembled(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     return [head + _CHECK.pack(isal_zlib.crc32(head)), directory, postings, *sections]
 
 
+def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
+    """(form, files, bytes of the postings, bytes of the blob, checksum of the directory)."""
+    if len(memory) < _HEAD_BYTES:
+        raise ValueError(f"{len(memory)} bytes are no bitmap index")
+    if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
+        raise ValueError("the head of a bitmap index does not match its checksum")
+    magic, version, form, files, postings, total, checksum = _HEAD.unpack_from(memory)
+    if magic != _MAGIC or version != VERSION or form not in (CODES, BYTES):
+        raise ValueError(f"a bitmap index of version {version} and form {form} cannot be read")
+    return form, files, postings, total, checksum
+
+
+def _directory_end(files: int) -> int:
+    return _HEAD_BYTES + -(-_ENTRY_BYTES * files // 8) * 8
+
+
+def header_size(start: memoryview | bytes) -> int:
+    """Bytes at a blob's start that opening it reads, from its first 64. ValueError for a damaged head."""
+    _, files, postings, *_ = _read_head(start)
+    return _directory_end(files) + min(postings, head_bytes(PIECES_MAX))
+
+
 class Bitmap:
     """An opened blob; files are named by their number in it. Safe to be asked by several threads at once.
 
@@ -108,14 +132,8 @@ class Bitmap:
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
-        if len(memory) < _HEAD_BYTES:
-            raise ValueError(f"{len(memory)} bytes are no bitmap index")
-        if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
-            raise ValueError("the head of a bitmap index does not match its checksum")
-        magic, version, self._form, self.files, postings, total, checksum = _HEAD.unpack_from(memory)
-        if magic != _MAGIC or version != VERSION or self._form not in (CODES, BYTES):
-            raise ValueError(f"a bitmap index of version {version} and form {self._form} cannot be read")
-        end = _HEAD_BYTES + -(-_ENTRY_BYTES * self.files // 8) * 8
+        self._form, self.files, postings, total, checksum = _read_head(memory)
+        end = _directory_end(self.files)
         if total != len(memory) or end + postings > total:
             raise ValueError(f"a bitmap index of {total} bytes is {len(memory)} bytes long")
         if isal_zlib.crc32(memory[_HEAD_BYTES:end]) != checksum:
@@ -129,6 +147,7 @@ class Bitmap:
             raise ValueError(f"the sections of a bitmap index end at {self._starts[-1]} of {total} bytes")
         self._has_keys = self._cardinalities > 0
         self._postings = Postings(memory[end : end + postings], self._form, self.files)
+        self._postings_start = end
         self._sections: dict[int, Section] = {}
         self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES)
         self._lock = threading.Lock()
@@ -163,6 +182,20 @@ class Bitmap:
         if wanted:
             marks |= (self._flags & wanted) != 0
         return marks
+
+    def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
+        """(offset, length) in the blob of what `files_with` reads beside what `header_size` tells, step by step: each
+        is to be in memory before the next is asked for."""
+        bounds = self._bounds(ranges)
+        for pieces in self._postings.reads(bounds):
+            yield [(self._postings_start + start, length) for start, length in pieces]
+        if numbers := self._postings.left_open(bounds, self._has_keys).tolist():
+            yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.section_range, numbers)]
+            yield [self._dictionary_range(number) for number in numbers]
+
+    def _dictionary_range(self, file: int) -> tuple[int, int]:
+        start, length = self.section(file).dictionary_spot
+        return self._starts[file] + start, length
 
     def rows(self, file: int, ranges: KeyRanges) -> Bits:
         """The rows of the file that are in the ranges, or null or NaN if those are asked for."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 
@@ -30,10 +32,8 @@ from metaserver.clock import Clock
 from metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bloom import Bloom
-from metaserver.index.cold import ColdBloom, open_cold, probe_cold
-from metaserver.index.hashing import Hashes
+from metaserver.index.cold import ColdIndex, open_cold
 from metaserver.index.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
-from metaserver.index.keys import Bytes
 from metaserver.index.kinds import KINDS
 from metaserver.index.record import Record
 from metaserver.index.registry import Registry
@@ -48,6 +48,11 @@ _LATER_MAX, _LATER_BYTES = 10_000, 400
 
 _COLD_BYTES = 64 << 20
 """Of large index files, what is kept to ask them by range."""
+
+DISK_S = 0.02
+"""How long a large index file may take to come from the local disk before it is asked from afar."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -75,15 +80,18 @@ class Indexes:
         limit_bytes: int,
         whole_bytes: int,
     ) -> None:
-        """`limit_bytes`: larger index files are not read; `whole_bytes`: larger bloom indexes may be asked by range."""
+        """`limit_bytes`: larger index files are not read; `whole_bytes`: larger ones may be asked by range."""
         self._objects = objects
         self.registry = registry
         self._stack = stack
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._whole_bytes = whole_bytes
-        self._cold: MemoryCache[str, ColdBloom] = MemoryCache(_COLD_BYTES)
-        self._chilling: SingleFlight[str, ColdBloom] = SingleFlight()
+        self._cold: MemoryCache[str, ColdIndex] = MemoryCache(_COLD_BYTES)
+        self._chilling: SingleFlight[str, ColdIndex] = SingleFlight()
+        self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
+        self._suspected: dict[str, asyncio.Task[None]] = {}
+        """By location: looked at behind those who found them damaged."""
         self._later: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES)
         """Location → monotonic time before which it is not tried again; infinity for an unknown version."""
         self.failures = 0
@@ -120,22 +128,28 @@ class Indexes:
         """Whether it was found to be of a version that this program cannot read, and will not read later either."""
         return self._later.get(file.location) == math.inf
 
-    async def open_all(self, files: Sequence[IndexFile]) -> list[OpenIndex]:
-        """Those that can be used, in the order given."""
-        opened = await asyncio.gather(*(self.open(file) for file in files))
-        return [one for one in opened if one is not None]
+    def fetch(self, file: IndexFile) -> asyncio.Task[OpenIndex | None]:
+        """`open`, one at a time of each file, whoever waits for it, and for however long."""
+        task = self._fetching.get(file.location)
+        if task is None:
+            task = self._fetching[file.location] = asyncio.create_task(self.open(file), name="index")
+            task.add_done_callback(lambda _: self._fetching.pop(file.location))
+        return task
+
+    def is_coming(self, file: IndexFile) -> bool:
+        return file.location in self._fetching
 
     def has_cold_door(self, file: IndexFile) -> bool:
         """Whether it can be asked without being here, and is large enough for that to pay."""
-        return file.kind == "bloom" and self._whole_bytes < file.size_bytes <= self._limit_bytes
+        return self._whole_bytes < file.size_bytes <= self._limit_bytes
 
-    async def open_cold(self, file: IndexFile) -> ColdBloom | None:
+    async def open_cold(self, file: IndexFile) -> ColdIndex | None:
         """One that has a cold door, ready to be asked by range; None where it cannot be. Never raises."""
         cold = self._cold.get(file.location)
         if cold is not None:
             return cold
 
-        async def load() -> ColdBloom:
+        async def load() -> ColdIndex:
             header, opened = await open_cold(self._objects, file)
             _check(header, file)
             self._cold.put(file.location, opened, opened.size_bytes)
@@ -143,18 +157,58 @@ class Indexes:
 
         try:
             return await self._chilling.run(file.location, load)
-        except (SeamarkError, ValueError) as error:
+        except (SeamarkError, ValueError) as error:  # who reads the whole file finds out whether it is damaged
             log.info("index file not opened by range", location=file.location, reason=str(error))
             return None
 
-    async def probe_cold(self, cold: ColdBloom, hashes: Hashes) -> Bytes | None:
-        """As `Bloom.probe`, by a few reads; None where that is not to be. Never raises."""
-        try:
-            return await probe_cold(self._objects, cold, hashes)
-        except (SeamarkError, ValueError) as error:
-            self._cold.discard(cold.location)
-            log.info("index file not asked by range", location=cold.location, reason=str(error))
+    async def by_range(self, file: IndexFile, ask: Callable[[ColdIndex], Awaitable[T | None]]) -> T | None:
+        """What `ask` makes of an index file that is not here; None where it cannot be opened by range, or is not to be
+        asked so, or breaks. Never raises what `ask` raises for damage and for a storage that does not answer."""
+        cold = await self.open_cold(file)
+        if cold is None:
             return None
+        try:
+            said = await ask(cold)
+        except ValueError as error:
+            self._cold.discard(file.location)
+            self.suspect_soon([file], str(error))
+            return None
+        except SeamarkError as error:
+            log.info("index file not asked by range", location=file.location, reason=str(error))
+            return None
+        if said is None:
+            self._cold.discard(file.location)  # it may have grown to what one may take
+        elif self._cold.get(file.location) is cold:
+            self._cold.put(file.location, cold, cold.size_bytes)
+        return said
+
+    async def ready(self, file: IndexFile, ask: Callable[[ColdIndex], Awaitable[T | None]]) -> OpenIndex | T | None:
+        """The opened file where it is here or small, else what `ask` makes of it by range, else the file once it is
+        here, however long that takes; None when it cannot be used."""
+        held = self.held(file)
+        if held is not None or not self.has_cold_door(file):
+            return held or await self.open(file)
+        fresh = not self.is_coming(file)
+        coming = self.fetch(file)
+        if fresh:  # the local disk may have it, which takes no time
+            await asyncio.wait([coming], timeout=DISK_S)
+        if not coming.done():
+            said = await self.by_range(file, ask)
+            if said is not None:
+                return said
+            await asyncio.wait([coming])
+        return coming.result()
+
+    def suspect_soon(self, files: Iterable[IndexFile], reason: str) -> None:
+        """`suspect`, behind whoever found damage."""
+        for file in files:
+            if file.location not in self._suspected:
+                task = asyncio.create_task(self.suspect([file], reason), name="suspect")
+                self._suspected[file.location] = task
+                task.add_done_callback(partial(self._looked_at, file.location))
+
+    def _looked_at(self, location: str, _: asyncio.Task[None]) -> None:
+        del self._suspected[location]
 
     async def suspect(self, files: Iterable[IndexFile], reason: str) -> None:
         """A probe found damage. What the caches hold may be what is damaged, so the source decides: if that is damaged
@@ -164,6 +218,8 @@ class Indexes:
             try:
                 data = await self._objects.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify, memoryview(data), file)
+            except UnknownVersion as error:  # nothing that is here was read from it
+                self._leave_alone(file, str(error), until_s=math.inf)
             except (ValueError, Corrupt, ObjectMissing, TooLarge) as error:
                 await self._quarantine(file, f"{reason}; {error}")
             except SeamarkError as error:
@@ -182,6 +238,12 @@ class Indexes:
         until_s = self._clock.monotonic() + RETRY_S if until_s is None else until_s
         self._later.put(file.location, until_s, _LATER_BYTES)
         log.warning("index file not used", location=file.location, reason=reason)
+
+    async def close(self) -> None:
+        tasks: list[asyncio.Task[Any]] = [*self._fetching.values(), *self._suspected.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def stats(self) -> StackStats:
         return self._stack.stats()
@@ -235,15 +297,17 @@ async def open_indexes(
         claims=claims,
         executor=executor,
     )
+    indexes = Indexes(
+        objects,
+        registry,
+        stack,
+        clock,
+        limit_bytes=settings.index_file_limit_bytes,
+        whole_bytes=settings.index_whole_bytes,
+    )
     try:
-        yield Indexes(
-            objects,
-            registry,
-            stack,
-            clock,
-            limit_bytes=settings.index_file_limit_bytes,
-            whole_bytes=settings.index_whole_bytes,
-        )
+        yield indexes
     finally:
+        await indexes.close()
         await stack.close()
         executor.shutdown(wait=True, cancel_futures=True)

@@ -44,6 +44,11 @@ class Head(NamedTuple):
     flags: int
 
 
+def head_bytes(count: int) -> int:
+    """Of a header of so many pieces."""
+    return _HEAD.size + _ENTRY_BYTES * count + _CHECK.size
+
+
 def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
     """Header and pieces, a multiple of 8 bytes. ValueError where a piece is of 4 GiB or more."""
     if any(len(piece.data) > _LENGTH_MAX for piece in pieces):
@@ -92,6 +97,10 @@ class Pieces:
                 raise ValueError(f"piece {number} of {self.count} does not match its checksum")
             self._checked[number] = 1
         return Piece(coding, data)
+
+    def spot(self, number: int) -> tuple[int, int]:
+        """Offset and length of a piece."""
+        return self._starts[number], self.length(number)
 
     def coding(self, number: int) -> int:
         return int(self._table[number, 1])

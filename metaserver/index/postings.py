@@ -14,7 +14,7 @@ zeros behind, twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from metaserver.index import _bitmap, _ordered, bits
 from metaserver.index.bits import MARGIN, Coding
-from metaserver.index.dictionary import CODES, Bounds, aligned, distinct_of, opened, pack
+from metaserver.index.dictionary import CODES, Bounds, Places, aligned, distinct_of, opened, pack
 from metaserver.index.keys import Bytes
 from metaserver.index.pieces import Head, Piece, Pieces, write_pieces
 from metaserver.index.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
@@ -32,6 +32,7 @@ MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
 _DICTIONARY, _LEAST, _MOST, _FILES, _STARTS = range(5)
 """Pieces; of EDGES the first two are the edges."""
+PIECES_MAX = _STARTS + 1
 EDGE_BYTES = 64
 
 SHARE, SHARE_ALONE = 1.0, 0.25
@@ -186,6 +187,11 @@ def _packed(array: npt.NDArray[Any]) -> Piece:
     return Piece(Coding.ZSTD, packed) if len(packed) < MARGIN * len(data) else Piece(Coding.FLAT, data)
 
 
+def _is_wide(begins: Places, ends: Places) -> bool:
+    """Whether intervals of several keys are first held against each file's least and most."""
+    return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_MAX
+
+
 class Postings:
     """Reads what `build_postings` made. ValueError where something cannot be right, when it is first read."""
 
@@ -211,30 +217,59 @@ class Postings:
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
         if self.layout == EDGES:
-            return self._by_edges(bounds, there, section)
+            return self._asked(bounds, *self._by_edges(bounds, there), section)
         return self._by_key(bounds)
 
-    def _by_key(self, bounds: Bounds) -> Marks:
+    def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
+        """(offset, length) of the pieces that `files_with` reads, step by step: each is to be in memory before the next
+        is asked for. Not those of the files' own sections (`left_open`)."""
+        if not bounds.count:
+            return
+        if self.layout == EDGES:
+            yield [self._pieces.spot(0), self._pieces.spot(1)]
+            return
+        yield [self._pieces.spot(_DICTIONARY)]
+        begins, ends = bounds.intervals(self._opened())
+        if _is_wide(begins, ends):
+            yield [self._pieces.spot(_LEAST), self._pieces.spot(_MOST)]
+            _, begins, ends = self._by_extremes(begins, ends)
+        if len(begins):
+            yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
+
+    def left_open(self, bounds: Bounds, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+        """The files of which `files_with` asks the sections' dictionaries."""
+        if not bounds.count or self.layout != EDGES:
+            return np.empty(0, dtype=np.intp)
+        return self._by_edges(bounds, there)[1]
+
+    def _opened(self) -> _ordered.Numbers | _ordered.Strings:
         if self._dictionary is None:
             self._dictionary = opened(self._pieces.read(_DICTIONARY).data, self._keys, self._form)
-        begins, ends = bounds.intervals(self._dictionary)
+        return self._dictionary
+
+    def _by_key(self, bounds: Bounds) -> Marks:
+        begins, ends = bounds.intervals(self._opened())
         marks = np.zeros(self._files, dtype=np.uint8)
-        if not len(begins):
-            return marks
-        many = ends - begins > 1
-        if 0 < np.count_nonzero(many) <= _WIDE_MAX:
-            least, most = self._array(_LEAST, "<u4"), self._array(_MOST, "<u4")
-            open_ = np.zeros(self._files, dtype=np.bool_)
-            for begin, end in zip(begins[many].tolist(), ends[many].tolist(), strict=True):
-                below, above = least < begin, most >= end
-                apart = (most < begin) | (least >= end)
-                marks |= ~apart & ~(below & above)
-                open_ |= ~apart & below & above
-            if not (open_ & (marks == 0)).any():
-                begins, ends = begins[~many], ends[~many]
+        if _is_wide(begins, ends):
+            marks, begins, ends = self._by_extremes(begins, ends)
         if len(begins):
             marks |= self._listed(begins, ends)
         return marks
+
+    def _by_extremes(self, begins: Places, ends: Places) -> tuple[Marks, Places, Places]:
+        """What each file's least and most say of wide intervals, and the intervals that are to be asked yet."""
+        marks = np.zeros(self._files, dtype=np.uint8)
+        many = ends - begins > 1
+        least, most = self._array(_LEAST, "<u4"), self._array(_MOST, "<u4")
+        open_ = np.zeros(self._files, dtype=np.bool_)
+        for begin, end in zip(begins[many].tolist(), ends[many].tolist(), strict=True):
+            below, above = least < begin, most >= end
+            apart = (most < begin) | (least >= end)
+            marks |= ~apart & ~(below & above)
+            open_ |= ~apart & below & above
+        if not (open_ & (marks == 0)).any():
+            begins, ends = begins[~many], ends[~many]
+        return marks, begins, ends
 
     def _listed(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
         if self.layout == MATRIX:
@@ -252,8 +287,8 @@ class Postings:
         _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
-    def _by_edges(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Sections) -> Marks:
-        """By least and most key where that decides; otherwise by the file's own dictionary."""
+    def _by_edges(self, bounds: Bounds, there: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
+        """The files that least and most key decide for, and the numbers of those that they leave open."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         least, most = self._array(0, dtype), self._array(1, dtype)
         if len(least) != self._files or len(most) != self._files:
@@ -269,9 +304,9 @@ class Postings:
             sure[possible] = lows[place[possible]] <= least[possible]
             marks[sure] = 1
             possible &= ~sure
-        return self._asked(bounds, np.flatnonzero(possible), marks, section)
+        return marks, np.flatnonzero(possible)
 
-    def _asked(self, bounds: Bounds, numbers: npt.NDArray[np.intp], marks: Marks, section: Sections) -> Marks:
+    def _asked(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
         """With the marks of the files numbered by what their dictionaries hold."""
         if self._form == CODES:
             dictionaries = [section(number).dictionary for number in numbers.tolist()]

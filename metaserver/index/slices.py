@@ -36,6 +36,7 @@ EQUALITY_MAX = 64
 _CHANGE_BYTES = 2
 """At least, of a row that has another value than the one before it; a roaring bitmap's containers have headers too."""
 _CONTAINER_BYTES = 14
+SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
 COMPARED_MAX: Final = 128
 """So many bounds are compared. For more it is cheaper to put each row's rank together and look it up (measured)."""
 
@@ -117,6 +118,11 @@ class Section:
     def bitmaps_bytes(self) -> int:
         """Of the slices or the values' bitmaps, as stored."""
         return sum(self._pieces.length(FIRST + number) for number in range(self.bitmaps))
+
+    @property
+    def dictionary_spot(self) -> tuple[int, int]:
+        """Offset and length in the section."""
+        return self._pieces.spot(DICTIONARY)
 
     @property
     def dictionary_bytes(self) -> int:

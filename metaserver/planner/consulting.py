@@ -3,33 +3,30 @@
 The rule it keeps: a plan never waits for an index longer than it was told to, and never fails for one. Index files that
 are not in memory are fetched; those that come too late serve the next plan. What was not there, this plan did not use,
 and it says so, so that it is not kept.
-
-Which rows of a view an index file describes is found once, and kept as long as the view.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import structlog
 
 from metaserver.clock import Clock
 from metaserver.errors import SeamarkError
-from metaserver.iceberg.expressions import Bound, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.cold import KEYS_MAX as COLD_KEYS_MAX
+from metaserver.index.cold import RANGES_MAX, ColdIndex
 from metaserver.index.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
-from metaserver.index.index_file import FilesTable
-from metaserver.index.indexes import Indexes, OpenIndex
+from metaserver.index.indexes import DISK_S, Indexes, OpenIndex
+from metaserver.index.questions import Flags
 from metaserver.index.registry import IndexFiles
 from metaserver.index.usage import Usage
-from metaserver.planner.coverage import file_ids_of
-from metaserver.planner.indexed import Coverage, Described, Flags, Probe, Projected, bloom_hashes, project
+from metaserver.planner.coverage import Described, coverages
+from metaserver.planner.indexed import Probe, Projected, project
 from metaserver.planner.request import Question
 from metaserver.planner.view import TableView
 from metaserver.store.port import Entry, IndexFile
@@ -38,18 +35,17 @@ T = TypeVar("T")
 
 _DEFINITIONS_KEPT = 1000
 
-_DISK_S = 0.02
-"""How long a large index file may take to come from the local disk before it is asked from afar."""
+_VALUES_MAX = 1000
+"""Of predicates on a bitmap index that is asked from afar."""
 
 log = structlog.get_logger()
 
 
-class _Asked(NamedTuple):
-    """An index file that is not here, and what it said of predicates, uint8[files] each."""
+class _Answer(NamedTuple):
+    """Of an index file that is not here: what it said, uint8[files], by what was asked."""
 
-    location: str
-    files: FilesTable
-    hits: tuple[tuple[Bound, Flags], ...]
+    cold: ColdIndex
+    hits: dict[object, Flags]
 
 
 def _result(task: asyncio.Task[T | None]) -> T | None:
@@ -74,11 +70,6 @@ class Consulting:
         self._definitions: OrderedDict[tuple[object, ...], tuple[object, Definitions]] = OrderedDict()
         """With the schemas that they were read by: tables that were registered from one metadata file have one uuid,
         and may have gone different ways since."""
-        self._coverage: WeakKeyDictionary[TableView, dict[str, tuple[tuple[str, ...], Coverage]]] = WeakKeyDictionary()
-        self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
-        """By location."""
-        self._suspected: dict[str, asyncio.Task[None]] = {}
-        """By location: looked at behind the plans that found them damaged."""
 
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
         """Those that plans of the table may use: enabled, where there is any index file at all."""
@@ -111,36 +102,28 @@ class Consulting:
         if not files:
             return None
         opened, asked = await self._opened(projected, files)
-        coverage = await self._covered(view, wanted, {**asked, **opened})
-        answers = {(location, predicate): hits for location, one in asked.items() for predicate, hits in one.hits}
-        there = opened.keys() | asked.keys()
-        late = any(file.location not in there and not self._indexes.is_beyond_us(file) for file in files)
-        return Probe(view, projected, coverage, opened, answers, late)
+        usable: dict[str, Described] = {**{location: one.cold for location, one in asked.items()}, **opened}
+        described = {
+            definition_id: [usable[file.location] for file in some if file.location in usable]
+            for definition_id, some in wanted.items()
+        }
+        coverage = await coverages(view, described)
+        answers: dict[object, dict[str, Flags]] = {}
+        for location, one in asked.items():
+            for key, hits in one.hits.items():
+                answers.setdefault(key, {})[location] = hits
+        late = any(file.location not in usable and not self._indexes.is_beyond_us(file) for file in files)
+        afar = {location: one.cold for location, one in asked.items()}
+        return Probe(view, projected, coverage, opened, answers, afar, files, late)
 
     def settle(self, probe: Probe, entry: Entry) -> None:
         """After a plan: counts what indexes were good for, and has those looked at that broke, behind its back."""
         now_ms = self._clock.now_ms()
         for definition_id, (asked, removed) in probe.asked.items():
             self._usage.note(entry.uuid, definition_id, files_in=asked, files_removed=removed, now_ms=now_ms)
-        for location, reason in probe.damaged.items():
-            if location not in self._suspected:
-                task = asyncio.create_task(self._suspect(entry, location, reason), name="suspect")
-                self._suspected[location] = task
-                task.add_done_callback(partial(self._looked_at, location))
-
-    def _looked_at(self, location: str, _: asyncio.Task[None]) -> None:
-        del self._suspected[location]
-
-    async def _suspect(self, entry: Entry, location: str, reason: str) -> None:
-        listed = await self._listed(entry)
-        files = () if listed is None else listed.files
-        await self._indexes.suspect([file for file in files if file.location == location], reason)
-
-    async def close(self) -> None:
-        tasks = [*self._fetching.values(), *self._suspected.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for file in probe.listed:
+            if file.location in probe.damaged:
+                self._indexes.suspect_soon([file], probe.damaged[file.location])
 
     async def _projected(self, question: Question, definitions: Sequence[IndexDefinition]) -> Projected | None:
         if question.is_long:
@@ -156,7 +139,7 @@ class Consulting:
 
     async def _opened(
         self, projected: Projected, files: Sequence[IndexFile]
-    ) -> tuple[dict[str, OpenIndex], dict[str, _Asked]]:
+    ) -> tuple[dict[str, OpenIndex], dict[str, _Answer]]:
         """By location, those that are there in time, and those that were asked from afar; the others are on their
         way."""
         opened: dict[str, OpenIndex] = {}
@@ -171,10 +154,10 @@ class Consulting:
             return opened, {}
         until_s = self._clock.monotonic() + self._wait_s
         large = [file for file in absent if self._indexes.has_cold_door(file)]
-        fresh = any(file.location not in self._fetching for file in large)
-        tasks = {file.location: self._fetch(file) for file in absent}
+        fresh = not all(self._indexes.is_coming(file) for file in large)
+        tasks = {file.location: self._indexes.fetch(file) for file in absent}
         if fresh:  # the local disk may have them, which takes no time
-            await asyncio.wait(tasks.values(), timeout=min(_DISK_S, self._wait_s))
+            await asyncio.wait(tasks.values(), timeout=min(DISK_S, self._wait_s))
         asking = {
             file.location: asyncio.create_task(self._ask(projected, file), name="ask-index")
             for file in large
@@ -185,67 +168,45 @@ class Consulting:
         asked = {location: said for location, task in asking.items() if (said := _result(task)) is not None}
         for task in asking.values():
             task.cancel()
+        if unsaid := [tasks[location] for location in asking if location not in asked]:
+            await asyncio.wait(unsaid, timeout=max(0.0, until_s - self._clock.monotonic()))
         opened |= {location: found for location, task in tasks.items() if (found := _result(task)) is not None}
         return opened, {location: one for location, one in asked.items() if location not in opened}
 
-    async def _ask(self, projected: Projected, file: IndexFile) -> _Asked | None:
-        """What a large bloom index says of all that it is asked in this plan; None where not all is said."""
-        questions = [
-            (predicate, definition)
-            for predicate in dict.fromkeys(predicates_of(projected.expression))
-            if (definition := projected.by_field[predicate.column_id]).id == file.definition
+    async def _ask(self, projected: Projected, file: IndexFile) -> _Answer | None:
+        """What a large index file says of all that it is asked in this plan; None where not all is said."""
+        asked = projected.asked_of(file.definition)
+        values = sum(len(predicate.values) for one in asked for predicate in one.predicates)
+        if values > (_VALUES_MAX if file.kind == "bitmap" else COLD_KEYS_MAX):
+            return None
+        questions = {one.key: question for one in asked if (question := one.question()) is not None}
+
+        async def ask(cold: ColdIndex) -> _Answer | None:
+            found = await asyncio.gather(*map(cold.ask, questions.values()))
+            hits: dict[object, Flags] = {key: one for key, one in zip(questions, found, strict=True) if one is not None}
+            return _Answer(cold, hits) if len(hits) == len(questions) else None
+
+        return await self._indexes.by_range(file, ask)
+
+    async def load_rows(self, probe: Probe) -> bool:
+        """Whether there is more to tell now of the rows of files that a plan wanted to know of, in bitmap indexes that
+        are not here."""
+        wanted = {location: sorted(files) for location, files in probe.wanted.items()}
+        if sum(map(len, wanted.values())) > RANGES_MAX:
+            return False
+        tasks = [
+            asyncio.create_task(
+                self._indexes.by_range(file, partial(_load_rows, probe.afar[file.location], wanted[file.location]))
+            )
+            for file in probe.listed
+            if file.location in wanted
         ]
-        if sum(len(predicate.values) for predicate, _ in questions) > COLD_KEYS_MAX:
-            return None
-        cold = await self._indexes.open_cold(file)
-        if cold is None:
-            return None
-        hits: list[tuple[Bound, Flags]] = []
-        for predicate, definition in questions:
-            hashes = bloom_hashes(predicate, definition)
-            if hashes is None:
-                continue
-            found = await self._indexes.probe_cold(cold, hashes)
-            if found is None:
-                return None
-            hits.append((predicate, found))
-        return _Asked(cold.location, cold.files, tuple(hits))
+        await asyncio.wait(tasks, timeout=self._wait_s)
+        loaded = [_result(task) for task in tasks]
+        for task in tasks:
+            task.cancel()
+        return any(loaded)
 
-    def _fetch(self, file: IndexFile) -> asyncio.Task[OpenIndex | None]:
-        """One at a time of each, whoever waits for it, and for however long."""
-        task = self._fetching.get(file.location)
-        if task is None:
-            task = self._fetching[file.location] = asyncio.create_task(self._indexes.open(file), name="index")
-            task.add_done_callback(lambda _: self._fetching.pop(file.location))
-        return task
 
-    async def _covered(
-        self, view: TableView, wanted: Mapping[str, Sequence[IndexFile]], opened: Mapping[str, Described]
-    ) -> dict[str, Coverage]:
-        kept = self._coverage.setdefault(view, {})
-        found: dict[str, Coverage] = {}
-        stale: dict[str, tuple[Described, ...]] = {}
-        for definition_id, files in wanted.items():
-            usable = tuple(opened[file.location] for file in files if file.location in opened)
-            known = kept.get(definition_id)
-            if known is not None and known[0] == tuple(one.location for one in usable):
-                found[definition_id] = known[1]
-            else:
-                stale[definition_id] = usable
-        if stale:
-
-            def cover() -> dict[str, Coverage]:
-                ids = file_ids_of(view)
-                return {definition_id: Coverage(ids, files) for definition_id, files in stale.items()}
-
-            for definition_id, coverage in (await asyncio.to_thread(cover)).items():
-                found[definition_id] = coverage
-                kept[definition_id] = (tuple(one.location for one in stale[definition_id]), coverage)
-        return found
-
-    def added_bytes(self, view: TableView) -> int:
-        """What is kept beside the view."""
-        kept = self._coverage.get(view)
-        if not kept:
-            return 0
-        return file_ids_of(view).size_bytes + sum(coverage.size_bytes for _, coverage in kept.values())
+async def _load_rows(afar: ColdIndex, files: Sequence[int], _: ColdIndex) -> bool | None:
+    return await afar.bitmap.load_rows(files) or None

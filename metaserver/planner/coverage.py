@@ -2,7 +2,8 @@
 
 The rule: an identity is of path, size and record count (`hashing.file_ids`), so an entry is right for every snapshot
 that holds the file. Identities are computed once for each block, which snapshots share, and put in order once for each
-view; they go with the block and the view. Of files that a view lists twice, one is found.
+view; they go with the block and the view. So does what index files cover of a view, which plans and lookups share. Of
+files that a view lists twice, one is found.
 
 A file whose size or record count nobody knows (Spark writes -1 for Avro files that it imports) has no identity, and
 nothing describes it.
@@ -10,7 +11,9 @@ nothing describes it.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +21,9 @@ import numpy.typing as npt
 
 from metaserver.index import _hash
 from metaserver.index.block import Block
+from metaserver.index.index_file import FilesTable
 from metaserver.index.packing import Longs
+from metaserver.index.questions import Flags
 from metaserver.planner.lookup import lookup
 from metaserver.planner.prefix import EVERYTHING
 from metaserver.planner.view import TableView
@@ -77,7 +82,96 @@ def file_ids_of(view: TableView) -> FileIds:
     return found
 
 
+class Part(NamedTuple):
+    """`rows` int64[files]: for each data file of an index file its row among all rows of the view, -1 where it has
+    none."""
+
+    location: str
+    rows: Longs
+
+
+class Described(Protocol):
+    """An index file, here or afar."""
+
+    @property
+    def location(self) -> str: ...
+
+    @property
+    def files(self) -> FilesTable: ...
+
+
+class Coverage:
+    """Which rows of a view the index files of one definition describe. Immutable."""
+
+    def __init__(self, ids: FileIds, files: Iterable[Described]) -> None:
+        self.uncovered: Flags = np.ones(ids.rows, dtype=np.uint8)
+        parts: list[Part] = []
+        for one in files:
+            part = Part(one.location, ids.find(one.files.ids))
+            there = part.rows[part.rows >= 0]
+            if len(there):
+                self.uncovered[there] = 0
+                parts.append(part)
+        self.parts = tuple(parts)
+        self._places: tuple[Longs, Longs] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        places = 0 if self._places is None else 2 * self._places[0].nbytes
+        return self.uncovered.nbytes + sum(part.rows.nbytes for part in self.parts) + places
+
+    @property
+    def files(self) -> int:
+        """Rows of the view that are covered."""
+        return len(self.uncovered) - int(self.uncovered.sum())
+
+    @property
+    def places(self) -> tuple[Longs, Longs]:
+        """(number of the part, number of the file in it), each int64[rows of the view], -1 where uncovered."""
+        if self._places is None:
+            part_of = np.full(len(self.uncovered), -1, dtype=np.int64)
+            file_of = np.full(len(self.uncovered), -1, dtype=np.int64)
+            for number, part in enumerate(self.parts):
+                files = np.flatnonzero(part.rows >= 0)
+                part_of[part.rows[files]] = number
+                file_of[part.rows[files]] = files
+            self._places = part_of, file_of
+        return self._places
+
+    def file_at(self, row: int) -> tuple[str, int] | None:
+        """(location of an index file, number of the data file in it) of a row of the view; None where uncovered."""
+        part_of, file_of = self.places
+        return None if part_of[row] < 0 else (self.parts[part_of[row]].location, int(file_of[row]))
+
+
+async def coverages(view: TableView, wanted: Mapping[str, Sequence[Described]]) -> dict[str, Coverage]:
+    """By definition id, what these index files of it cover. The last of each is kept as long as the view."""
+    kept = _covered.setdefault(view, {})
+    locations = {definition_id: tuple(one.location for one in files) for definition_id, files in wanted.items()}
+    stale = [one for one in wanted if one not in kept or kept[one][0] != locations[one]]
+    found = {one: kept[one][1] for one in wanted if one not in stale}
+    if stale:
+
+        def cover() -> dict[str, Coverage]:
+            ids = file_ids_of(view)
+            return {one: Coverage(ids, wanted[one]) for one in stale}
+
+        made = await asyncio.to_thread(cover)
+        kept.update({one: (locations[one], coverage) for one, coverage in made.items()})
+        found |= made
+    return found
+
+
+def coverages_bytes(view: TableView) -> int:
+    """What is kept of them beside the view."""
+    kept = _covered.get(view)
+    if not kept:
+        return 0
+    return file_ids_of(view).size_bytes + sum(coverage.size_bytes for _, coverage in kept.values())
+
+
 _of_views: WeakKeyDictionary[TableView, FileIds] = WeakKeyDictionary()
+_covered: WeakKeyDictionary[TableView, dict[str, tuple[tuple[str, ...], Coverage]]] = WeakKeyDictionary()
 _of_blocks: WeakKeyDictionary[Block, tuple[Words, Mask]] = WeakKeyDictionary()
 
 

@@ -14,35 +14,33 @@ of the same, leaves the file out. That comes last, file by file, for files that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Op, Or, all_of, any_of, predicates_of
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.projection import inclusive
 from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index.bitmap import Bitmap
-from metaserver.index.bloom import Bloom
+from metaserver.index.cold import ColdIndex
 from metaserver.index.definitions import IndexDefinition
-from metaserver.index.hashing import Hashes, hash_keys, hash_rows
-from metaserver.index.index_file import FilesTable
+from metaserver.index.hashing import hash_keys
 from metaserver.index.indexes import OpenIndex
-from metaserver.index.keys import Bits, Key, KeyRanges, Keys, has_codes
-from metaserver.index.packing import Longs
-from metaserver.index.record import Record
+from metaserver.index.keys import Bits, Key, Keys, has_codes
+from metaserver.index.questions import BitmapQuestion, BloomQuestion, Flags, Question, RecordQuestion
 from metaserver.index.terms import LOWER, Term, lowered
-from metaserver.planner.coverage import FileIds
+from metaserver.planner.coverage import Coverage
 from metaserver.planner.meaning import Meaning, key_ranges
 from metaserver.planner.prune import Expired, Selection
 from metaserver.planner.scan import IndexUse
 from metaserver.planner.view import TableView, comparable
+from metaserver.store.port import IndexFile
 
 FIRST_FIELD_ID = 1 << 31
 """Fields that stand for indexed terms; no column and no partition field has an id above 2^31 - 1."""
@@ -51,66 +49,44 @@ KEYS_MAX = 100_000
 COMBINATIONS_MAX = 10_000
 """Keys that equalities on the columns of one composite key may stand for."""
 
-Flags = npt.NDArray[np.uint8]
 STAGES = ("bloom", "bitmap", "record")
 """Kinds that narrow whole files, in the order of their cost."""
 
 
-class Part(NamedTuple):
-    """`rows` int64[files]: for each data file of an index file its row among all rows of the view, -1 where it has
-    none."""
+class Asked(NamedTuple):
+    """Predicates that are asked of an index together: one, or one for each term of a composite key."""
 
-    location: str
-    rows: Longs
-
-
-class Described(Protocol):
-    """An index file, here or afar."""
+    definition: IndexDefinition
+    predicates: tuple[Bound, ...]
 
     @property
-    def location(self) -> str: ...
+    def key(self) -> tuple[str, tuple[Bound, ...]]:
+        return self.definition.id, self.predicates
 
-    @property
-    def files(self) -> FilesTable: ...
-
-
-class Coverage:
-    """Which rows of a view the index files of one definition describe. Immutable."""
-
-    def __init__(self, ids: FileIds, files: Iterable[Described]) -> None:
-        self.uncovered: Flags = np.ones(ids.rows, dtype=np.uint8)
-        parts: list[Part] = []
-        for one in files:
-            part = Part(one.location, ids.find(one.files.ids))
-            there = part.rows[part.rows >= 0]
-            if len(there):
-                self.uncovered[there] = 0
-                parts.append(part)
-        self.parts = tuple(parts)
-        self._places: tuple[Longs, Longs] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        places = 0 if self._places is None else 2 * self._places[0].nbytes
-        return self.uncovered.nbytes + sum(part.rows.nbytes for part in self.parts) + places
-
-    @property
-    def files(self) -> int:
-        """Rows of the view that are covered."""
-        return len(self.uncovered) - int(self.uncovered.sum())
-
-    @property
-    def places(self) -> tuple[Longs, Longs]:
-        """(number of the part, number of the file in it), each int64[rows of the view], -1 where uncovered."""
-        if self._places is None:
-            part_of = np.full(len(self.uncovered), -1, dtype=np.int64)
-            file_of = np.full(len(self.uncovered), -1, dtype=np.int64)
-            for number, part in enumerate(self.parts):
-                files = np.flatnonzero(part.rows >= 0)
-                part_of[part.rows[files]] = number
-                file_of[part.rows[files]] = files
-            self._places = part_of, file_of
-        return self._places
+    def question(self) -> Question | None:
+        """None where the index knows nothing of them."""
+        lists: list[tuple[Key, ...]] = []
+        for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
+            ranges = key_ranges(predicate, term.kind, Meaning.POSSIBLE)
+            if ranges is None:
+                return None
+            if self.definition.kind == "bitmap":
+                return BitmapQuestion(ranges)
+            if ranges.points is None or ranges.nulls or ranges.nans:  # neither null nor NaN is a key of a literal
+                return None
+            lists.append(ranges.points)
+        if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # a zero stands for two
+            return None
+        rows = list(product(*lists)) if len(lists) > 1 else []
+        columns = [
+            _literal_keys([row[place] for row in rows] if rows else lists[place], term.kind)
+            for place, term in enumerate(self.definition.terms)
+        ]
+        return (
+            BloomQuestion(hash_keys(columns[0], 0))
+            if self.definition.kind == "bloom"
+            else RecordQuestion.about(columns)
+        )
 
 
 @dataclass(frozen=True)
@@ -131,6 +107,15 @@ class Projected:
         fields = dict.fromkeys(one.column_id for one in predicates_of(self.expression))
         found = [self.by_field[field_id] for field_id in fields] + [definition for definition, _ in self.composite]
         return tuple(found)
+
+    def asked_of(self, definition_id: str) -> list[Asked]:
+        """What is asked of the index files of one definition, each once."""
+        single = [
+            Asked(definition, (predicate,))
+            for predicate in dict.fromkeys(predicates_of(self.expression))
+            if (definition := self.by_field[predicate.column_id]).id == definition_id
+        ]
+        return single + [Asked(*one) for one in self.composite if one[0].id == definition_id]
 
 
 def project(bound: Expression, definitions: Sequence[IndexDefinition]) -> Projected | None:
@@ -240,20 +225,33 @@ class Probe:
     projected: Projected
     coverage: Mapping[str, Coverage]
     opened: Mapping[str, OpenIndex]
-    cold: Mapping[tuple[str, Bound], Flags] = field(default_factory=dict)
-    """Answers of index files that are not here, by location and predicate."""
+    cold: Mapping[object, Mapping[str, Flags]] = field(default_factory=dict)
+    """Answers of index files that are not here, by what was asked (`Asked.key`) and location."""
+    afar: Mapping[str, ColdIndex] = field(default_factory=dict)
+    """These index files, by location."""
+    listed: Sequence[IndexFile] = ()
+    """All index files that the plan might use."""
     late: bool = False
     """Whether an index file was not there in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     asked: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By definition id: files that it was asked about, and those that it removed. Without what rows tell."""
+    wanted: dict[str, set[int]] = field(default_factory=dict)
+    """By location, numbers of data files whose rows a bitmap index that is not here could have told."""
+    _counted: set[object] = field(default_factory=set)
     _kept: dict[object, Flags | None] = field(default_factory=dict)
-    _ranges: dict[Bound, KeyRanges | None] = field(default_factory=dict)
+    _questions: dict[object, Question | None] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         """Whether another plan, made now, would find no more."""
-        return not self.late and not self.damaged
+        return not self.late and not self.damaged and not self.wanted
+
+    def again(self) -> None:
+        """Before the plan is made once more, of what is known by now."""
+        self.asked.clear()
+        self.wanted.clear()
+        self._counted.clear()
 
     def steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
         """What narrows a selection, by name, the cheapest first."""
@@ -280,8 +278,7 @@ class Probe:
         self._narrow(selection, self.projected.expression, kinds, expired)
         for definition, equalities in self.projected.composite:
             if definition.kind in kinds and not expired():
-                find = partial(self._by_keys, definition, equalities, expired)
-                self._intersect(selection, definition.id, (definition.id, equalities), find)
+                self._intersect(selection, Asked(definition, equalities), expired)
 
     def _narrow(self, selection: Selection, expression: Expression, kinds: frozenset[str], expired: Expired) -> None:
         match expression:
@@ -307,97 +304,49 @@ class Probe:
             case Bound():
                 definition = self.projected.by_field[expression.column_id]
                 if definition.kind in kinds and not expired():
-                    self._intersect(
-                        selection, definition.id, expression, partial(self._by_predicate, expression, expired)
-                    )
+                    self._intersect(selection, Asked(definition, (expression,)), expired)
 
     def _says_something(self, expression: Expression, kinds: frozenset[str]) -> bool:
         return any(self.projected.by_field[one.column_id].kind in kinds for one in predicates_of(expression))
 
-    def _intersect(
-        self, selection: Selection, definition_id: str, key: object, find: Callable[[], Flags | None]
-    ) -> None:
-        first = key not in self._kept
-        if first:
-            self._kept[key] = find()
+    def _intersect(self, selection: Selection, asked: Asked, expired: Expired) -> None:
+        definition_id, key = asked.definition.id, asked.key
+        if key not in self._kept:
+            self._kept[key] = self._kept_by(asked, expired)
         kept = self._kept[key]
+        first = key not in self._counted
+        self._counted.add(key)
         if kept is not None:
             before = selection.count()
             selection.intersect(kept)
-            asked, removed = self.asked.get(definition_id, (0, 0))
+            files, removed = self.asked.get(definition_id, (0, 0))
             # A later stage, of more kinds, applies it once more, and asks nothing.
-            self.asked[definition_id] = asked + before * first, removed + before - selection.count()
+            self.asked[definition_id] = files + before * first, removed + before - selection.count()
 
-    def _by_predicate(self, predicate: Bound, expired: Expired) -> Flags | None:
-        definition = self.projected.by_field[predicate.column_id]
-        ranges = self._ranges_of(predicate, definition)
-        if ranges is None:
-            return None
-        if definition.kind == "bitmap":
-            return self._kept_by(definition, lambda index: _bitmap(index).files_with(ranges), expired)
-        keys = keys_listed(ranges)
-        if keys is None:
-            return None
-        if definition.kind == "bloom":
-            hashes = hash_keys(keys, 0)
-            return self._kept_by(definition, lambda index: _bloom(index).probe(hashes), expired, predicate)
-        return self._kept_by_hashes(definition, [keys], expired)
-
-    def _by_keys(self, definition: IndexDefinition, equalities: tuple[Bound, ...], expired: Expired) -> Flags | None:
-        """By a composite key, of which the filter lists all values of all parts."""
-        lists: list[tuple[Key, ...]] = []
-        for term, equality in zip(definition.terms, equalities, strict=True):
-            ranges = key_ranges(equality, term.kind, Meaning.POSSIBLE)
-            if ranges is None or ranges.points is None:
-                return None
-            lists.append(ranges.points)
-        if prod(map(len, lists)) > COMBINATIONS_MAX:  # a zero of floats stands for two
-            return None
-        rows = list(product(*lists))
-        columns = [
-            _literal_keys([row[place] for row in rows], term.kind) for place, term in enumerate(definition.terms)
-        ]
-        return self._kept_by_hashes(definition, columns, expired)
-
-    def _kept_by_hashes(self, definition: IndexDefinition, columns: Sequence[Keys], expired: Expired) -> Flags | None:
-        high, low = hash_rows(columns, 0), hash_rows(columns, 1)
-
-        def hits(index: OpenIndex) -> Flags:
-            found = np.zeros(len(index.files), dtype=np.uint8)
-            found[_record(index).lookup(high, low)[1]] = 1
-            return found
-
-        return self._kept_by(definition, hits, expired)
-
-    def _kept_by(
-        self,
-        definition: IndexDefinition,
-        ask: Callable[[OpenIndex], Flags],
-        expired: Expired,
-        predicate: Bound | None = None,
-    ) -> Flags | None:
+    def _kept_by(self, asked: Asked, expired: Expired) -> Flags | None:
         """uint8[rows of the view]: 1 where no index describes the file, or one says that it may match, or there was no
         time to ask it."""
-        coverage = self.coverage.get(definition.id)
-        if coverage is None:
+        coverage, question = self.coverage.get(asked.definition.id), self._question(asked)
+        if coverage is None or question is None:
             return None
         kept = coverage.uncovered.copy()
+        answers = self.cold.get(asked.key, {})
         for part in coverage.parts:
             index = self.opened.get(part.location)
-            hits = None if predicate is None else self.cold.get((part.location, predicate))
+            hits = answers.get(part.location)
             if index is not None and part.location not in self.damaged and not expired():
                 try:
-                    hits = ask(index)
+                    hits = question.of(index.index)
                 except ValueError as error:
                     self.damaged[part.location] = str(error)
             rows = part.rows if hits is None else part.rows[np.flatnonzero(hits.view(np.bool_))]
             kept[rows[rows >= 0]] = 1
         return kept
 
-    def _ranges_of(self, predicate: Bound, definition: IndexDefinition) -> KeyRanges | None:
-        if predicate not in self._ranges:
-            self._ranges[predicate] = key_ranges(predicate, definition.terms[0].kind, Meaning.POSSIBLE)
-        return self._ranges[predicate]
+    def _question(self, asked: Asked) -> Question | None:
+        if asked.key not in self._questions:
+            self._questions[asked.key] = asked.question()
+        return self._questions[asked.key]
 
     # By row
 
@@ -445,25 +394,38 @@ class Probe:
         return None
 
     def _rows_of(self, predicate: Bound, row: int) -> Bits | None:
-        definition = self.projected.by_field[predicate.column_id]
-        coverage, ranges = self.coverage.get(definition.id), self._ranges_of(predicate, definition)
-        if coverage is None or ranges is None:
+        asked = Asked(self.projected.by_field[predicate.column_id], (predicate,))
+        coverage, question = self.coverage.get(asked.definition.id), self._question(asked)
+        if coverage is None or not isinstance(question, BitmapQuestion):
             return None
-        part_of, file_of = coverage.places
-        if part_of[row] < 0:
+        found = coverage.file_at(row)
+        bitmap = None if found is None else self._bitmap_of(*found)
+        if found is None or bitmap is None:
             return None
-        location = coverage.parts[part_of[row]].location
-        index = self.opened.get(location)
-        if index is None or location in self.damaged:
-            return None
-        bitmap, file = _bitmap(index), int(file_of[row])
+        location, file = found
+        records = (self.opened.get(location) or self.afar[location]).files.records[file]
         try:
-            if bitmap.section(file).rows != index.files.records[file]:
-                raise ValueError(f"file {file} has {index.files.records[file]} rows; its bitmap is of others")
-            return bitmap.rows(file, ranges)
+            if bitmap.section(file).rows != records:
+                raise ValueError(f"file {file} has {records} rows; its bitmap is of others")
+            return bitmap.rows(file, question.ranges)
         except ValueError as error:
             self.damaged[location] = str(error)
             return None
+
+    def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
+        """One that can be asked for the rows of this file of it."""
+        index, afar = self.opened.get(location), self.afar.get(location)
+        if location in self.damaged:
+            return None
+        if index is not None:
+            assert isinstance(index.index, Bitmap)
+            return index.index
+        if afar is None:
+            return None
+        if afar.bitmap.has_rows(file):
+            return afar.bitmap.bitmap
+        self.wanted.setdefault(location, set()).add(file)
+        return None
 
 
 def _conjoins(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
@@ -471,21 +433,6 @@ def _conjoins(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> boo
         asked = [child for child in expression.children if any(map(is_bitmap, predicates_of(child)))]
         return len(asked) > 1 or any(_conjoins(child, is_bitmap) for child in asked)
     return isinstance(expression, Or) and any(_conjoins(child, is_bitmap) for child in expression.children)
-
-
-def bloom_hashes(predicate: Bound, definition: IndexDefinition) -> Hashes | None:
-    """What a bloom index is asked for a predicate on its term; None where it knows nothing of it."""
-    ranges = key_ranges(predicate, definition.terms[0].kind, Meaning.POSSIBLE)
-    keys = None if ranges is None else keys_listed(ranges)
-    return None if keys is None else hash_keys(keys, 0)
-
-
-def keys_listed(ranges: KeyRanges) -> Keys | None:
-    """All keys that are asked for, where they are few enough to be listed; neither null nor NaN is a key."""
-    points = ranges.points
-    if points is None or ranges.nulls or ranges.nans or len(points) > KEYS_MAX:
-        return None
-    return _literal_keys(points, ranges.kind)
 
 
 def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
@@ -496,18 +443,3 @@ def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
     starts = np.zeros(len(spelled) + 1, dtype=np.int64)
     np.cumsum([len(key) for key in spelled], out=starts[1:])
     return Keys(kind, len(spelled), None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), None, None)
-
-
-def _bloom(index: OpenIndex) -> Bloom:
-    assert isinstance(index.index, Bloom)
-    return index.index
-
-
-def _bitmap(index: OpenIndex) -> Bitmap:
-    assert isinstance(index.index, Bitmap)
-    return index.index
-
-
-def _record(index: OpenIndex) -> Record:
-    assert isinstance(index.index, Record)
-    return index.index

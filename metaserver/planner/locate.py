@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +22,17 @@ from metaserver.clock import Clock
 from metaserver.errors import TooLarge
 from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index._record import ENTRIES_A_PAGE, stretches
+from metaserver.index.cold import KEYS_MAX as COLD_KEYS_MAX
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.hashing import Hashes, hash_rows
-from metaserver.index.indexes import Indexes, OpenIndex
 from metaserver.index.keys import Keys, Mask
 from metaserver.index.packing import Longs
-from metaserver.index.record import Record
+from metaserver.index.record import Found, Record
 from metaserver.index.usage import Usage
-from metaserver.planner.coverage import file_ids_of
+from metaserver.planner.covers import Covers, RecordIndex
 from metaserver.planner.deleted import Deleted
-from metaserver.planner.indexed import Coverage
 from metaserver.planner.lookup import lookup
 from metaserver.planner.scan import Scan
-from metaserver.planner.view import TableView
 from metaserver.store.port import Entry
 
 KEYS_MAX = 1_000_000
@@ -60,35 +57,6 @@ class Located:
     """Why rows are undecided, by file; the first of them."""
 
 
-class Covers:
-    """Index files of one definition, opened, and what they describe of a view; remembered as long as the view."""
-
-    def __init__(self, indexes: Indexes) -> None:
-        self._indexes = indexes
-        self._kept: WeakKeyDictionary[TableView, dict[str, tuple[tuple[str, ...], Coverage]]] = WeakKeyDictionary()
-
-    async def open(
-        self, view: TableView, definition: IndexDefinition, entry: Entry
-    ) -> tuple[Coverage, dict[str, OpenIndex]]:
-        """All that can be used, however long it takes to fetch them."""
-        listed = await self._indexes.registry.files(entry)
-        opened = await self._indexes.open_all(listed.live(definition.id))
-        locations = tuple(one.location for one in opened)
-        kept = self._kept.setdefault(view, {})
-        known = kept.get(definition.id)
-        if known is None or known[0] != locations:
-            made = await asyncio.to_thread(lambda: Coverage(file_ids_of(view), opened))
-            known = kept[definition.id] = (locations, made)
-        return known[1], {one.location: one for one in opened}
-
-    async def suspect(self, entry: Entry, damaged: Mapping[str, str]) -> None:
-        """Has index files looked at on which a question broke. Never raises."""
-        if damaged:
-            listed = await self._indexes.registry.files(entry)
-            files = [file for file in listed.files if file.location in damaged]
-            await self._indexes.suspect(files, "; ".join(damaged.values()))
-
-
 class Locator:
     """Belongs to one event loop."""
 
@@ -104,13 +72,13 @@ class Locator:
         """`columns` are the keys, one for each term of the record index; `asked` bool[keys] those that can exist at
         all, None for all. The scan is of a whole snapshot. TooLarge where the keys have more than ROWS_MAX rows."""
         view = scan.view
-        coverage, opened = await self._covers.open(view, definition, entry)
-        work = _Search(coverage, opened, columns, asked)
+        keys = _Asked(columns, asked)
+        work = _Search(await self._covers.records(view, definition, entry, keys.few), keys)
         judge = self._deleted.judge_of(scan, _known(definition, columns))
-        quick = work.keys <= _QUICK_KEYS
+        quick = keys.count <= _QUICK_KEYS
         parts = [_nothing()]
         # Some keys after others, so that no step holds Python's lock for long.
-        for start in range(0, work.keys, _KEYS_AT_ONCE):
+        for start in range(0, keys.count, _KEYS_AT_ONCE):
             query, place, position = work.run(start) if quick else await asyncio.to_thread(work.run, start)
             fate = await judge.judge(place, position, query)
             live = ~fate.deleted
@@ -153,30 +121,45 @@ def _nothing() -> tuple[Longs, Longs, Longs, Mask]:
     return none, none, none, np.empty(0, dtype=np.bool_)
 
 
+class _Asked:
+    """The keys of one request: `columns`, and which of them can exist at all, bool[keys], None for all."""
+
+    def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
+        self._columns, self._possible = columns, possible
+        self._hashes: tuple[Hashes, Hashes] | None = None
+        self.count = columns[0].rows
+
+    @property
+    def few(self) -> tuple[Hashes, Hashes] | None:
+        """The halves of all hashes, where that is all that `part` has, and they are few."""
+        return self.part(0)[1:] if self.count <= COLD_KEYS_MAX else None
+
+    def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
+        """(numbers of keys, the halves of their hashes) of some of them from `start` on."""
+        if self._hashes is None:
+            self._hashes = hash_rows(self._columns, 0), hash_rows(self._columns, 1)
+        numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.count))
+        if self._possible is not None:
+            numbers = numbers[self._possible[numbers]]
+        return numbers, self._hashes[0][numbers], self._hashes[1][numbers]
+
+
 class _Search:
     """The keys of one request, asked of all index files, some of them at a time.
 
     `damaged` gains index files that broke; their data files are `uncovered`, uint8[files of the view], from then on.
     """
 
-    def __init__(
-        self, coverage: Coverage, opened: Mapping[str, OpenIndex], columns: Sequence[Keys], asked: Mask | None
-    ) -> None:
-        self._coverage, self._opened, self._columns, self._asked = coverage, opened, columns, asked
-        self._hashes: tuple[Hashes, Hashes] | None = None
+    def __init__(self, index: RecordIndex, keys: _Asked) -> None:
+        self._index, self._keys = index, keys
+        self._coverage = index.coverage
         self._total = 0
-        self.keys = columns[0].rows
         self.damaged: dict[str, str] = {}
-        self.uncovered = coverage.uncovered.copy()
+        self.uncovered = index.coverage.uncovered.copy()
 
     def run(self, start: int) -> tuple[Longs, Longs, Longs]:
         """(query, place, position) of all rows of the keys from `start` on, in the order of keys."""
-        if self._hashes is None:
-            self._hashes = hash_rows(self._columns, 0), hash_rows(self._columns, 1)
-        numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.keys))
-        if self._asked is not None:
-            numbers = numbers[self._asked[numbers]]
-        high, low = self._hashes[0][numbers], self._hashes[1][numbers]
+        numbers, high, low = self._keys.part(start)
         parts: list[tuple[Longs, Longs, Longs]] = [_nothing()[:3]]
         for number, part in enumerate(self._coverage.parts):
             if part.location in self.damaged:
@@ -200,16 +183,21 @@ class _Search:
 
     def _of_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
         part = self._coverage.parts[number]
-        record = self._opened[part.location].index
-        assert isinstance(record, Record)
-        _refuse_many(record, high)
         part_of, file_of = self._coverage.places
-        query, file, position = record.lookup(high, low)
+        query, file, position = self._found(part.location, high, low)
         place = part.rows[file]
         live = place >= 0
         # Of files that two index files describe, the rows come from one.
         live[live] = (part_of[place[live]] == number) & (file_of[place[live]] == file[live])
         return query[live], place[live], position[live].astype(np.int64)
+
+    def _found(self, location: str, high: Hashes, low: Hashes) -> Found:
+        if location in self._index.asked:
+            return self._index.asked[location].found
+        record = self._index.opened[location].index
+        assert isinstance(record, Record)
+        _refuse_many(record, high)
+        return record.lookup(high, low)
 
 
 def _refuse_many(record: Record, high: Hashes) -> None:

@@ -17,9 +17,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cache.claims import Claims
 from cache.disk import DiskTier
@@ -39,7 +38,9 @@ from metaserver.index.indexes import Indexes
 from metaserver.index.usage import Usage
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.consulting import Consulting
+from metaserver.planner.coverage import coverages_bytes
 from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.indexed import Probe
 from metaserver.planner.manifests import needed
 from metaserver.planner.pipeline import Subject, prune
 from metaserver.planner.request import Question, ScanRequest, appended
@@ -99,6 +100,17 @@ class _Held:
         return _VIEW_BYTES + own + self.plans.used_bytes
 
 
+class _Advice(NamedTuple):
+    """Of which indexes a plan may take any."""
+
+    consulting: Consulting
+    definitions: tuple[IndexDefinition, ...]
+    entry: Entry
+
+    async def prepare(self, view: TableView, question: Question) -> Probe | None:
+        return await self.consulting.prepare(view, question, self.definitions, self.entry)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
     """`live_bytes` is memory of blocks, mapped files included, `added_bytes` of what views and plans add to it;
@@ -154,22 +166,20 @@ class Planner:
         held = await self._held(question)
         # The current schema beside that of the scan: it tells what answers say of partitions and columns.
         schemas = (question.schema.id, metadata.current_schema_id)
-        definitions = self._definitions(question, entry)
+        advice = self._advice(question, entry)
         key: tuple[object, ...] = (question.text, *schemas, request.start_snapshot_id, request.end_snapshot_id)
-        if definitions and entry is not None:
-            key = (*key, entry.uuid, entry.index_version, *(one.id for one in definitions))
+        if advice is not None:
+            key = (*key, advice.entry.uuid, advice.entry.index_version, *(one.id for one in advice.definitions))
         self._plans += 1
         kept = held.plans.get(key)
         if kept is not None and _tells_of(kept, metadata):
             self._plan_hits += 1
             return kept
         try:
-            if not definitions and _is_quick(held.view, question):  # done before anybody else could ask for it
+            if advice is None and _is_quick(held.view, question):  # done before anybody else could ask for it
                 scan = prune(held.subject, question, self._deadline(), self._clock)
             else:
-                scan = await self._planning.run(
-                    (id(held), *key), lambda: self._make(held, question, definitions, entry)
-                )
+                scan = await self._planning.run((id(held), *key), lambda: self._make(held, question, advice))
             if scan.complete:
                 held.plans.put(key, scan, scan.size_bytes + _TREE_BYTES * len(question.text))
             return scan
@@ -177,30 +187,29 @@ class Planner:
             self._charge(held)
             self._shed(held)
 
-    def _definitions(self, question: Question, entry: Entry | None) -> tuple[IndexDefinition, ...]:
-        """Those that a plan may use."""
+    def _advice(self, question: Question, entry: Entry | None) -> _Advice | None:
+        """None where a plan may use no index."""
         if entry is None or self._consulting is None or question.bound == TRUE:
-            return ()
-        return self._consulting.definitions(question.metadata, entry)
+            return None
+        definitions = self._consulting.definitions(question.metadata, entry)
+        return _Advice(self._consulting, definitions, entry) if definitions else None
 
     async def _make(
-        self,
-        held: _Held,
-        question: Question,
-        definitions: Sequence[IndexDefinition],
-        entry: Entry | None,
-        *,
-        loaded_us: int | None = None,
+        self, held: _Held, question: Question, advice: _Advice | None, *, loaded_us: int | None = None
     ) -> Scan:
         """A new plan. With `loaded_us`, how long it took to have the manifests, files and bytes are counted."""
-        probe = None
-        if definitions and entry is not None and self._consulting is not None:
-            probe = await self._consulting.prepare(held.view, question, definitions, entry)
-        plan = partial(prune, held.subject, question, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
+        probe = None if advice is None else await advice.prepare(held.view, question)
+
+        def plan() -> Scan:
+            return prune(held.subject, question, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
+
         quick = _is_quick(held.view, question) and (probe is None or not probe.by_row)
         scan = plan() if quick else await asyncio.to_thread(plan)
-        if probe is not None and entry is not None and self._consulting is not None:
-            self._consulting.settle(probe, entry)
+        if advice is not None and probe is not None:
+            if probe.wanted and await advice.consulting.load_rows(probe):
+                probe.again()
+                scan = await asyncio.to_thread(plan)
+            advice.consulting.settle(probe, advice.entry)
         return scan
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
@@ -215,8 +224,7 @@ class Planner:
         before_s = self._clock.monotonic()
         held = await self._held(question, whole=True)  # what is left out unread cannot be told
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
-        definitions = self._definitions(question, entry)
-        scan = await self._make(held, question, definitions, entry, loaded_us=loaded_us)
+        scan = await self._make(held, question, self._advice(question, entry), loaded_us=loaded_us)
         self._shed(held)
         return scan
 
@@ -311,9 +319,7 @@ class Planner:
     def _charge(self, held: _Held) -> None:
         """Puts on the account what the view has grown by; one that was let go is off it already."""
         if held.charged_bytes != _LET_GO:
-            added = held.added_bytes
-            if self._consulting is not None:
-                added += self._consulting.added_bytes(held.view)
+            added = held.added_bytes + coverages_bytes(held.view)
             self._added_bytes += added - held.charged_bytes
             held.charged_bytes = added
 
@@ -467,8 +473,6 @@ async def open_planner(
             consulting=consulting,
         )
     finally:
-        if consulting is not None:
-            await consulting.close()
         await stack.close()
         executor.shutdown(wait=True, cancel_futures=True)
         disk_executor.shutdown(wait=True, cancel_futures=True)

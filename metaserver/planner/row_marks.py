@@ -17,12 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
-from metaserver.index.bitmap import Bitmap
 from metaserver.index.bits import all_of, none_of
 from metaserver.index.definitions import IndexDefinition
-from metaserver.index.indexes import OpenIndex
 from metaserver.index.keys import Bits, KeyRanges
-from metaserver.planner.indexed import Coverage
+from metaserver.planner.covers import BitmapIndex
 from metaserver.planner.meaning import Meaning, key_ranges
 
 _FLOATS = frozenset({"float", "double"})
@@ -36,14 +34,6 @@ class Marks(NamedTuple):
     exact: bool
 
 
-class Covered(NamedTuple):
-    """A bitmap index of one term, as far as it is there: what it describes of the view, and its files by location."""
-
-    definition: IndexDefinition
-    coverage: Coverage
-    opened: Mapping[str, OpenIndex]
-
-
 @dataclass
 class RowMarks:
     """One question, for any number of files. `indexes` by column id and transform of their term.
@@ -51,7 +41,7 @@ class RowMarks:
     `from_sql` says that the expression came of SQL. `damaged` gains index files that a question broke on.
     """
 
-    indexes: Mapping[tuple[int, str], Covered]
+    indexes: Mapping[tuple[int, str], BitmapIndex]
     meaning: Meaning
     from_sql: bool
     damaged: dict[str, str] = field(default_factory=dict)
@@ -93,14 +83,13 @@ class RowMarks:
         ranges = None if covered is None else self._ranges_of(predicate, covered.definition)
         if covered is None or ranges is None:
             return Marks(None, False)
-        part_of, file_of = covered.coverage.places
-        if part_of[place] < 0:
+        found = covered.coverage.file_at(place)
+        if found is None or found[0] in self.damaged:
             return Marks(None, False)
-        location, file = covered.coverage.parts[part_of[place]].location, int(file_of[place])
-        if location in self.damaged:
+        location, file = found
+        bitmap = covered.bitmap(location)
+        if bitmap is None:
             return Marks(None, False)
-        bitmap = covered.opened[location].index
-        assert isinstance(bitmap, Bitmap)
         try:
             if bitmap.section(file).rows != records:
                 raise ValueError(f"file {file} has {records} rows; its bitmap is of others")

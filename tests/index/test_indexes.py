@@ -86,7 +86,6 @@ async def test_an_index_file_is_read_once_and_held(rig: Rig, kind: str) -> None:
     assert indexes.held(file) is opened[0]
     assert (opened[0].location, len(opened[0].files), opened[0].index.files) == (path.as_uri(), 3, 3)
     assert rig.storage.reads == [path.name]
-    assert await indexes.open_all([file, file]) == [opened[0]] * 2
 
 
 def spoil(path: Path, how: str) -> None:

@@ -23,8 +23,8 @@ from metaserver.index.indexes import OpenIndex
 from metaserver.index.kinds import KINDS
 from metaserver.index.registry import Registry
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.coverage import FileIds
-from metaserver.planner.indexed import COMBINATIONS_MAX, KEYS_MAX, Coverage, Projected, project
+from metaserver.planner.coverage import Coverage, FileIds
+from metaserver.planner.indexed import COMBINATIONS_MAX, KEYS_MAX, Projected, project
 from metaserver.planner.request import Question, ScanRequest
 from metaserver.planner.scan import Scan
 from metaserver.store.open import open_store
@@ -364,6 +364,38 @@ async def test_a_large_bloom_index_that_is_not_here_is_asked_by_a_few_reads(rig:
     assert storage.reads.count(path.name) == 1
 
 
+@pytest.mark.parametrize("kind", ["record", "bitmap"])
+async def test_a_large_index_of_any_kind_is_asked_by_a_few_reads(rig: Rig, kind: str) -> None:
+    table = await rig.create(i=f"{kind}(id)")
+    path = await table.index("i", FILES)
+    planning, storage = await far_away(rig, path)
+    assert await rig.planned(planning, ODD) == []
+    opening = len(storage.ranges)
+    assert opening <= 7
+    assert await rig.planned(planning, either(eq(15), eq(34))) == [3]
+    assert len(storage.ranges) - opening <= 4
+    scan = await rig.scan(planning, eq(14))
+    assert (numbers_of(scan), scan.complete) == ([1], True)
+    storage.let_go()
+    (file,) = await table.files()
+    await until(lambda: planning.indexes.held(file) is not None)
+    before = len(storage.ranges)
+    assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
+    assert len(storage.ranges) == before
+
+
+async def test_rows_of_files_that_are_left_are_asked_of_bitmaps_far_away(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    path = await table.index("b", FILES)
+    planning, storage = await far_away(rig, path)
+    scan = await rig.scan(planning, both(eq(12), eq(14)))
+    assert (numbers_of(scan), scan.complete) == ([], True)
+    assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
+    plain = await rig.scan(await rig.planning(), both(eq(12), eq(14)))
+    assert plain.indexes == scan.indexes
+    assert storage.reads.count(path.name) == 1
+
+
 async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Rig) -> None:
     table = await rig.create(l="bloom(id)")
     path = await table.index("l", FILES)
@@ -379,14 +411,15 @@ async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Ri
 
 
 @pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
-async def test_damage_behind_the_cold_door_widens_the_plan(rig: Rig, how: str) -> None:
-    table = await rig.create(l="bloom(id)")
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
+async def test_damage_behind_the_cold_door_widens_the_plan_and_is_quarantined(rig: Rig, kind: str, how: str) -> None:
+    table = await rig.create(l=f"{kind}(id)")
     path = await table.index("l", FILES)
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
     spot = {
-        "a page": header.offset + header.length - 1,
-        "the header": header.offset + 20,
+        "a page": header.offset + {"bloom": header.length - 1, "bitmap": 300, "record": 30}[kind],
+        "the header": header.offset + (header.length - 40 if kind == "record" else 20),
         "the files table": header.files_offset + 80,
         "the footer": header.offset + header.length + 20,
     }
@@ -400,8 +433,7 @@ async def test_damage_behind_the_cold_door_widens_the_plan(rig: Rig, how: str) -
     assert 1 in numbers_of(scan)
     assert not scan.complete
     storage.let_go()
-    if how != "a page":  # that one is found by who asks the whole file
-        await until(lambda: planning.indexes.quarantined == 1)
+    await until(lambda: planning.indexes.quarantined == 1)
 
 
 async def test_a_plan_is_made_anew_when_an_index_file_comes_or_goes(rig: Rig) -> None:

@@ -132,8 +132,8 @@ async def _planned(
 async def _planned_from_afar(
     folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake]
 ) -> Plans:
-    """The plans of a server to which no bloom index comes whole, but ranges of it."""
-    far = {file.location for one in lakes.values() for file in await one.live() if file.kind == "bloom"}
+    """The plans of a server to which no index file comes whole, but ranges of it."""
+    far = {file.location for one in lakes.values() for file in await one.live()}
 
     class Afar(Watched):
         async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:

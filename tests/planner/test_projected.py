@@ -13,8 +13,8 @@ from metaserver.iceberg.expressions import Bound, Op, all_of
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.index.definitions import IndexDefinition, define
 from metaserver.index.registry import Registry
-from metaserver.planner.coverage import file_ids_of
-from metaserver.planner.indexed import Coverage, Probe, project
+from metaserver.planner.coverage import Coverage, file_ids_of
+from metaserver.planner.indexed import Probe, project
 from metaserver.planner.prune import Selection
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.view import TableView

@@ -1,0 +1,227 @@
+"""Index files asked by range answer as whole ones do, read little, and where bytes are wrong say so or are right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from metaserver.errors import SeamarkError
+from metaserver.index import bitmap, bloom, cold, postings, record
+from metaserver.index.cold import ColdIndex, open_cold
+from metaserver.index.hashing import hash_keys
+from metaserver.index.index_file import FilesTable, assemble, open_index_file
+from metaserver.index.keys import KeyRange, KeyRanges, Keys, keys_of
+from metaserver.index.kinds import KINDS as OPENED
+from metaserver.index.questions import BitmapQuestion, BloomQuestion, Question, RecordQuestion
+from metaserver.store.port import IndexFile
+from tests.index.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
+
+LOCATION = "file:///t/index.puffin"
+BUILD: dict[str, Any] = {
+    "bloom": lambda keys: bloom.build(keys, 0.01),
+    "bitmap": bitmap.build,
+    "record": lambda keys: record.build([keys]),
+}
+
+
+@dataclass
+class Bytes:
+    """The storage, of one file. `read` are the ranges that were read of it."""
+
+    data: bytes
+    read: list[tuple[int, int]] = field(default_factory=list)
+
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        assert location == LOCATION
+        self.read.append((start, length))
+        return self.data[start : start + length]
+
+
+def file_of(kind: str, columns: Sequence[Keys]) -> bytes:
+    built = [BUILD[kind](keys) for keys in columns]
+    records = [keys.rows for keys in columns]
+    paths = [f"file:///t/{number}" for number in range(len(columns))]
+    ids = np.arange(2 * len(columns), dtype=np.uint64).reshape(-1, 2)
+    files = FilesTable.of(ids, np.array(records, np.uint64), np.ones(len(columns), np.uint64), paths)
+    parts = assemble("d", kind, files, map(memoryview, OPENED[kind].encode(built)), table_uuid="u", field_ids=(1,))
+    return b"".join(parts)
+
+
+def listed(kind: str, size_bytes: int) -> IndexFile:
+    return IndexFile(
+        uuid="u", location=LOCATION, definition="d", kind=kind, level=0, files=1, rows=1, size_bytes=size_bytes,
+        snapshot_id=None, created_ms=0,
+    )  # fmt: skip
+
+
+async def opened(kind: str, storage: Bytes) -> ColdIndex:
+    store: Any = storage
+    return (await open_cold(store, listed(kind, len(storage.data))))[1]
+
+
+def some_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
+    values = [rng.choice(column) for column in columns if column and rng.random() < 0.5] + [kind.draw(rng)]
+    return keys_of(kind.arrow([value for value in values if value is not None]), kind_of(kind))
+
+
+def question(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> Question:
+    if index == "bitmap":
+        return BitmapQuestion(draw_predicate(rng, kind, rng.choice(columns)).keys())
+    keys = some_keys(rng, kind, columns)
+    return BloomQuestion(hash_keys(keys, 0)) if index == "bloom" else RecordQuestion.about([keys])
+
+
+@pytest.fixture(params=["by key", "by edges"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "by edges":
+        for name in ("SPEND_MIN", "SHARE", "SHARE_ALONE"):
+            monkeypatch.setattr(postings, name, -1)
+
+
+@pytest.fixture(params=[64, cold._GUESS_BYTES], ids=["little at first", "much at first"])
+def guess(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold, "_GUESS_BYTES", request.param)
+
+
+@pytest.mark.parametrize("index", OPENED)
+@pytest.mark.parametrize("seed", range(8))
+async def test_answers_by_range_are_those_of_the_whole_file(index: str, seed: int, layout: None, guess: None) -> None:
+    rng = random.Random(f"{index} {seed}")
+    kind = rng.choice(KINDS)
+    pool = [kind.draw(rng) for _ in range(60)] if seed % 2 else None
+    columns = [draw_column(rng, kind, rng.choice([0, 1, 65, 700]), pool) for _ in range(rng.choice([1, 3, 40]))]
+    data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
+    whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
+    far = await opened(index, Bytes(data))
+    for _ in range(12):
+        asked = question(rng, index, kind, columns)
+        found = await far.ask(asked)
+        assert found is not None
+        assert np.array_equal(found, asked.of(whole)), f"{index} {seed} {kind.name}"
+        if isinstance(asked, BitmapQuestion):
+            files = rng.sample(range(len(columns)), min(3, len(columns)))
+            assert await far.bitmap.load_rows(files)
+            for file in files:
+                assert far.bitmap.has_rows(file)
+                rows = far.bitmap.bitmap.rows(file, asked.ranges)
+                assert np.array_equal(rows, whole.rows(file, asked.ranges)), f"{seed} {kind.name}"  # type: ignore[union-attr]
+        if isinstance(asked, RecordQuestion):
+            located = await far.record.rows(asked.high, asked.low)
+            assert located is not None
+            expected = whole.lookup(asked.high, asked.low)  # type: ignore[union-attr]
+            assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
+
+
+@pytest.mark.parametrize("index", OPENED)
+@pytest.mark.parametrize("seed", range(4))
+async def test_of_flipped_bytes_no_answer_is_wrong(index: str, seed: int, layout: None) -> None:
+    rng = random.Random(f"flipped {index} {seed}")
+    kind = rng.choice(KINDS)
+    columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
+    data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
+    whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
+    asked = [question(rng, index, kind, columns) for _ in range(4)]
+    broken = 0
+    for _ in range(60):
+        spoilt = bytearray(data)
+        spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        try:
+            far = await opened(index, Bytes(bytes(spoilt)))
+            for one in asked:
+                found = await far.ask(one)
+                assert found is not None
+                assert np.array_equal(found, one.of(whole)), f"{seed} {kind.name}"
+                if isinstance(one, BitmapQuestion):
+                    assert await far.bitmap.load_rows(range(6))
+                    for file in range(6):
+                        rows = far.bitmap.bitmap.rows(file, one.ranges)
+                        assert np.array_equal(rows, whole.rows(file, one.ranges))  # type: ignore[union-attr]
+        except (ValueError, SeamarkError):
+            broken += 1
+    assert broken > 10
+
+
+def long_keys(count: int, files: int) -> list[Keys]:
+    each = count // files
+    return [keys_of(pa.array(range(n * each, (n + 1) * each), pa.int64()), "long") for n in range(files)]
+
+
+async def test_a_key_takes_two_reads_of_a_record_index_at_most() -> None:
+    storage = Bytes(file_of("record", long_keys(100_000, 10)))
+    far = await opened("record", storage)
+    assert len(storage.read) <= 5
+    rng = random.Random(4)
+    for _ in range(50):
+        value = rng.randrange(150_000)
+        before = len(storage.read)
+        asked = RecordQuestion.about([keys_of(pa.array([value], pa.int64()), "long")])
+        found = await far.record.rows(asked.high, asked.low)
+        assert found is not None
+        assert [(one.tolist()) for one in found[1:]] == (
+            [[value // 10_000], [value % 10_000]] if value < 100_000 else [[], []]
+        )
+        assert len(storage.read) - before <= 2
+        assert sum(length for _, length in storage.read[before:]) <= 2 * 4096
+
+
+async def test_a_bitmap_index_reads_what_the_predicate_touches_and_that_once() -> None:
+    rng = np.random.default_rng(6)
+    values = [np.sort(rng.integers(n << 40, (n + 1) << 40, 20_000)) for n in range(20)]
+    storage = Bytes(file_of("bitmap", [keys_of(pa.array(one), "long") for one in values]))
+    far = await opened("bitmap", storage)
+    key = int(values[3][777]) + (1 << 63)
+    asked = BitmapQuestion(KeyRanges("long", (KeyRange(key, key),)))
+    found = await far.ask(asked)
+    assert found is not None
+    assert np.flatnonzero(found).tolist() == [3]
+    assert await far.bitmap.load_rows([3])
+    assert (
+        np.flatnonzero(np.unpackbits(far.bitmap.bitmap.rows(3, asked.ranges).view(np.uint8), bitorder="little")) == 777
+    )
+    assert len(storage.read) < 10
+    assert sum(length for _, length in storage.read) < len(storage.data) / 5
+    before = len(storage.read)
+    assert np.array_equal(await far.ask(asked), found)  # type: ignore[arg-type]
+    assert await far.bitmap.load_rows([3])
+    assert len(storage.read) == before
+    assert not far.bitmap.has_rows(4)
+    with pytest.raises(ValueError, match="header"):
+        far.bitmap.bitmap.rows(4, asked.ranges)
+
+
+async def test_too_many_reads_or_bytes_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Bytes(file_of("record", long_keys(100_000, 10)))
+    far = await opened("record", storage)
+    asked = RecordQuestion.about([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
+    before = len(storage.read)
+    monkeypatch.setattr(cold, "RANGES_MAX", 50)
+    assert await far.ask(asked) is None
+    assert len(storage.read) == before
+    storage = Bytes(file_of("bitmap", long_keys(20_000, 4)))
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
+    far = await opened("bitmap", storage)
+    monkeypatch.setattr(cold, "FILLED_MAX_BYTES", 100)
+    assert not await far.bitmap.load_rows([0, 1, 2, 3])
+
+
+def test_what_was_read_once_is_not_written_again() -> None:
+    rng = random.Random(8)
+    for _ in range(200):
+        sparse = cold._Sparse(300)
+        expected = bytearray(300)
+        there = [False] * 300
+        for turn in range(1, 12):
+            start = rng.randrange(300)
+            length = rng.randint(0, 300 - start)
+            missing = {at for offset, size in sparse.missing([(start, length)]) for at in range(offset, offset + size)}
+            assert missing == {at for at in range(start, start + length) if not there[at]}
+            sparse.fill(start, bytes([turn]) * length)
+            for at in missing:
+                expected[at], there[at] = turn, True
+            assert bytes(sparse.memory) == expected
