@@ -96,7 +96,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             ),
             usage=usage,
             planner=planner,
-            commits=await enter(open_commits(settings, store, objects, clock, timeline, catalog, metrics)),
+            commits=await enter(open_commits(settings, store, objects, clock, timeline, catalog, planner, metrics)),
             metrics=metrics,
             authenticator=await enter(open_authenticator(settings, store, clock)),
             authorizer=Authorizer(),

@@ -14,16 +14,19 @@ from metaserver.catalog.parts import Parts
 from metaserver.catalog.purge import owned
 from metaserver.catalog.values import Caller
 from metaserver.commits.change import Change, ChangeRequest, Shape, read_change, shape_of
-from metaserver.commits.conflicts import Collision
+from metaserver.commits.collision import Collision
+from metaserver.commits.conflicts import Conflicts
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.merging import Merging
 from metaserver.commits.producing import Produced, produce
-from metaserver.commits.removing import Removed, Removing, live
+from metaserver.commits.removing import Removing, find
+from metaserver.commits.replacing import replaced_files
 from metaserver.commits.writing import Writer, Written, metadata_folder, write_added
 from metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.snapshot import MAIN, Snapshot
+from metaserver.planner.planner import Planner
 
 _IN_THREAD_FILES = 200
 """More are decoded in a thread."""
@@ -32,9 +35,12 @@ _IN_THREAD_FILES = 200
 class Applying:
     """Belongs to one request."""
 
-    def __init__(self, parts: Parts, manifests: Manifests, caller: Caller, request: ChangeRequest) -> None:
+    def __init__(
+        self, parts: Parts, manifests: Manifests, planner: Planner, caller: Caller, request: ChangeRequest
+    ) -> None:
         self._parts = parts
         self._manifests = manifests
+        self._planner = planner
         self._caller = caller
         self.request = request
         self._shape: Shape | None = None
@@ -109,12 +115,18 @@ class Applying:
         assert change is not None
         assert writer is not None
         assert self._merging is not None
-        if change.removes or change.deletes:
-            raise BadRequest("Changes that remove files or add delete files are not taken yet")
+        assert self._removing is not None
         parent = head_of(self.request.branch, metadata)
         listed = await self._manifests.listed(parent)
         await self._check_new(change, listed, metadata)
-        removed = Removed(live(listed), ())
+        wanted = set(self.request.remove)
+        if change.replaced is not None:
+            wanted |= await replaced_files(self._planner, metadata, parent, change.replaced)
+        found = await find(self._manifests, listed, wanted, metadata)
+        conflicts = Conflicts(self._manifests, metadata, listed, change, found)
+        await conflicts.check(parent, self._parts.settings.commit_history_limit)
+        sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
+        removed = await self._removing.remove(listed, found, metadata, sequence_number)
         made = await produce(
             writer,
             change,

@@ -26,13 +26,14 @@ from metaserver.catalog.values import Caller
 from metaserver.clock import Clock
 from metaserver.commits.applying import Applying
 from metaserver.commits.change import ChangeRequest
-from metaserver.commits.conflicts import Collision
+from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.producers import Last, last_of, snapshot_of
 from metaserver.commits.producing import Produced
 from metaserver.errors import CommitConflict, CommitUnknown, RetryLater, SeamarkError
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.objects.port import ObjectStore
+from metaserver.planner.planner import Planner
 from metaserver.settings import Settings
 from metaserver.store.port import (
     AdvanceProducer,
@@ -131,9 +132,10 @@ class _Attempt:
 class Commits:
     """Belongs to one event loop. Opened by `open_commits`."""
 
-    def __init__(self, parts: Parts, catalog: Catalog, manifests: Manifests, told: Told) -> None:
+    def __init__(self, parts: Parts, catalog: Catalog, planner: Planner, manifests: Manifests, told: Told) -> None:
         self._parts = parts
         self._catalog = catalog
+        self._planner = planner
         self._manifests = manifests
         self._told = told
         self._look_back = parts.settings.commit_history_limit
@@ -162,7 +164,7 @@ class Commits:
         loaded = await self._catalog.tables.load(namespace, name)
         entry = loaded.entry
         assert entry is not None
-        applying = Applying(self._parts, self._manifests, caller, request)
+        applying = Applying(self._parts, self._manifests, self._planner, caller, request)
         job = _Job(caller, entry.uuid, applying, index_files, self._parts.clock.now_ms())
         try:
             self._check_table(job, entry)
@@ -376,6 +378,7 @@ async def open_commits(
     clock: Clock,
     timeline: Timeline,
     catalog: Catalog,
+    planner: Planner,
     told: Told,
 ) -> AsyncIterator[Commits]:
     """Leaving it waits for what is under way."""
@@ -391,7 +394,7 @@ async def open_commits(
     manifests = Manifests(
         objects, budget_bytes=settings.commit_memory_bytes, limit_bytes=settings.plan_manifest_limit_bytes
     )
-    commits = Commits(parts, catalog, manifests, told)
+    commits = Commits(parts, catalog, planner, manifests, told)
     try:
         yield commits
     finally:

@@ -1,13 +1,243 @@
-"""What collides with a change (docs/design/0004, "What conflicts")."""
+"""What collides with a change (docs/design/0004, "What conflicts"): what it rests on is not so any more.
+
+The rule: a change that is let through could have been made just now with the same result, as far as its isolation asks.
+In doubt it is refused. Rows are never looked at, only partitions, bounds and which files deletes apply to; so what is
+refused may have been right, and what is let through is.
+"""
 
 from __future__ import annotations
 
-from metaserver.errors import CommitConflict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from metaserver.commits.change import SERIALIZABLE, Change, Scope
+from metaserver.commits.collision import Collision
+from metaserver.commits.history import Came, History, TooLong, rows_of, since
+from metaserver.commits.manifests import Manifests
+from metaserver.commits.overlap import Partitions, overlapping
+from metaserver.commits.removing import Found, key_of, live, referring
+from metaserver.iceberg.content_file import DATA, ContentFile
+from metaserver.iceberg.expressions import TRUE
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.projection import inclusive
+from metaserver.iceberg.snapshot import Snapshot
+from metaserver.index.packing import Longs
+from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.lookup import files_at
+from metaserver.planner.partitions import Partition, grouped
+from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
+from metaserver.planner.view import TableView
+
+_PATH_COLUMN = 2147483546
+"""`file_path` of position delete files (spec, "Reserved Field IDs")."""
+_ROW_BITS = 32
 
 
-class Collision(CommitConflict):
-    """Applied to what stands now, the change would be wrong. `reason` is one of a few words, for who counts."""
+class Conflicts:
+    """Of one change on one head. `listed` are the head's manifests, `found` what is to go of their files."""
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    def __init__(
+        self,
+        manifests: Manifests,
+        metadata: TableMetadata,
+        listed: Sequence[ManifestFile],
+        change: Change,
+        found: Found,
+    ) -> None:
+        self._manifests = manifests
+        self._metadata = metadata
+        self._listed = live(listed)
+        self._change = change
+        self._found = found
+        self._partitions = Partitions(metadata)
+
+    async def check(self, head: Snapshot | None, look_back: int) -> None:
+        """Collision where the change may not be applied to the head."""
+        change = self._change
+        if not (change.deletes or change.removes or change.scope):
+            return
+        named = {file.referenced_data_file for file in change.positional} - {None}
+        referenced = {path for path in named if path is not None}
+        await self._check_live(referenced)
+        await self._check_vectors()
+        history = await self._history(head, look_back)
+        if history is None or not history.snapshots:
+            return
+        deletes = await history.added(deletes=True)
+        if deletes.selection.count():
+            await self._check_deletes(deletes, referenced)
+        await self._check_unnamed(history)
+        if change.scope is not None and change.request.isolation == SERIALIZABLE:
+            await self._check_scope(history, deletes, change.scope)
+        elif change.replaced is not None:
+            self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that are to be replaced")
+
+    # What stands
+
+    async def _check_live(self, paths: set[str]) -> None:
+        _, missing = await self._standing(paths)
+        if missing:
+            raise Collision(
+                "file-gone",
+                f"There are deletes for {min(missing)[:1000]}, which is not live any more; begin again from what "
+                "stands now",
+            )
+
+    async def _standing(self, paths: set[str]) -> tuple[tuple[TableView, Longs], set[str]]:
+        """The live data files at these paths, as rows of a view; and which are not live."""
+        data = [one for one in self._listed if one.content == DATA]
+        holding = await self._manifests.holding(data, paths)
+        view = TableView(holding, await self._manifests.blocks(holding))
+        missing, rows = set(paths), []
+        for number, block in enumerate(view.blocks):
+            mine = rows_of(block, paths)
+            missing -= mine.keys()
+            rows += [(number << _ROW_BITS) | row for row in mine.values()]
+        return (view, np.array(sorted(rows), dtype=np.int64)), missing
+
+    async def _check_vectors(self) -> None:
+        """A data file has one deletion vector: another that stands must be named among what goes."""
+        vectors = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector} - {None}
+        paths = [path for path in vectors if path is not None]
+        for _, entries in await referring(self._manifests, self._listed, paths, self._metadata):
+            for entry in entries:
+                file = entry.file
+                if file.is_deletion_vector and file.referenced_data_file in vectors and not self._goes(file):
+                    raise Collision(
+                        "deletion-vector",
+                        f"{file.referenced_data_file} has a deletion vector already, {key_of(file)}, by snapshot "
+                        f"{entry.snapshot_id}; merge it into the new one, and remove it with it",
+                    )
+
+    def _goes(self, file: ContentFile) -> bool:
+        return key_of(file) in self._found.gone
+
+    # What happened
+
+    async def _history(self, head: Snapshot | None, look_back: int) -> History | None:
+        """None where nothing rests on what was read."""
+        change = self._change
+        rests = change.scope is not None or change.replaced is not None or change.request.remove or change.positional
+        if not rests or not change.request.reads:
+            return None
+        read = change.request.read_snapshot_id
+        try:
+            snapshots = since(self._metadata, head, read, look_back)
+        except TooLong:
+            raise Collision(
+                "history", f"More than {look_back} snapshots came after {read}; begin again from what stands now"
+            ) from None
+        if snapshots is None:
+            raise Collision(
+                "read-snapshot",
+                f"The snapshot {read}, which the change was computed from, is no ancestor of the head of "
+                f"{change.request.branch!r}, or has expired; begin again from what stands now",
+            )
+        return History(self._manifests, self._metadata, snapshots)
+
+    async def _check_deletes(self, deletes: Came, referenced: set[str]) -> None:
+        """New deletes of rows of files that go, or whose rows are written anew, would be lost."""
+        change = self._change
+        by_name = set(change.request.remove)
+        gone = {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
+        updated = referenced if change.data else set()
+        await self._refuse_applying(deletes, gone | updated, vectors=True)
+        covered = {file.referenced_data_file for file in change.deletes if file.is_deletion_vector}
+        await self._refuse_applying(deletes, {path for path in covered if path is not None} - updated, vectors=False)
+        unnamed = [file for file in change.positional if file.referenced_data_file is None]
+        if change.data and unnamed:
+            scope = Scope(partitions=tuple((file.spec_id, file.partition) for file in unnamed))
+            self._refuse_in_scope(deletes, scope, "added deletes where rows are to be updated")
+
+    async def _refuse_applying(self, deletes: Came, paths: set[str], *, vectors: bool) -> None:
+        """`vectors`: deletion vectors count, and equality deletes; else position deletes alone, which a deletion vector
+        would hide."""
+        if not paths:
+            return
+        (view, rows), _ = await self._standing(paths)
+        joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
+        index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
+        fresh = set(deletes.selection.places().tolist())
+        for row, applying in zip(rows.tolist(), index.applying_to(rows), strict=True):
+            for delete in fresh.intersection(applying):
+                block, local = joined.locate_delete(delete)
+                positions = block.long("content", local) == 1 and block.long("content_offset", local) is None
+                if vectors or positions:
+                    file, at = joined.locate(row)
+                    raise Collision(
+                        "deletes",
+                        f"{block.text('file_path', local)}, committed since, deletes rows of "
+                        f"{file.text('file_path', at)}; begin again from what stands now",
+                    )
+
+    async def _check_unnamed(self, history: History) -> None:
+        """Position deletes that do not say of which data file: none that they could be of may have gone."""
+        unnamed = [file for file in self._change.positional if file.referenced_data_file is None]
+        if not unnamed:
+            return
+        for went in await history.removed(deletes=False, replaced=True):
+            if went.files is None:
+                raise Collision("file-gone", f"Nobody knows what snapshot {went.snapshot.snapshot_id} removed")
+            found = files_at(went.files.view, went.files.selection.rows())
+            groups = grouped(found)
+            paths = found.texts("file_path").values()
+            for file in unnamed:
+                mine = self._partitions.partition(file.spec_id, file.partition)
+                low, high = (file.lower_bounds or {}).get(_PATH_COLUMN), (file.upper_bounds or {}).get(_PATH_COLUMN)
+                for path, number in zip(paths, groups.numbers.tolist(), strict=True):
+                    meets = self._partitions.overlap(groups.partitions[number], mine)
+                    outside = path is None or (low is not None and path < low) or (high is not None and path > high)
+                    if meets and not outside:
+                        raise Collision(
+                            "file-gone",
+                            f"{file.file_path} may delete rows of {(path or b'').decode()}, which snapshot "
+                            f"{went.snapshot.snapshot_id} removed; begin again from what stands now",
+                        )
+
+    async def _check_scope(self, history: History, deletes: Came, scope: Scope) -> None:
+        added = await history.added(deletes=False)
+        self._refuse_in_scope(added, scope, "added rows that the change may have had to read", stats=True)
+        self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
+        for of_deletes in (False, True):
+            for went in await history.removed(deletes=of_deletes, replaced=False):
+                if went.files is None:
+                    raise Collision("scope", f"Nobody knows what snapshot {went.snapshot.snapshot_id} removed")
+                what = "removed files that the change has read"
+                self._refuse_in_scope(went.files, scope, what, stats=not of_deletes)
+
+    def _refuse_in_scope(self, came: Came, scope: Scope, what: str, *, stats: bool = False) -> None:
+        """Collision where one of the files may hold, or delete, rows of the scope. `stats`: their bounds are of rows
+        that they hold."""
+        rows = self._in_scope(came, scope, stats=stats)
+        if len(rows):
+            block, local = came.view.locate(int(rows[0]))
+            raise Collision(
+                "scope",
+                f"Since snapshot {self._change.request.read_snapshot_id} others {what}: "
+                f"{block.text('file_path', local)}; begin again from what stands now",
+            )
+
+    def _in_scope(self, came: Came, scope: Scope, *, stats: bool) -> Longs:
+        """int64[files], rows of the view."""
+        selection = came.selection.copy()
+        if scope.bound is not None:
+            if scope.bound != TRUE:
+                specs = {spec.spec_id: inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
+                by_spec = {number: demand for number, demand in specs.items() if number in came.view.specs}
+                narrow_by_partition(selection, by_spec, _never)
+                if stats:
+                    narrow_by_stats(selection, scope.bound, _never)
+            return selection.rows()
+        rows = selection.rows()
+        groups = grouped(files_at(came.view, rows))
+        meets = overlapping(self._partitions, groups.partitions, self._targets(scope.partitions))
+        return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
+
+    def _targets(self, partitions: Iterable[tuple[int, tuple[object, ...]]]) -> list[Partition]:
+        return [self._partitions.partition(spec_id, values) for spec_id, values in partitions]  # type: ignore[arg-type]
+
+
+def _never() -> bool:
+    return False

@@ -7,13 +7,14 @@ deletion vector of a data file that goes, goes with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from metaserver.commits.change import Remove
+from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.writing import Writer, Written
-from metaserver.iceberg.content_file import DATA, ContentFile
+from metaserver.iceberg.content_file import DATA, POSITION_DELETES, ContentFile
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.manifest_writer import DELETED, EXISTING, ManifestEntry
 from metaserver.iceberg.metadata import TableMetadata
@@ -35,6 +36,60 @@ def live(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
     return tuple(one for one in manifests if one.added_files_count != 0 or one.existing_files_count != 0)
 
 
+class Found(NamedTuple):
+    """Live files that are to go, and the manifests that list them, each with all of its live entries."""
+
+    gone: frozenset[Remove]
+    holding: tuple[tuple[ManifestFile, Sequence[ManifestEntry]], ...]
+
+    @property
+    def files(self) -> list[ContentFile]:
+        return [entry.file for _, entries in self.holding for entry in entries if key_of(entry.file) in self.gone]
+
+
+async def find(
+    manifests: Manifests, listed: Sequence[ManifestFile], wanted: Collection[Remove], metadata: TableMetadata
+) -> Found:
+    """The files, and with data files the deletes that are of them alone. Collision where one is not live."""
+    if not wanted:
+        return Found(frozenset(), ())
+    holding: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
+    gone = set(wanted)
+    missing, data = set(wanted), set()
+    for manifest in await manifests.holding(live(listed), {one.file_path for one in wanted}):
+        entries = await manifests.entries(manifest, metadata)
+        mine = {key_of(entry.file): entry.file for entry in entries if key_of(entry.file) in gone}
+        if mine:
+            holding[manifest.manifest_path] = manifest, entries
+            missing -= mine.keys()
+            data |= {file.file_path for file in mine.values() if file.content == DATA}
+    if missing:
+        raise Collision(
+            "file-gone",
+            f"{min(map(str, missing))[:1000]} is to be removed, but is not live any more; begin again from what stands "
+            "now (a deletion vector is named by its content-offset, too)",
+        )
+    for manifest, entries in await referring(manifests, listed, data, metadata):
+        attached = {key_of(entry.file) for entry in entries if _is_of(entry.file, data)}
+        if attached:
+            holding.setdefault(manifest.manifest_path, (manifest, entries))
+            gone |= attached
+    return Found(frozenset(gone), tuple(holding.values()))
+
+
+async def referring(
+    manifests: Manifests, listed: Sequence[ManifestFile], paths: Iterable[str], metadata: TableMetadata
+) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
+    """Delete manifests that may hold a delete file of one of these data files alone, with their live entries."""
+    deletes = [one for one in live(listed) if one.content != DATA]
+    found = await manifests.holding(deletes, paths, referenced=True)
+    return [(one, await manifests.entries(one, metadata)) for one in found]
+
+
+def _is_of(file: ContentFile, paths: Collection[str]) -> bool:
+    return file.content == POSITION_DELETES and file.referenced_data_file in paths
+
+
 class _Rewritten(NamedTuple):
     gone: frozenset[Remove]
     written: Written
@@ -52,16 +107,15 @@ class Removing:
     async def remove(
         self,
         parents: Sequence[ManifestFile],
-        holding: Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]],
-        gone: frozenset[Remove],
+        found: Found,
         metadata: TableMetadata,
         sequence_number: int,
     ) -> Removed:
-        """`holding` are those of the parent's manifests that list a file of `gone`, with their live entries."""
+        """The parent's manifests without the files that were found in them."""
         replaced: dict[str, ManifestFile] = {}
         files: list[ContentFile] = []
-        for manifest, entries in holding:
-            made = await self._rewritten(manifest, entries, gone, metadata)
+        for manifest, entries in found.holding:
+            made = await self._rewritten(manifest, entries, found.gone, metadata)
             replaced[manifest.manifest_path] = made.written.described(self._writer.snapshot_id, sequence_number)
             files += made.files
         fresh = list(replaced.values())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.api.client import Api, new_key
 from tests.commits.lake import BY_PART, Lake, Row
+from tests.commits.reader import check, live_files, manifests_of, rows, snapshot_of
 from tests.connector.lake import catalog_at
 
 
@@ -59,3 +62,154 @@ async def test_a_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api)
     assert await read(api) == [(1, 0, "a"), (2, 0, "b")]
     other = await lake.send({"add": [lake.data([(9, 0, "z")])]}, key=key)
     assert other.status == 422
+
+
+async def seen(lake: Lake, branch: str = "main") -> list[Row]:
+    """What the specification says a reader sees; and that the snapshot is sound."""
+    metadata = await lake.metadata()
+    snapshot_id = metadata["refs"][branch]["snapshot-id"]
+    check(metadata, snapshot_id)
+    return rows(snapshot_of(metadata, snapshot_id))
+
+
+def overwrite(read: Any, **more: Any) -> dict[str, Any]:
+    return {"read-snapshot-id": read["snapshot-id"], **more}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, version: int) -> None:
+    lake = await Lake.create(api, version=version)
+    one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 1, "c")])
+    first = await lake.commit({"add": [one, two]})
+    body = overwrite(first, remove=[{"file-path": one["file-path"]}], add=[lake.data([(1, 0, "A")])])
+    second = await lake.commit(body)
+    assert (second["operation"], second["summary"]["deleted-data-files"]) == ("overwrite", "1")
+    assert await seen(lake) == [(1, 0, "A"), (3, 1, "c")]
+    third = await lake.commit(overwrite(second, remove=[{"file-path": two["file-path"]}]))
+    assert third["operation"] == "delete"
+    assert await seen(lake) == [(1, 0, "A")]
+    if version == 2:
+        assert await read(api) == [(1, 0, "A")]
+    again = await lake.send(overwrite(third, remove=[{"file-path": two["file-path"]}]))
+    assert again.error[:2] == (409, "CommitFailedException")
+
+
+async def test_position_deletes_take_rows(api: Api) -> None:
+    lake = await Lake.create(api, spec=BY_PART)
+    one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    first = await lake.commit({"add": [one, two]})
+    both = lake.position_deletes([(one["file-path"], 0), (two["file-path"], 1)], 0)
+    second = await lake.commit(overwrite(first, add=[both]))
+    assert (second["operation"], second["summary"]["added-position-deletes"]) == ("delete", "2")
+    assert await seen(lake) == await read(api) == [(2, 0, "b"), (3, 0, "c")]
+    named = lake.position_deletes([(two["file-path"], 0)], 0, named=True)
+    third = await lake.commit(overwrite(second, add=[named]))
+    assert await seen(lake) == await read(api) == [(2, 0, "b")]
+    await lake.commit(overwrite(third, remove=[{"file-path": two["file-path"]}]))
+    paths = {one.path for one in live_files(snapshot_of(await lake.metadata()))}
+    assert paths == {one["file-path"], both["file-path"]}, "deletes of a file alone go with it"
+
+
+async def test_equality_deletes_take_what_came_before_them(api: Api) -> None:
+    lake = await Lake.create(api)
+    await lake.append([(1, 0, "a"), (2, 0, "b")])
+    upsert = {"add": [lake.equality_deletes([1, 3]), lake.data([(1, 0, "A"), (3, 0, "C")])]}
+    answer = await lake.commit(upsert)
+    assert (answer["operation"], answer["summary"]["added-equality-deletes"]) == ("overwrite", "2")
+    assert await seen(lake) == [(1, 0, "A"), (2, 0, "b"), (3, 0, "C")]
+
+
+async def test_a_deletion_vector_takes_the_place_of_another(api: Api) -> None:
+    lake = await Lake.create(api, version=3, spec=BY_PART)
+    one, two = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
+    first = await lake.commit({"add": [one, two]})
+    vectors = lake.vectors({one["file-path"]: {0}, two["file-path"]: {0}}, 0)
+    second = await lake.commit(overwrite(first, add=vectors))
+    assert (second["summary"]["added-dvs"], second["operation"]) == ("2", "delete")
+    assert await seen(lake) == [(2, 0, "b"), (3, 0, "c")]
+    (merged,) = lake.vectors({one["file-path"]: {0, 2}}, 0)
+    refused = await lake.send(overwrite(second, add=[merged]))
+    assert refused.error[:2] == (409, "CommitFailedException")
+    old = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
+    third = await lake.commit(overwrite(second, add=[merged], remove=[old]))
+    assert (third["summary"]["removed-dvs"], third["summary"]["total-position-deletes"]) == ("1", "3")
+    assert await seen(lake) == [(2, 0, "b")]
+    fourth = await lake.commit(overwrite(third, remove=[{"file-path": one["file-path"]}]))
+    assert fourth["summary"]["removed-dvs"] == "1", "a data file's deletion vector goes with it"
+    assert await seen(lake) == []
+
+
+async def test_partitions_that_are_written_are_replaced(api: Api) -> None:
+    lake = await Lake.create(api, spec=BY_PART)
+    await lake.append([(1, 0, "a")], [(2, 0, "b")], [(3, 1, "c")], [(4, None, "d")])
+    answer = await lake.commit({"add": [lake.data([(9, 0, "z")])], "replace": {"partitions": "written"}})
+    assert answer["operation"] == "overwrite"
+    assert answer["summary"]["deleted-data-files"] == "2"
+    assert await seen(lake) == await read(api) == sorted([(9, 0, "z"), (3, 1, "c"), (4, None, "d")], key=repr)
+    await lake.commit({"add": [lake.data([(5, None, "e")])], "replace": {"partitions": "written"}})
+    assert await seen(lake) == sorted([(9, 0, "z"), (3, 1, "c"), (5, None, "e")], key=repr)
+
+
+async def test_files_that_match_a_filter_are_replaced_and_half_matches_are_refused(api: Api) -> None:
+    lake = await Lake.create(api)
+    await lake.append([(1, 0, "a"), (5, 0, "b")], [(6, 0, "c")], [(None, 0, "d")])
+    below = {"type": "lt-eq", "term": "id", "value": 5}
+    answer = await lake.commit({"replace": {"filter": below}, "add": [lake.data([(2, 0, "n")])]})
+    assert answer["summary"]["deleted-data-files"] == "1"
+    assert await seen(lake) == sorted([(2, 0, "n"), (6, 0, "c"), (None, 0, "d")], key=repr)
+    await lake.append([(7, 0, "e"), (None, 0, "f")])
+    half = await lake.send({"replace": {"filter": {"type": "gt", "term": "id", "value": 5}}})
+    assert half.status == 400
+    assert "some may match the filter and some not" in half.error[2]
+    await lake.commit({"replace": {"filter": True}})
+    assert await seen(lake) == []
+
+
+async def test_a_branch_is_committed_to_and_main_stays(api: Api) -> None:
+    lake = await Lake.create(api)
+    first = await lake.append([(1, 0, "a")])
+    ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": first["snapshot-id"]}
+    ref |= {"min-snapshots-to-keep": 3}
+    assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref]})).status == 200
+    second = await lake.append([(2, 0, "b")], branch="dev")
+    assert second["parent-snapshot-id"] == first["snapshot-id"]
+    assert await seen(lake) == [(1, 0, "a")]
+    assert await seen(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
+    refs = (await lake.metadata())["refs"]
+    assert refs["dev"] == {"snapshot-id": second["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
+    gone = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
+    assert gone.error[:2] == (409, "CommitFailedException")
+
+
+async def test_version_1_takes_appends(api: Api) -> None:
+    lake = await Lake.create(api, version=1)
+    await lake.append([(1, 0, "a")])
+    await lake.append([(2, 0, "b")])
+    assert await seen(lake) == await read(api) == [(1, 0, "a"), (2, 0, "b")]
+    refused = await lake.send({"replace": {"filter": True}, "read-snapshot-id": None})
+    assert refused.status == 400
+
+
+async def test_small_manifests_are_merged(api: Api) -> None:
+    for version in (2, 3):
+        more = {"commit.manifest.min-count-to-merge": "4"}
+        lake = await Lake.create(api, f"t{version}", version=version, **more)
+        for number in range(9):
+            await lake.append([(number, 0, "a")])
+            metadata = await lake.metadata()
+            check(metadata)
+        manifests = len({one.snapshot_id for one in live_files(snapshot_of(metadata))})
+        assert manifests == 9, "files keep the snapshot that added them"
+        listed = snapshot_of(metadata)
+        assert listed is not None
+        assert len(manifests_of(listed)) < 6
+        assert [row[0] for row in rows(listed)] == list(range(9))
+
+
+async def test_a_file_that_is_live_already_is_not_added_twice(api: Api) -> None:
+    lake = await Lake.create(api)
+    body = {"add": [lake.data([(1, 0, "a")])]}
+    await lake.commit(body)
+    again = await lake.send(body)
+    assert again.error[:2] == (409, "AlreadyExistsException")
+    assert await seen(lake) == [(1, 0, "a")]

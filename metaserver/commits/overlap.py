@@ -1,0 +1,133 @@
+"""Whether partitions can have a row in common, or one holds all of another, also across partition specs.
+
+A partition is known by what its fields say of source columns. Two are apart where a column would need two values at
+once: by the same transform, by buckets whose numbers leave different remainders (a bucket of 16 lies within one of 8),
+or by a value and what a transform makes of it. In doubt they overlap, and neither is within the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from math import gcd
+from typing import NamedTuple
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.content_file import partition_types
+from metaserver.iceberg.expressions import Value
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
+from metaserver.planner.partitions import Partition, PartitionField
+from metaserver.planner.view import comparable
+
+
+class _Said(NamedTuple):
+    """One field of a partition: what `transform` of the source columns is."""
+
+    sources: tuple[int, ...]
+    transform: str
+    kind: str
+    value: Value | None
+
+
+class Partitions:
+    """Of one table: its specs say what their fields mean."""
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        self._metadata = metadata
+        self._fields = {
+            spec.spec_id: {field.field_id: field for field in spec.fields if field.field_id is not None}
+            for spec in metadata.partition_specs
+        }
+
+    def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> Partition:
+        """Of a tuple in the order of its spec. BadRequest for a spec that the table does not have."""
+        spec = self._metadata.spec(spec_id)
+        if spec is None:
+            raise BadRequest(f"The table has no partition spec {spec_id}")
+        kinds = partition_types(self._metadata, spec)
+        fields = (
+            PartitionField(field.field_id or 0, kind, value)
+            for field, kind, value in zip(spec.fields, kinds, values, strict=True)
+        )
+        return Partition(spec_id, tuple(fields))
+
+    def overlap(self, one: Partition, other: Partition) -> bool:
+        """False only where no row can lie in both."""
+        others = self._said(other)
+        return not any(_apart(mine, theirs) for mine in self._said(one) for theirs in others)
+
+    def within(self, inner: Partition, outer: Partition) -> bool:
+        """True only where each row of `inner` lies in `outer`."""
+        mine = self._said(inner)
+        known = {field.field_id for field in outer.fields}
+        if known != self._fields.get(outer.spec_id, {}).keys():
+            return False
+        return all(any(_implies(one, wanted) for one in mine) for wanted in self._said(outer))
+
+    def _said(self, partition: Partition) -> list[_Said]:
+        fields = self._fields.get(partition.spec_id, {})
+        said = []
+        for field_id, kind, value in partition.fields:
+            field = fields.get(field_id)
+            transform = VOID if field is None else canonical(field.transform)
+            if field is not None and transform != VOID:
+                said.append(_Said(field.sources, transform, kind, value))
+        return said
+
+
+def overlapping(partitions: Partitions, found: Iterable[Partition], wanted: Iterable[Partition]) -> list[bool]:
+    """Of each of `found`, whether it overlaps one of `wanted`."""
+    targets = list(wanted)
+    return [any(partitions.overlap(one, target) for target in targets) for one in found]
+
+
+def _apart(one: _Said, other: _Said) -> bool:
+    if one.sources != other.sources:
+        return False
+    if one.transform == other.transform:
+        return comparable(one.kind, other.kind) and _key(one.value) != _key(other.value)
+    if not (is_known(one.transform) and is_known(other.transform)):
+        return False
+    if one.value is None or other.value is None:
+        return (one.value is None) != (other.value is None)
+    if name_of(one.transform) == name_of(other.transform) == "bucket":
+        shared = gcd(width_of(one.transform), width_of(other.transform))
+        return bool(int(one.value) % shared != int(other.value) % shared)
+    return _differs(one, other) or _differs(other, one)
+
+
+def _differs(exact: _Said, other: _Said) -> bool:
+    """Whether a value known exactly is not what the other says of it."""
+    if exact.transform != IDENTITY or exact.value is None:
+        return False
+    made = _applied(other.transform, exact.kind, exact.value)
+    return made is not None and made != other.value
+
+
+def _implies(one: _Said, wanted: _Said) -> bool:
+    if one.sources != wanted.sources:
+        return False
+    if one.transform == wanted.transform:
+        return comparable(one.kind, wanted.kind) and _key(one.value) == _key(wanted.value)
+    if not (is_known(one.transform) and is_known(wanted.transform)):
+        return False
+    if one.value is None or wanted.value is None:
+        return one.value is None and wanted.value is None
+    if name_of(one.transform) == name_of(wanted.transform) == "bucket":
+        inner, outer = width_of(one.transform), width_of(wanted.transform)
+        return inner % outer == 0 and int(one.value) % outer == wanted.value
+    return one.transform == IDENTITY and _applied(wanted.transform, one.kind, one.value) == wanted.value
+
+
+def _applied(transform: str, kind: str, value: Value) -> Value | None:
+    try:
+        return apply(transform, kind, value)
+    except (BadRequest, ValueError, TypeError, OverflowError, KeyError):
+        return None  # of a type that the column had once
+
+
+def _key(value: Value | None) -> object:
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else (value, math.copysign(1.0, value))
+    return value

@@ -1,0 +1,181 @@
+"""A reader of tables, written here from the specification alone: files, rows, row ids; and what every snapshot keeps.
+
+Nothing of it is shared with the server: fastavro for manifests, pyarrow for Parquet, pyroaring for deletion vectors.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow.parquet as pq
+import pyroaring
+
+Row = tuple[Any, ...]
+NAMES = ("id", "part", "value")
+
+
+@dataclass(frozen=True)
+class File:
+    content: int
+    path: str
+    partition: tuple[Any, ...]
+    spec_id: int
+    sequence: int
+    records: int
+    size: int
+    first_row_id: int | None
+    referenced: str | None
+    offset: int | None
+    length: int | None
+    equality_ids: tuple[int, ...]
+    status: int
+    snapshot_id: int
+
+
+def read_avro(location: str) -> list[dict[str, Any]]:
+    return list(fastavro.reader(io.BytesIO(Path(location.removeprefix("file://")).read_bytes())))  # type: ignore[arg-type]
+
+
+def snapshot_of(metadata: dict[str, Any], snapshot_id: int | None = None) -> dict[str, Any] | None:
+    wanted = metadata.get("current-snapshot-id") if snapshot_id is None else snapshot_id
+    return next((one for one in metadata.get("snapshots", []) if one["snapshot-id"] == wanted), None)
+
+
+def manifests_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    return read_avro(snapshot["manifest-list"])
+
+
+def entries_of(manifest: dict[str, Any]) -> list[File]:
+    """All entries, deleted ones too, with what they inherit (spec: "Sequence Number Inheritance", "First Row ID")."""
+    found = []
+    next_row_id = manifest.get("first_row_id")
+    for entry in read_avro(manifest["manifest_path"]):
+        file = entry["data_file"]
+        sequence = entry.get("sequence_number")
+        if sequence is None:
+            assert entry["status"] == 1 or "sequence_number" not in entry
+            sequence = manifest.get("sequence_number", 0)
+        row_id = file.get("first_row_id")
+        if row_id is None and next_row_id is not None and entry["status"] != 2:
+            row_id, next_row_id = next_row_id, next_row_id + file["record_count"]
+        found.append(
+            File(
+                content=file.get("content", 0),
+                path=file["file_path"],
+                partition=tuple(file["partition"].values()),
+                spec_id=manifest["partition_spec_id"],
+                sequence=sequence,
+                records=file["record_count"],
+                size=file["file_size_in_bytes"],
+                first_row_id=row_id,
+                referenced=file.get("referenced_data_file"),
+                offset=file.get("content_offset"),
+                length=file.get("content_size_in_bytes"),
+                equality_ids=tuple(file.get("equality_ids") or ()),
+                status=entry["status"],
+                snapshot_id=entry["snapshot_id"] or manifest["added_snapshot_id"],
+            )
+        )
+    return found
+
+
+def live_files(snapshot: dict[str, Any] | None) -> list[File]:
+    if snapshot is None:
+        return []
+    return [one for manifest in manifests_of(snapshot) for one in entries_of(manifest) if one.status != 2]
+
+
+def rows(snapshot: dict[str, Any] | None) -> list[Row]:
+    """What a reader sees, in order."""
+    files = live_files(snapshot)
+    deletes = [one for one in files if one.content != 0]
+    found: list[Row] = []
+    for file in files:
+        if file.content != 0:
+            continue
+        table = pq.read_table(file.path.removeprefix("file://"))
+        here = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
+        gone: set[int] = set()
+        vectors = [one for one in deletes if one.offset is not None and one.referenced == file.path]
+        assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
+        for delete in deletes:
+            gone |= _deleted(delete, file, here, bool(vectors))
+        found += [row for at, row in enumerate(here) if at not in gone]
+    return sorted(found, key=repr)
+
+
+def _deleted(delete: File, file: File, here: list[Row], has_vector: bool) -> set[int]:
+    same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
+    path = Path(delete.path.removeprefix("file://"))
+    if delete.offset is not None:
+        if delete.referenced != file.path or delete.sequence < file.sequence:
+            return set()
+        assert delete.length is not None
+        blob = path.read_bytes()[delete.offset : delete.offset + delete.length]
+        return set(pyroaring.BitMap64.deserialize(blob[8:-4]))
+    if delete.content == 1:
+        if not same or has_vector or delete.sequence < file.sequence:
+            return set()
+        table = pq.read_table(path)
+        pairs = zip(table.column("file_path").to_pylist(), table.column("pos").to_pylist(), strict=True)
+        return {at for name, at in pairs if name == file.path}
+    if delete.sequence <= file.sequence or not (same or not delete.partition):
+        return set()
+    keys = set(pq.read_table(path).column("id").to_pylist())
+    return {at for at, row in enumerate(here) if row[0] in keys}
+
+
+def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
+    """What holds of every snapshot that the server made."""
+    snapshot = snapshot_of(metadata, snapshot_id)
+    assert snapshot is not None
+    manifests = manifests_of(snapshot)
+    assert len({one["manifest_path"] for one in manifests}) == len(manifests)
+    by_manifest = [(manifest, entries_of(manifest)) for manifest in manifests]
+    for manifest, entries in by_manifest:
+        assert Path(manifest["manifest_path"].removeprefix("file://")).stat().st_size == manifest["manifest_length"]
+        counts = Counter(entry.status for entry in entries)
+        said = [manifest[f"{name}_files_count"] for name in ("existing", "added", "deleted")]
+        assert said == [counts[0], counts[1], counts[2]], manifest["manifest_path"]
+        assert {entry.content != 0 for entry in entries} <= {manifest.get("content", 0) != 0}
+        live = [entry.sequence for entry in entries if entry.status != 2]
+        assert not live or manifest.get("min_sequence_number", 0) <= min(live)
+        assert all(entry.snapshot_id == manifest["added_snapshot_id"] for entry in entries if entry.status == 1)
+    live_ones = [one for _, entries in by_manifest for one in entries if one.status != 2]
+    assert len({(one.path, one.offset) for one in live_ones}) == len(live_ones)
+    _check_totals(snapshot["summary"], live_ones)
+    if metadata["format-version"] >= 3:
+        _check_row_ids(metadata, snapshot, live_ones)
+
+
+def _check_totals(summary: dict[str, str], live: list[File]) -> None:
+    data = [one for one in live if one.content == 0]
+    deletes = [one for one in live if one.content != 0]
+    wanted = {
+        "total-data-files": len(data),
+        "total-records": sum(one.records for one in data),
+        "total-delete-files": len(deletes),
+        "total-position-deletes": sum(one.records for one in deletes if one.content == 1),
+        "total-equality-deletes": sum(one.records for one in deletes if one.content == 2),
+        "total-files-size": sum(one.size if one.length is None else one.length for one in live),
+    }
+    assert {name: summary.get(name) for name in wanted} == {name: str(value) for name, value in wanted.items()}
+
+
+def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: list[File]) -> None:
+    spans = []
+    for one in live:
+        if one.content == 0:
+            assert one.first_row_id is not None, one.path
+            spans.append((one.first_row_id, one.first_row_id + one.records))
+    spans.sort()
+    for before, after in pairwise(spans):
+        assert before[1] <= after[0], "two rows have one id"
+    assert all(end <= metadata["next-row-id"] for _, end in spans)
+    assert snapshot["first-row-id"] + snapshot["added-rows"] <= metadata["next-row-id"]
