@@ -75,15 +75,22 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> Written:
     skipped: list[tuple[str, str]] = []
     for one in files:
         try:
-            builts.append(_built(task.definition, keys_of_file(task, one)))
+            builts.append(built(task.definition, keys_of_file(task, one)))
             done.append(one)
         except (Unreadable, ValueError) as error:
             skipped.append((one.path, str(error)))
-    if not done:
+    return write_index_file(task, done, builts, skipped)
+
+
+def write_index_file(
+    task: IndexTask, files: Sequence[DataFile], builts: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
+) -> Written:
+    """Of what `built` made of each data file; no index file for no data file."""
+    if not files:
         return Written(None, 0, 0, 0, tuple(skipped))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
-    size_bytes = task.storage.write(location, index_file(task.table_uuid, task.definition, done, builts))
-    return Written(location, len(done), sum(one.records for one in done), size_bytes, tuple(skipped))
+    size_bytes = task.storage.write(location, index_file(task.table_uuid, task.definition, files, builts))
+    return Written(location, len(files), sum(one.records for one in files), size_bytes, tuple(skipped))
 
 
 def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
@@ -108,7 +115,7 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
 def index_file(
     table_uuid: str, definition: IndexDefinition, files: Sequence[DataFile], builts: Sequence[Any]
 ) -> Iterator[Part]:
-    """The bytes of an index file of what `build` made of each data file, in this order."""
+    """The bytes of an index file of what `built` made of each data file, in this order."""
     paths, sizes, records = zip(*((one.path, one.size_bytes, one.records) for one in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble(
@@ -121,7 +128,8 @@ def index_file(
     )
 
 
-def _built(definition: IndexDefinition, columns: list[Keys]) -> Any:
+def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
+    """What an index knows of one data file, whose keys these are, term by term."""
     if definition.kind == "bloom":
         return bloom.build(columns[0], definition.parameters.get("fpp", DEFAULT_FPP))
     return bitmap.build(columns[0]) if definition.kind == "bitmap" else record.build(columns)

@@ -1,0 +1,421 @@
+"""Arrow data as the columns of a table: found by name, cast to the table's types, absent ones filled, or refused.
+
+The rule kept: no value is changed. A cast that would cut, round or wrap one is `Unwritable` with the column's name and
+the range of its values; so is a null in a required column, and a column that the table does not have. A column that the
+data lacks is its write default, or null (Iceberg spec: "Default values").
+
+The Arrow schema of a table carries field ids at every level, as pyarrow writes them into Parquet files, and names as
+Iceberg's writers spell them there. Columns of type unknown are null, and stand in no file (spec: "Primitive Types").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from metaserver.iceberg.parquet import FIELD_ID
+from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
+from metaserver.iceberg.types import base_name
+from metaserver.iceberg.values import decimal_precision, decimal_scale, decode_json, fixed_length
+
+Mask = npt.NDArray[np.bool_]
+
+UNKNOWN = "unknown"
+_PLAIN: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "timestamp_ns": pa.timestamp("ns"),
+    "timestamptz_ns": pa.timestamp("ns", "UTC"),
+    # Large: the rows of a file may be more than 2 GiB of text.
+    "string": pa.large_string(),
+    "binary": pa.large_binary(),
+    "uuid": pa.uuid(),
+}
+_OFFSET_MAX = 2**31 - 1
+
+
+class Unwritable(Exception):
+    """The data cannot be written to the table as they are: says which column, and why."""
+
+
+# Types
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Of the files that are written for a table. Unwritable for a type that cannot be written here."""
+    return pa.schema(_arrow_fields(schema.fields, ""))
+
+
+def arrow_type(kind: Type, path: str = "") -> pa.DataType:
+    """With field ids on what is inside. Unwritable naming `path`."""
+    if isinstance(kind, StructType):
+        return pa.struct(_arrow_fields(kind.fields, f"{path}."))
+    if isinstance(kind, ListType):
+        return pa.list_(_arrow_field("element", kind.element_id, kind.element, kind.element_required, path))
+    if isinstance(kind, MapType):
+        key = _arrow_field("key", kind.key_id, kind.key, True, path)
+        return pa.map_(key, _arrow_field("value", kind.value_id, kind.value, kind.value_required, path))
+    found = _primitive_type(kind)
+    if found is None:
+        raise Unwritable(f"column {path} is {kind}; values of that type cannot be written here")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _primitive_type(kind: str) -> pa.DataType | None:
+    match base_name(kind):
+        case "decimal":
+            return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
+        case "fixed":
+            return pa.binary(fixed_length(kind))
+        case name:
+            return _PLAIN.get(name)
+
+
+def _arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
+    made: list[pa.Field] = []
+    taken: set[str] = set()
+    for field in fields:
+        if field.type == UNKNOWN:
+            continue
+        name = file_name_of(field.name)
+        if name in taken:  # `a b` beside `a_x20b`: readers go by ids
+            name = f"{name}_{field.id}"
+        taken.add(name)
+        kind = arrow_type(field.type, prefix + field.name)
+        made.append(pa.field(name, kind, not field.required, {FIELD_ID: str(field.id)}))
+    return made
+
+
+def _arrow_field(name: str, field_id: int, kind: Type, required: bool, path: str) -> pa.Field:
+    return pa.field(name, arrow_type(kind, f"{path}.{name}"), not required, {FIELD_ID: str(field_id)})
+
+
+@lru_cache(maxsize=4096)
+def file_name_of(name: str) -> str:
+    """A column's name as Iceberg's writers spell it in files: letters, digits and underscores, the rest `_x20`."""
+    if re.fullmatch(r"[^\W\d]\w*", name):
+        return name
+    first = f"_{name[0]}" if name[:1].isdigit() else _escaped(name[:1])
+    return first + "".join(map(_escaped, name[1:]))
+
+
+def _escaped(character: str) -> str:
+    return character if re.fullmatch(r"\w", character) else f"_x{ord(character):X}"
+
+
+# Rows
+
+
+def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.RecordBatch:
+    """The rows of a batch with exactly the table's columns; `arrow` is `arrow_schema(schema)`. Unwritable."""
+    rows = batch.num_rows
+    arrays = _fields(batch.schema.names, batch.columns, schema.fields, rows, None, "")
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+def _fields(
+    names: Sequence[str],
+    arrays: Sequence[pa.Array],
+    fields: Iterable[Field],
+    rows: int,
+    within: Mask | None,
+    prefix: str,
+) -> list[pa.Array]:
+    """`within`: bool[rows], where the struct that they are in is not null."""
+    given = dict(zip(names, arrays, strict=True))
+    if len(given) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Unwritable(f"the data has several columns named {prefix}{twice}")
+    wanted = {field.name: field for field in fields}
+    if extra := [name for name in given if name not in wanted]:
+        named = ", ".join(prefix + name for name in wanted)
+        raise Unwritable(f"the table has no column {prefix}{extra[0]}; it has {named[:500]}")
+    made = []
+    for name, field in wanted.items():
+        path, array = prefix + name, given.get(name)
+        if field.type == UNKNOWN:
+            if array is not None and array.null_count < rows:
+                raise Unwritable(f"column {path} is unknown, whose values are all null; the data has others")
+        elif array is None:
+            made.append(_absent(field, rows, path))
+        else:
+            made.append(_nullable(_cast(array, field.type, within, path), not field.required, within, path))
+    return made
+
+
+def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Array:
+    array = _plain(array)
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), arrow_type(kind, path))
+    if isinstance(kind, StructType):
+        return _cast_struct(array, kind, within, path)
+    if isinstance(kind, ListType):
+        return _cast_list(array, kind, path)
+    if isinstance(kind, MapType):
+        return _cast_map(array, kind, path)
+    return _cast_primitive(array, kind, path)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Without extension type, dictionary, runs or views, as they only say how values are kept."""
+    if isinstance(array, pa.ExtensionArray):
+        return _plain(array.storage)
+    if pa.types.is_dictionary(array.type):
+        return _plain(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(array.type):
+        return _plain(pc.run_end_decode(array))
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    if pa.types.is_binary_view(array.type):
+        return array.cast(pa.large_binary())
+    return array
+
+
+def _nullable(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
+    """An array of a required column has no nulls, also not where the struct that it is in is null."""
+    if nullable or not array.null_count:
+        return array
+    nulls = array.is_null().to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(nulls if within is None else nulls & within)
+    if len(wrong):
+        raise Unwritable(
+            f"column {path} is required; {len(wrong):,} of its values are null, the first in row {wrong[0]}"
+        )
+    return _without_validity(array)
+
+
+def _without_validity(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(kind, _without_validity(array.storage))
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([array.field(place) for place in range(kind.num_fields)], fields=list(kind))
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays(array.offsets, array.keys, array.items, type=kind)
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(array.offsets, array.values, type=kind)
+    return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)
+
+
+def _cast_struct(array: pa.Array, kind: StructType, within: Mask | None, path: str) -> pa.Array:
+    if not pa.types.is_struct(array.type):
+        raise _other_type(array, kind, path)
+    mask = None
+    if array.null_count:
+        mask = array.is_null()
+        valid = ~mask.to_numpy(zero_copy_only=False)
+        within = valid if within is None else within & valid
+    arrays = [array.field(place) for place in range(array.type.num_fields)]
+    names = [field.name for field in array.type]
+    made = _fields(names, arrays, kind.fields, len(array), within, f"{path}.")
+    return pa.StructArray.from_arrays(made, fields=list(arrow_type(kind, path)), mask=mask)
+
+
+_LISTS: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
+
+def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
+    if not any(is_list(array.type) for is_list in _LISTS):
+        raise _other_type(array, kind, path)
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    values = _inside(pc.list_flatten(array), kind.element, kind.element_required, f"{path}.element")
+    mask = array.is_null() if array.null_count else None
+    return pa.ListArray.from_arrays(_offsets(lengths, path), values, type=arrow_type(kind, path), mask=mask)
+
+
+def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
+    if not pa.types.is_map(array.type):
+        raise _other_type(array, kind, path)
+    spots = array.offsets.to_numpy()
+    lengths = np.diff(spots)
+    keys, items = (one.slice(spots[0], spots[-1] - spots[0]) for one in (array.keys, array.items))
+    mask = None
+    if array.null_count:
+        mask = array.is_null()
+        nulls = mask.to_numpy(zero_copy_only=False)
+        if lengths[nulls].any():  # Arrow lets a null have entries
+            kept = pa.array(np.repeat(~nulls, lengths))
+            keys, items = keys.filter(kept), items.filter(kept)
+            lengths = np.where(nulls, 0, lengths)
+    keys = _inside(keys, kind.key, True, f"{path}.key")
+    items = _inside(items, kind.value, kind.value_required, f"{path}.value")
+    return pa.MapArray.from_arrays(_offsets(lengths, path), keys, items, type=arrow_type(kind, path), mask=mask)
+
+
+def _inside(array: pa.Array, kind: Type, required: bool, path: str) -> pa.Array:
+    return _nullable(_cast(array, kind, None, path), not required, None, path)
+
+
+def _offsets(lengths: npt.NDArray[Any], path: str) -> pa.Array:
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    if ends[-1] > _OFFSET_MAX:
+        raise Unwritable(f"column {path} has {ends[-1]:,} elements in one batch of rows; write smaller batches")
+    return pa.array(ends.astype(np.int32))
+
+
+# Values
+
+
+def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
+    target, name, source = arrow_type(kind, path), base_name(kind), array.type
+    if source == target:
+        return array
+    accepts, cast = _CASTS[name]
+    if not any(is_of(source) for is_of in accepts):
+        raise _other_type(array, kind, path)
+    if pa.types.is_timestamp(source) and (source.tz is None) != (target.tz is None):
+        has, needs = ("no time zone", "instants") if source.tz is None else ("a time zone", "local times")
+        raise Unwritable(f"column {path} is {kind}, of {needs}; the data's {source} has {has}")
+    try:
+        return cast(array, target)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise Unwritable(
+            f"column {path} is {kind}, which cannot hold all values of the data ({source}{_range(array)}): "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+
+
+def _range(array: pa.Array) -> str:
+    """Temporal values by their numbers: those out of range have no other form."""
+    if pa.types.is_temporal(array.type):
+        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    try:
+        found = pc.min_max(array)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return ""
+    least, most = (str(found[end])[:50] for end in ("min", "max"))
+    return f" from {least} to {most}"
+
+
+def _other_type(array: pa.Array, kind: Type, path: str) -> Unwritable:
+    return Unwritable(f"column {path} is {type_name(kind)}; the data has {array.type}, which is not cast to it")
+
+
+def _safely(array: pa.Array, target: pa.DataType) -> pa.Array:
+    return array.cast(target)
+
+
+def _to_float(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if not pa.types.is_float64(array.type) or target != pa.float32():
+        return array.cast(target)
+    made = array.cast(target, safe=False)
+    exact = pc.or_(pc.equal(made.cast(array.type), array), pc.is_nan(array))
+    if pc.all(exact).as_py() is False:
+        raise ValueError("a double is no float; round to 32 bits before")
+    return made
+
+
+def _to_decimal(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if pa.types.is_integer(array.type):
+        array = array.cast(pa.decimal128(20, 0))
+    return array.cast(target)
+
+
+def _to_uuid(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        values = [None if text is None else _uuid_bytes(text) for text in array.to_pylist()]
+        storage = pa.array(values, pa.binary(16))
+    else:
+        storage = _to_fixed(array, pa.binary(16))
+    return pa.ExtensionArray.from_storage(target, storage)
+
+
+def _uuid_bytes(text: str) -> bytes:
+    if len(text) != 36:
+        raise ValueError(f"{text[:50]!r} is no UUID of 36 characters")
+    return UUID(text).bytes
+
+
+def _to_fixed(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if pa.types.is_fixed_size_binary(array.type) and array.type != target:
+        raise ValueError(f"they have {array.type.byte_width} bytes, not {target.byte_width}")
+    lengths = pc.binary_length(array)
+    if pc.all(pc.equal(lengths, target.byte_width)).as_py() is False:
+        raise ValueError(f"not all of them have {target.byte_width} bytes")
+    return array if array.type == target else pa.array(array.to_pylist(), target)
+
+
+_TEXTS = (pa.types.is_string, pa.types.is_large_string)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+_Cast = tuple[tuple[Callable[[pa.DataType], bool], ...], Callable[[pa.Array, pa.DataType], pa.Array]]
+_TIMESTAMP: _Cast = ((pa.types.is_timestamp,), _safely)
+_CASTS: dict[str, _Cast] = {
+    "boolean": ((pa.types.is_boolean,), _safely),
+    "int": ((pa.types.is_integer,), _safely),
+    "long": ((pa.types.is_integer,), _safely),
+    "float": ((pa.types.is_floating, pa.types.is_integer), _to_float),
+    "double": ((pa.types.is_floating, pa.types.is_integer), _to_float),
+    "decimal": ((pa.types.is_decimal, pa.types.is_integer), _to_decimal),
+    "date": ((pa.types.is_date,), _safely),
+    "time": ((pa.types.is_time,), _safely),
+    "timestamp": _TIMESTAMP,
+    "timestamptz": _TIMESTAMP,
+    "timestamp_ns": _TIMESTAMP,
+    "timestamptz_ns": _TIMESTAMP,
+    "string": (_TEXTS, _safely),
+    "binary": (_BYTES, _safely),
+    "fixed": (_BYTES, _to_fixed),
+    "uuid": ((*_BYTES, *_TEXTS), _to_uuid),
+}
+"""Of each type: what is cast to it, and how. A cast raises ArrowInvalid or ValueError where a value would change."""
+
+
+# Absent columns
+
+
+def _absent(field: Field, rows: int, path: str) -> pa.Array:
+    if field.write_default is not None:
+        return _constant(field.type, field.write_default, rows, path)
+    if field.required:
+        raise Unwritable(f"column {path} is required, and the data has no such column")
+    return pa.nulls(rows, arrow_type(field.type, path))
+
+
+def _constant(kind: Type, default: object, rows: int, path: str) -> pa.Array:
+    """`rows` times a default, as JSON has it."""
+    if isinstance(kind, StructType) and default == {}:  # its fields have defaults of their own
+        made = _fields([], [], kind.fields, rows, None, f"{path}.")
+        return pa.StructArray.from_arrays(made, fields=list(arrow_type(kind, path)))
+    if not isinstance(kind, str):
+        raise Unwritable(f"column {path} has a write default that is not understood here; write the column")
+    try:
+        value: Any = decode_json(kind, default)
+    except ValueError as error:
+        raise Unwritable(f"column {path} has a write default that is none: {error}; write the column") from None
+    return pa.repeat(_scalar(kind, value), rows) if kind != "uuid" else _repeated_uuid(value, rows)
+
+
+def _scalar(kind: str, value: Any) -> pa.Scalar:
+    target = arrow_type(kind)
+    if pa.types.is_decimal(target):
+        return pa.scalar(Decimal((int(value < 0), tuple(map(int, str(abs(value)))), -decimal_scale(kind))), target)
+    if pa.types.is_temporal(target):
+        return pa.array([value], pa.int32() if pa.types.is_date(target) else pa.int64()).view(target)[0]
+    return pa.scalar(value, target)
+
+
+def _repeated_uuid(value: bytes, rows: int) -> pa.Array:
+    return pa.ExtensionArray.from_storage(pa.uuid(), pa.repeat(pa.scalar(value, pa.binary(16)), rows))

@@ -1,0 +1,430 @@
+"""Arrow batches → data files of a table, by partition, sorted, of the target size, with index files; and one commit.
+
+`TableWriter` is plain Python over Arrow: whoever has batches can run it, a Spark task or this process. It holds rows
+by partition until they fill a row group, within a bound for all together; what it has written is told when it is
+closed. Nothing of it is visible before a commit names it: a writer that dies leaves files that nobody knows.
+
+    append(client, "db.t", rows)                     rows are added
+    overwrite(client, "db.t", rows, where="d = …")   what the filter holds goes, rows come in its place
+    overwrite_partitions(client, "db.t", rows)       the partitions that rows are of go
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connector.client import Name, SeamarkClient
+from connector.commits import CommitClient
+from connector.errors import Refused
+from connector.indexing import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
+from connector.parquet.casting import Unwritable, conform
+from connector.parquet.columns import Unreadable
+from connector.parquet.writing import (
+    ROW_GROUP_BYTES,
+    ROW_GROUP_BYTES_DEFAULT,
+    FileWriter,
+    data_file,
+    data_file_writer,
+    writer_options,
+)
+from connector.partitioning import Partition, column_at, places_of
+from connector.storage import Storage
+from connector.target import WriteTarget, target_of
+from metaserver.errors import Corrupt
+from metaserver.iceberg.properties import as_int
+from metaserver.iceberg.table_json import decode_table
+
+TARGET_BYTES = "write.target-file-size-bytes"
+TARGET_BYTES_DEFAULT = 512 << 20
+MAIN = "main"
+_CONFLICT = 409
+_SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
+"""Of a batch, so much is taken at a time."""
+_SAMPLE_BYTES = 4 << 20
+_INDEX_ROWS = 8_000_000
+"""Of data files in one index file."""
+
+Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch | pa.Table] | Any"
+"""Also whatever speaks Arrow's stream interface, as a Polars frame or a DuckDB relation does."""
+
+
+@dataclass(frozen=True)
+class WriteLimits:
+    """Of one writer. `buffered_bytes` are of Arrow data, not yet in files; `index_bytes` of indexed columns of one
+    file, which is read again where it has more; `open_files` are files begun and not ended."""
+
+    buffered_bytes: int = 512 << 20
+    open_files: int = 64
+    index_bytes: int = 128 << 20
+
+
+DEFAULT_LIMITS = WriteLimits()
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """What a commit names: `files` are ContentFiles, `index_files` have `location` and `size-in-bytes`. `skipped`:
+    (path, why) of data files that an index could not be built of on the way; an indexer will try again."""
+
+    files: tuple[dict[str, Any], ...] = ()
+    index_files: tuple[dict[str, Any], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(one["record-count"] for one in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one["file-size-in-bytes"] for one in self.files)
+
+    @staticmethod
+    def joined(parts: Iterable[WrittenFiles]) -> WrittenFiles:
+        """What several tasks have written, for one commit."""
+        given = list(parts)
+        return WrittenFiles(
+            tuple(file for part in given for file in part.files),
+            tuple(file for part in given for file in part.index_files),
+            tuple(one for part in given for one in part.skipped),
+        )
+
+    def discard(self, storage: Storage) -> None:
+        """Deletes all of it, as far as storage lets it: for files that no commit has named, nor ever will."""
+        for location in [*(one["file-path"] for one in self.files), *(one["location"] for one in self.index_files)]:
+            with suppress(OSError):
+                storage.delete(location)
+
+
+def write_batches(
+    target: WriteTarget, batches: Iterable[pa.RecordBatch], *, limits: WriteLimits = DEFAULT_LIMITS
+) -> WrittenFiles:
+    """Data files of these rows, and index files, all durable. Whatever goes wrong, what was written is deleted.
+
+    Unwritable where rows do not fit the table.
+    """
+    with TableWriter(target, limits) as writer:
+        for batch in batches:
+            writer.write(batch)
+        return writer.close()
+
+
+@dataclass
+class _Part:
+    """One partition: rows that wait, and the file that is being written."""
+
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    file: FileWriter | None = None
+    indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
+    """The indexed columns of each row group of the file; None where they are too many."""
+    indexed_bytes: int = 0
+
+
+class TableWriter:
+    """Writes batches of any partitions in any order. Within `with`, an exception deletes what was written."""
+
+    def __init__(self, target: WriteTarget, limits: WriteLimits = DEFAULT_LIMITS) -> None:
+        self._target, self._limits = target, limits
+        self._file_bytes = max(1, as_int(target.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT))
+        row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
+        # A file that is sorted is sorted in memory, as one row group or several.
+        self._row_group_bytes = min(row_group, self._file_bytes)
+        self._parts: dict[Partition, _Part] = {}
+        self._buffered_bytes = 0
+        self._ratio: float | None = None
+        """Bytes in a file for each byte of Arrow data; None before it is known."""
+        self._files: list[dict[str, Any]] = []
+        self._indexes = _Indexes(target.indexes)
+        places = {term.column_id for task in target.indexes for term in task.definition.terms}
+        self._indexed = {one: places_of(one, target.schema) for one in places}
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Unwritable where rows do not fit the table."""
+        if not batch.num_rows:
+            return
+        bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
+        rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            part = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+            for partition, chosen in self._target.partitioner.split(part):
+                self._add(partition, part if chosen is None else part.take(pa.array(chosen)))
+
+    def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
+        part = self._parts.setdefault(partition, _Part())
+        size = rows.nbytes
+        part.waiting.append(rows)
+        part.waiting_bytes += size
+        self._buffered_bytes += size
+        if self._is_due(part):
+            self._flush(partition)
+        while self._buffered_bytes > self._limits.buffered_bytes:
+            self._flush(max(self._parts, key=lambda one: self._parts[one].waiting_bytes))
+
+    def _is_due(self, part: _Part) -> bool:
+        """Whether what waits fills a row group, or the rest of the file."""
+        written = part.file.size_bytes if part.file is not None else 0
+        room = self._file_bytes - written
+        if self._target.ordering is None:
+            room = min(room, self._row_group_bytes)
+        if part.waiting_bytes * (self._ratio or 1.0) < room:
+            return False
+        if self._ratio is None:
+            self._ratio = self._measured(part.waiting)
+        return part.waiting_bytes * self._ratio >= room
+
+    def _measured(self, batches: Sequence[pa.RecordBatch]) -> float:
+        """How much smaller rows are in a file, by writing some into memory."""
+        sample, size = [], 0
+        for batch in batches:
+            sample.append(batch)
+            size += batch.nbytes
+            if size >= _SAMPLE_BYTES:
+                break
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, self._target.arrow, **writer_options(self._target.properties)) as writer:
+            writer.write_table(pa.Table.from_batches(sample))
+        return max(0.001, float(sink.tell()) / max(1, size))
+
+    def _flush(self, partition: Partition) -> None:
+        """What waits goes into the partition's file, which ends where it is full."""
+        part = self._parts[partition]
+        if not part.waiting:
+            return
+        rows = pa.Table.from_batches(part.waiting, self._target.arrow)
+        self._buffered_bytes -= part.waiting_bytes
+        part.waiting, part.waiting_bytes = [], 0
+        if self._target.ordering is not None:
+            rows = self._target.ordering.sorted(rows)
+        if part.file is None:
+            self._close_one_too_many()
+            part.file = data_file_writer(self._target, self._target.new_location(partition))
+        self._write(part, part.file, rows)
+        if self._target.ordering is not None or part.file.size_bytes >= self._file_bytes:
+            self._end(partition)
+
+    def _write(self, part: _Part, file: FileWriter, rows: pa.Table) -> None:
+        before = file.size_bytes
+        # A sorted file comes at once, in row groups of the usual size.
+        groups = 1
+        if self._ratio is not None:
+            groups = max(1, round(rows.nbytes * self._ratio / self._row_group_bytes))
+        step = max(1, -(-rows.num_rows // groups))
+        for start in range(0, rows.num_rows, step):
+            file.write(rows.slice(start, step))
+        if rows.nbytes >= _SAMPLE_BYTES:
+            self._ratio = (file.size_bytes - before) / rows.nbytes
+        if part.indexed is not None and self._indexed:
+            columns = {one: column_at(rows, places) for one, places in self._indexed.items()}
+            part.indexed.append(columns)
+            part.indexed_bytes += sum(column.nbytes for column in columns.values())
+            if part.indexed_bytes > self._limits.index_bytes:
+                part.indexed = None
+
+    def _close_one_too_many(self) -> None:
+        opened = [one for one, part in self._parts.items() if part.file is not None]
+        if len(opened) >= self._limits.open_files:
+            self._end(max(opened, key=lambda one: self._size(self._parts[one])))
+
+    @staticmethod
+    def _size(part: _Part) -> int:
+        return part.file.size_bytes if part.file is not None else 0
+
+    def _end(self, partition: Partition) -> None:
+        part = self._parts.pop(partition)
+        assert part.file is not None
+        file = data_file(part.file, self._target, partition)
+        self._files.append(file)
+        if part.waiting:
+            self._parts[partition] = _Part(part.waiting, part.waiting_bytes)
+        self._indexes.add(file, part.indexed)
+
+    def close(self) -> WrittenFiles:
+        """Ends all files; what was written."""
+        while waiting := [one for one, part in self._parts.items() if part.waiting]:
+            self._flush(waiting[0])
+        for partition in list(self._parts):
+            self._end(partition)
+        index_files, skipped = self._indexes.close()
+        return WrittenFiles(tuple(self._files), index_files, skipped)
+
+    def abort(self) -> None:
+        """Deletes what was written, as far as storage lets it. Never raises."""
+        for part in self._parts.values():
+            if part.file is not None:
+                part.file.abort()
+        self._parts.clear()
+        WrittenFiles(tuple(self._files), tuple(self._indexes.written)).discard(self._target.storage)
+
+
+class _Indexes:
+    """Index files of what a writer writes: one for each definition, or a few where there are many rows.
+
+    An index that cannot be built fails no write: the file is told as skipped, and is without it for the time being.
+    """
+
+    def __init__(self, tasks: Sequence[IndexTask]) -> None:
+        self._tasks = tasks
+        self._files: list[list[DataFile]] = [[] for _ in tasks]
+        self._builts: list[list[Any]] = [[] for _ in tasks]
+        self._skipped: list[tuple[str, str]] = []
+        self.written: list[dict[str, Any]] = []
+
+    def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
+        """A data file; `columns` of its row groups, by id, or None where they are to be read from it."""
+        described = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
+        for number, task in enumerate(self._tasks):
+            try:
+                if columns is None:
+                    keys = keys_of_file(task, described)
+                else:
+                    keys = [
+                        keys_of_term(term, _joined([group[term.column_id] for group in columns]))
+                        for term in task.definition.terms
+                    ]
+                self._builts[number].append(built(task.definition, keys))
+            except (Unreadable, ValueError, Corrupt) as error:
+                self._skipped.append((described.path, f"{task.definition.text}: {error}"))
+                continue
+            self._files[number].append(described)
+            if sum(one.records for one in self._files[number]) >= _INDEX_ROWS:
+                self._write(number)
+
+    def _write(self, number: int) -> None:
+        written = write_index_file(self._tasks[number], self._files[number], self._builts[number])
+        self._files[number], self._builts[number] = [], []
+        if written.location is not None:
+            self.written.append({"location": written.location, "size-in-bytes": written.size_bytes})
+
+    def close(self) -> tuple[tuple[dict[str, Any], ...], tuple[tuple[str, str], ...]]:
+        for number in range(len(self._tasks)):
+            self._write(number)
+        return tuple(self.written), tuple(self._skipped)
+
+
+def _joined(groups: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for group in groups for chunk in group.chunks], groups[0].type)
+
+
+# With a commit
+
+
+def append(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    *,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Adds rows, with one commit, whose answer it is (docs/reference/openapi.json); None where there are no rows.
+
+    `producer` is an id and a sequence number: what was committed under them before is not committed again. Unwritable
+    where rows do not fit the table. Whatever goes wrong, nothing is visible; where the commit's outcome is not known
+    (Unreachable, ServerFailed), files stay, as they may be visible.
+    """
+    return _written(client, table, rows, {"operation": "append"}, branch, producer, summary)
+
+
+def overwrite(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    *,
+    where: str | Mapping[str, Any] | bool = True,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Puts rows in the place of those that a predicate holds, in SQL or as an Iceberg expression in JSON; of all by
+    default. BadRequest where the predicate holds only some rows of a file. Otherwise as `append`."""
+    if isinstance(where, str):
+        said = client.explain(table, where)
+        if said.not_used:
+            raise ValueError(f"no expression can say {said.not_used[0]!r}, of the predicate {where!r}")
+        where = said.filter
+    return _written(client, table, rows, {"replace": {"filter": where}}, branch, producer, summary)
+
+
+def overwrite_partitions(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    *,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Puts rows in the place of all rows of the partitions that they are of. Otherwise as `append`."""
+    return _written(client, table, rows, {"replace": {"partitions": "written"}}, branch, producer, summary)
+
+
+def _written(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    change: Mapping[str, Any],
+    branch: str,
+    producer: tuple[str, int] | None,
+    summary: Mapping[str, str] | None,
+) -> dict[str, Any] | None:
+    loaded = client.load_table(table)
+    metadata = decode_table(loaded.metadata, loaded.location)
+    target = target_of(metadata, Storage(loaded.storage))
+    written = write_batches(target, batches_of(rows))
+    if not written.files and "filter" not in change.get("replace", {}):
+        return None
+    body: dict[str, Any] = {**change, "branch": branch, "summary": dict(summary or {})}
+    body |= {"table-uuid": target.table_uuid, "add": list(written.files), "index-files": list(written.index_files)}
+    if "replace" in change:
+        head = metadata.refs.get(branch)
+        body["read-snapshot-id"] = None if head is None else head.snapshot_id
+    if producer is not None:
+        body["producer"] = {"id": producer[0], "sequence": producer[1]}
+    return commit(CommitClient(client), table, body, written, target.storage)
+
+
+def commit(
+    commits: CommitClient, table: Name, body: dict[str, Any], written: WrittenFiles, storage: Storage
+) -> dict[str, Any]:
+    """The commit's answer. What was written is deleted where it certainly is in no snapshot, nor ever will be.
+
+    That is when the change was sent once and refused, or collided. Not so when a producer had committed it before:
+    that may have been this very change, whose first answer was lost.
+    """
+    try:
+        return commits.commit(table, body)
+    except Refused as error:
+        if body.get("producer") is None or error.status == _CONFLICT:
+            written.discard(storage)
+        raise
+
+
+def batches_of(rows: Rows) -> Iterator[pa.RecordBatch]:
+    """Whatever rows are given as. Unwritable for what are none."""
+    if isinstance(rows, pa.RecordBatch):
+        yield rows
+    elif isinstance(rows, pa.Table):
+        yield from rows.to_batches()
+    elif isinstance(rows, pa.RecordBatchReader):
+        yield from rows
+    elif hasattr(rows, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(rows)
+    elif isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping):
+        for one in rows:
+            yield from batches_of(one)
+    else:
+        raise Unwritable(f"rows are Arrow tables or batches, or a stream of them, not {type(rows).__name__}")

@@ -1,0 +1,167 @@
+"""Values of every primitive type, in the form of `expressions.py`, and Arrow columns of them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+DAY_US = 86_400_000_000
+LONG = 2**63
+
+
+def _narrow(number: float) -> float:
+    """As a float of 32 bits holds it."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
+    except OverflowError:
+        return float("inf")
+
+
+TEXTS = ["", "a", "ab", "Ab", "zz", "é", "straße", "\U0001f600", "\U0010ffff", "long " * 9, "￿" * 20, "~" * 17]
+BYTES = [b"", b"\0", b"\x7f", b"\xff", b"\xff" * 17, b"a" * 40, bytes(range(16))]
+FLOATS = [0.0, -0.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 1e-3, 3.4e38, 1e300]
+TIMES = [0, -1, 1, DAY_US - 1, DAY_US, -DAY_US, 3_600_000_000, 1_700_000_000_123_456, -62_135_596_800_000_000]
+LONGS = [0, 1, -1, 7, 10**12, LONG - 1, -LONG]
+INTS = [0, 1, -1, 7, -8, 10**6, 2**31 - 1, -(2**31)]
+
+SAMPLES: dict[str, Sequence[Any]] = {
+    "boolean": [True, False],
+    "int": INTS,
+    "long": LONGS,
+    "float": [_narrow(one) for one in FLOATS],
+    "double": FLOATS,
+    "decimal(9, 2)": [0, 1, -1, 999_999_999, -999_999_999, 12_345],
+    "decimal(18, 0)": [0, 10**18 - 1, -(10**18) + 1, 42],
+    "decimal(38, 10)": [0, 1, -1, 10**38 - 1, -(10**38) + 1, 10**20],
+    "date": [0, 1, -1, 19_000, -719_162, 2_932_896],
+    "time": [0, 1, DAY_US - 1, 3_600_000_000],
+    "timestamp": TIMES,
+    "timestamptz": TIMES,
+    "timestamp_ns": [0, -1, 999, 1000, -LONG, LONG - 1, DAY_US * 1000],
+    "timestamptz_ns": [0, -1, 999, 1000, -LONG, LONG - 1, DAY_US * 1000],
+    "string": TEXTS,
+    "uuid": [bytes(16), b"\xff" * 16, bytes(range(16)), b"\x80" + bytes(15)],
+    "fixed[3]": [b"abc", b"\0\0\0", b"\xff\xff\xff"],
+    "binary": BYTES,
+}
+"""The edges of each type."""
+
+
+def _integers(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.integers(least, most)
+
+
+_ANY: dict[str, st.SearchStrategy[Any]] = {
+    "boolean": st.booleans(),
+    "int": _integers(-(2**31), 2**31 - 1),
+    "long": _integers(-LONG, LONG - 1),
+    "float": st.floats(width=32, allow_subnormal=False),
+    "double": st.floats(allow_subnormal=False),
+    "decimal(9, 2)": _integers(-(10**9) + 1, 10**9 - 1),
+    "decimal(18, 0)": _integers(-(10**18) + 1, 10**18 - 1),
+    "decimal(38, 10)": _integers(-(10**38) + 1, 10**38 - 1),
+    "date": _integers(-719_162, 2_932_896),
+    "time": _integers(0, DAY_US - 1),
+    "timestamp": _integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+    "timestamptz": _integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+    "timestamp_ns": _integers(-LONG, LONG - 1),
+    "timestamptz_ns": _integers(-LONG, LONG - 1),
+    "string": st.text(max_size=24),
+    "uuid": st.binary(min_size=16, max_size=16),
+    "fixed[3]": st.binary(min_size=3, max_size=3),
+    "binary": st.binary(max_size=24),
+}
+
+
+def values(kind: str) -> st.SearchStrategy[Any]:
+    """Edges and whatever lies between; never null."""
+    return st.sampled_from(SAMPLES[kind]) | _ANY[kind]
+
+
+def columns(kind: str, *, size_min: int = 0, size_max: int = 40) -> st.SearchStrategy[list[Any]]:
+    """With nulls."""
+    return st.lists(st.none() | values(kind), min_size=size_min, max_size=size_max)
+
+
+def column(rng: random.Random, kind: str, rows: int, nulls: float = 0.2) -> list[Any]:
+    return [None if rng.random() < nulls else rng.choice(SAMPLES[kind]) for _ in range(rows)]
+
+
+def _viewed(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
+    width = pa.int32() if arrow == pa.date32() else pa.int64()
+    return lambda given: pa.array(given, width).view(arrow)
+
+
+def _decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
+    kind = pa.decimal128(precision, scale)
+
+    def made(given: Sequence[Any]) -> pa.Array:
+        # by tuples, as decimal's own arithmetic rounds to 28 digits
+        exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in given)
+        return pa.array(list(exact), kind)
+
+    return made
+
+
+_ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
+    "boolean": lambda given: pa.array(given, pa.bool_()),
+    "int": lambda given: pa.array(given, pa.int32()),
+    "long": lambda given: pa.array(given, pa.int64()),
+    "float": lambda given: pa.array(given, pa.float32()),
+    "double": lambda given: pa.array(given, pa.float64()),
+    "decimal(9, 2)": _decimals(9, 2),
+    "decimal(18, 0)": _decimals(18, 0),
+    "decimal(38, 10)": _decimals(38, 10),
+    "date": _viewed(pa.date32()),
+    "time": _viewed(pa.time64("us")),
+    "timestamp": _viewed(pa.timestamp("us")),
+    "timestamptz": _viewed(pa.timestamp("us", "UTC")),
+    "timestamp_ns": _viewed(pa.timestamp("ns")),
+    "timestamptz_ns": _viewed(pa.timestamp("ns", "UTC")),
+    "string": lambda given: pa.array(given, pa.string()),
+    "uuid": lambda given: pa.array(given, pa.binary(16)),
+    "fixed[3]": lambda given: pa.array(given, pa.binary(3)),
+    "binary": lambda given: pa.array(given, pa.binary()),
+}
+
+
+def array(kind: str, given: Sequence[Any]) -> pa.Array:
+    """An Arrow column of values and nulls."""
+    return _ARROW[kind](given)
+
+
+def plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of an Arrow column again."""
+    if isinstance(column, pa.ChunkedArray):
+        return [value for chunk in column.chunks for value in plain(kind, chunk)]
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_temporal(column.type):
+        return list(column.view(pa.int32() if column.type == pa.date32() else pa.int64()).to_pylist())
+    if pa.types.is_decimal(column.type):
+        scale = column.type.scale
+        return [None if one is None else _unscaled(one, scale) for one in column.to_pylist()]
+    return list(column.to_pylist())
+
+
+def _unscaled(number: Decimal, scale: int) -> int:
+    sign, digits, exponent = number.as_tuple()
+    assert exponent == -scale
+    return int("".join(map(str, digits))) * (-1 if sign else 1)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit: NaN is NaN, and -0.0 is not 0.0."""
+    if isinstance(one, float) and isinstance(other, float):
+        return (one != one and other != other) or struct.pack("<d", one) == struct.pack("<d", other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def all_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(same, one, other))
