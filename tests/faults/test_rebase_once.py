@@ -1,0 +1,138 @@
+"""Rebased appends whose server dies or whose replies are lost: each is there once, and with every file it names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.catalog.appender import Appender, Commit, Row, read_list, read_snapshot
+from tests.catalog.rig import SCHEMA
+from tests.faults.dying_server import STEPS
+from tests.faults.http import Client, Lost, new_key
+from tests.faults.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
+from tests.faults.mortal import Mortal
+from tests.services.seamark import Seamark
+
+REBASE = {"seamark.commit.rebase": "append"}
+HAPPENED = ("after-swap", "before-reply")
+
+
+def _create(client: Client, name: str, version: int) -> None:
+    client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
+    properties = {"format-version": str(version), **REBASE}
+    body = {"name": name, "schema": SCHEMA, "properties": properties}
+    assert client.call("POST", "/v1/namespaces/db/tables", body)[0] == 200
+
+
+def _load(client: Client, name: str) -> Row:
+    status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}")
+    assert status == 200, body
+    metadata: Row = body["metadata"]
+    if metadata.get("current-snapshot-id") == -1:
+        metadata["current-snapshot-id"] = None
+    return metadata
+
+
+def _send(client: Client, name: str, made: Commit, key: str | None = None) -> tuple[int, Any]:
+    headers = {"Idempotency-Key": key} if key else None
+    body = {"requirements": made[0], "updates": made[1]}
+    return client.call("POST", f"/v1/namespaces/db/tables/{name}", body, headers)
+
+
+def _files(metadata: Row) -> set[str]:
+    """Of the head; every snapshot's files are read, so that one that is gone is missed."""
+    found: set[str] = set()
+    for snapshot in sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"]):
+        found = set(read_snapshot(snapshot))
+    return found
+
+
+def _overtaken(client: Client, name: str, version: int, merge: int) -> tuple[Appender, Commit]:
+    """Of three appends on one parent, two are committed; the third, which merges as the second did, is not yet."""
+    _create(client, name, version)
+    for file in ("a", "b"):
+        assert _send(client, name, Appender(_load(client, name)).commit({file: 1}))[0] == 200
+    metadata = _load(client, name)
+    made = [Appender(metadata, merge=merge) for _ in range(3)]
+    requests = [one.commit({f"late-{number}": 3}) for number, one in enumerate(made)]
+    for request in requests[:2]:
+        status, body = _send(client, name, request)
+        assert status == 200, body
+    return made[2], requests[2]
+
+
+@pytest.mark.parametrize(("step", "nth"), [*((step, 1) for step in STEPS), ("after-metadata-write", 2)])
+def test_a_rebase_that_was_killed_happened_or_did_not_and_happens_once(tmp_path: Path, step: str, nth: int) -> None:
+    """It writes a manifest, a manifest list and metadata, in this order."""
+    with Mortal(tmp_path / "home") as server:
+        client = server.start()
+        for number, (version, key) in enumerate(((2, None), (3, new_key()))):
+            name = f"t{number}"
+            late, request = _overtaken(client, name, version, merge=2)
+            before = _files(_load(client, name))
+            server.dies(step, nth, partial(_send, client, name, request, key))
+            client = server.start()
+            happened = step in HAPPENED
+            assert _files(_load(client, name)) == before | ({"late-2"} if happened else set())
+            for _ in range(2):
+                status, body = _send(client, name, request, key)
+                assert status == 200, body
+                assert body["metadata"]["current-snapshot-id"] == late.snapshot_id
+            metadata = _load(client, name)
+            assert _files(metadata) == {"a", "b", "late-0", "late-1", "late-2"}
+            assert len(metadata["snapshots"]) == 5
+            assert _send(client, name, Appender(metadata).commit({"after": 1}))[0] == 200
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
+    with Seamark(tmp_path_factory.mktemp("rebase") / "home") as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: Seamark) -> Iterator[LossyProxy]:
+    with lossy_proxy(server.base_url) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_overtaken_appends_whose_replies_are_lost_are_there_once(proxy: LossyProxy, seed: int, key: bool) -> None:
+    client, direct, name = Client(proxy.base_url), Client(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
+    source = random.Random(seed)
+    _create(direct, name, 2 + seed % 2)
+    proxy.fate = seeded(seed, 0.6, applies=lambda method, path: method == "POST")
+    expected: set[str] = set()
+    for turn in range(8):
+        metadata = _load(direct, name)
+        made = [Appender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
+        for number, one in enumerate(made):
+            request, chosen = one.commit({f"{turn}-{number}": number + 1}), new_key() if key else None
+            for _ in range(50):
+                try:
+                    status, body = _send(client, name, request, chosen)
+                except (Lost, ValueError):  # ValueError: the balancer's answer is no JSON
+                    continue
+                break
+            assert status == 200, f"seed {seed}: {body}"
+            assert body["metadata"]["current-snapshot-id"] == one.snapshot_id
+            expected.add(f"{turn}-{number}")
+        assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {turn}"
+        # As engines do once they know: what they wrote and their snapshot does not name goes.
+        for one in made:
+            _clean_up(one, _load(direct, name))
+    assert _files(_load(direct, name)) == expected, f"seed {seed}"
+    assert {fate for fate, *_ in proxy.seen} >= {*FATES}, f"seed {seed} proved nothing"
+
+
+def _clean_up(client: Appender, metadata: Row) -> None:
+    saved = next(one for one in metadata["snapshots"] if one["snapshot-id"] == client.snapshot_id)
+    named = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
+    for place in {*client.manifests, client.manifest_list} - named:
+        Path(place.removeprefix("file://")).unlink()
