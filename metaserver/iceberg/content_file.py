@@ -106,6 +106,15 @@ def _result_type(transform: str, kind: str) -> str:
     return result_type(canonical(transform), kind)
 
 
+def decimal_bytes(kind: str) -> int:
+    """Bytes of a decimal type in Avro: the fewest that hold every unscaled value (spec: appendix A).
+
+    What is truncated may be one step below the least value of the precision, and mostly fits, too.
+    """
+    greatest: int = 10 ** values.decimal_precision(kind) - 1
+    return greatest.bit_length() // 8 + 1
+
+
 def column_type(metadata: TableMetadata, column_id: int) -> str | None:
     """The primitive (or variant) type of a column by the current schema, else by the last that has it; None else."""
     found = _type_of(metadata, column_id)
@@ -257,18 +266,12 @@ def _partition_value(field: PartitionField, kind: str, json: object) -> Value | 
     try:
         value = values.decode_json(kind, json)
         assert value is not None
-        values.encode(kind, value)
-        _check_range(kind, value)
+        data = values.encode(kind, value)
+        if base_name(kind) == "decimal" and len(data) > decimal_bytes(kind):
+            raise ValueError(f"the unscaled value {value!r} has more digits than {kind}")
     except ValueError as error:
         raise ValueError(f"partition: field {field.name}: {error}") from None
     return value
-
-
-def _check_range(kind: str, value: Value) -> None:
-    """What neither JSON nor bytes hold against a value."""
-    name = base_name(kind)
-    if name == "decimal" and abs(value) >= 10 ** values.decimal_precision(kind):  # type: ignore[arg-type]
-        raise ValueError(f"the unscaled value {value!r} has more digits than {kind}")
 
 
 def _counts(name: str, given: _Counts | None) -> dict[int, int] | None:
@@ -351,10 +354,12 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
     if list(offsets) != sorted(set(offsets)) or (offsets and offsets[-1] >= max(1, file.file_size_in_bytes)):
         raise ValueError("split-offsets: they have to ascend and to lie within the file")
     kinds: dict[int, Type] = {}
+    current = metadata.current_schema.index.by_id
     for name in _BY_COLUMN:
         for column in getattr(file, name) or ():
             if column not in kinds:
-                kind = _type_of(metadata, column)
+                known = current.get(column)
+                kind = _type_of(metadata, column) if known is None else known.type
                 if kind is None:
                     raise ValueError(f"{name.replace('_', '-')}: no schema of the table has a column {column}")
                 kinds[column] = kind

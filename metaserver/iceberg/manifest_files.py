@@ -18,7 +18,7 @@ from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.manifest import DecodedManifest, PartitionValues, Spans
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import FLOATS, INTS, LONGS, MICROS_PER_DAY, NANOS_PER_DAY
+from metaserver.iceberg.values import FLOATS, INTS, LONG_MAX, LONG_MIN, LONGS, MICROS_PER_DAY, NANOS_PER_DAY
 
 
 def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
@@ -139,8 +139,7 @@ def _read_number(values: PartitionValues, name: str) -> Callable[[Any], Value]:
     if name == "boolean" and values.type == "boolean":
         return bool
     if values.type == "int" and values.logical == "date" and name in _UNITS_PER_DAY:
-        units = _UNITS_PER_DAY[name]
-        return lambda days: days * units
+        return lambda days: _promoted(name, days)
     if values.doubles is None and values.type != "boolean" and name in (INTS | LONGS):
         return int
     return _refused(values, name)
@@ -148,6 +147,13 @@ def _read_number(values: PartitionValues, name: str) -> Callable[[Any], Value]:
 
 _UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
 """Types that a date can be promoted to."""
+
+
+def _promoted(name: str, days: int) -> int:
+    units = days * _UNITS_PER_DAY[name]
+    if not LONG_MIN <= units <= LONG_MAX:
+        raise ValueError(f"the date {days} is beyond the range of {name}")
+    return units
 
 
 def _refused(values: PartitionValues, kind: str) -> Callable[[Any], Value]:

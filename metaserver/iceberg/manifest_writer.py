@@ -9,10 +9,10 @@ fills it in. Bytes in, bytes out; the same input makes the same bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import copysign
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -20,26 +20,13 @@ from metaserver.errors import Corrupt
 from metaserver.iceberg.content_file import DATA, ContentFile, partition_types
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
-from metaserver.iceberg.manifest_avro import (
-    codec_of,
-    decimal_size,
-    entry_schema,
-    list_schema,
-    partition_names,
-    write_container,
-)
+from metaserver.iceberg.manifest_avro import codec_of, entry_record, list_record, write_container
 from metaserver.iceberg.manifest_files import content_files, numbers
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.values import FLOATS, encode
 
 EXISTING, ADDED, DELETED = 0, 1, 2
 DATA_MANIFEST, DELETE_MANIFEST = 0, 1
-
-_BLOCK_SIZE_BYTES = 64 << 20
-"""What Java's writers say in version 1, where the field is required and means nothing."""
-
-Row = dict[str, Any]
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
@@ -116,6 +103,7 @@ def write_manifest(
     for entry in held:
         _check(entry, spec_id, content, version)
     types = partition_types(metadata, spec)
+    schema, write = entry_record(version, spec.fields, types)
     header = {
         "schema": msgspec.json.encode(metadata.current_schema).decode(),
         "schema-id": str(metadata.current_schema.id),
@@ -125,12 +113,7 @@ def write_manifest(
     }
     if version > 1:
         header["content"] = "deletes" if content else "data"
-    data = write_container(
-        entry_schema(version, spec.fields, types),
-        _entry_rows(held, version, spec, types),
-        header,
-        codec_of(metadata.properties),
-    )
+    data = write_container(schema, map(write, map(_writable, held)), header, codec_of(metadata.properties))
     files, rows = Counter[int](), Counter[int]()
     for entry in held:
         files[entry.status] += 1
@@ -151,74 +134,11 @@ def _check(entry: ManifestEntry, spec_id: int, content: int, version: int) -> No
         raise ValueError(f"{file.file_path}: only an added file inherits its sequence number")
 
 
-def _entry_rows(
-    entries: Iterable[ManifestEntry], version: int, spec: PartitionSpec, types: Sequence[str]
-) -> Iterator[Row]:
-    names = partition_names(spec.fields)
-    decimals = [(i, decimal_size(kind)) for i, kind in enumerate(types) if kind.startswith("decimal")]
-    for entry in entries:
-        file = entry.file
-        row = _file_row(file, version)
-        row["partition"] = dict(zip(names, _with_bytes(file.partition, decimals), strict=True))
-        if version >= 3 and entry.status != ADDED:
-            row["first_row_id"] = _maybe("long", file.first_row_id)
-        yield {
-            "status": entry.status,
-            "snapshot_id": entry.snapshot_id if version == 1 else _maybe("long", entry.snapshot_id),
-            "sequence_number": _maybe("long", entry.sequence_number),
-            "file_sequence_number": _maybe("long", entry.file_sequence_number),
-            "data_file": row,
-        }
-
-
-def _with_bytes(partition: tuple[Value | None, ...], decimals: Sequence[tuple[int, int]]) -> Sequence[Value | None]:
-    """The tuple with unscaled decimals, at these places, as bytes of these sizes."""
-    if not decimals:
-        return partition
-    made = list(partition)
-    for i, size in decimals:
-        unscaled = partition[i]
-        if unscaled is not None:
-            made[i] = cast(int, unscaled).to_bytes(size, "big", signed=True)
-    return made
-
-
-def _file_row(file: ContentFile, version: int) -> Row:
-    row: Row = {
-        "content": file.content,
-        "file_path": file.file_path,
-        "file_format": file.file_format,
-        "record_count": file.record_count,
-        "file_size_in_bytes": file.file_size_in_bytes,
-        "column_sizes": _pairs(file.column_sizes),
-        "value_counts": _pairs(file.value_counts),
-        "null_value_counts": _pairs(file.null_value_counts),
-        "nan_value_counts": _pairs(file.nan_value_counts),
-        "lower_bounds": _pairs(file.lower_bounds),
-        "upper_bounds": _pairs(file.upper_bounds),
-        "key_metadata": _maybe("bytes", file.key_metadata),
-        "split_offsets": _maybe("array", file.split_offsets),
-        "sort_order_id": _maybe("int", file.sort_order_id),
-    }
-    if version == 1:
-        row["block_size_in_bytes"] = _BLOCK_SIZE_BYTES
-        return row
-    row["equality_ids"] = _maybe("array", file.equality_ids)
-    row["referenced_data_file"] = _maybe("string", file.referenced_data_file)
-    if version >= 3:
-        row["content_offset"] = _maybe("long", file.content_offset)
-        row["content_size_in_bytes"] = _maybe("long", file.content_size_in_bytes)
-    return row
-
-
-def _maybe(branch: str, value: object) -> tuple[str, object] | None:
-    return None if value is None else (branch, value)
-
-
-def _pairs(by_column: dict[int, Any] | None) -> tuple[str, list[Row]] | None:
-    if by_column is None:
-        return None
-    return "array", [{"key": column, "value": by_column[column]} for column in sorted(by_column)]
+def _writable(entry: ManifestEntry) -> ManifestEntry:
+    if entry.status != ADDED or entry.file.first_row_id is None:
+        return entry
+    file = msgspec.structs.replace(entry.file, first_row_id=None)
+    return msgspec.structs.replace(entry, file=file)
 
 
 def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]) -> tuple[FieldSummary, ...] | None:
@@ -257,8 +177,14 @@ def _signed_halves(value: bytes) -> tuple[int, int]:
     return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
-_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
-_ROW_COUNTS = ("added_rows_count", "existing_rows_count", "deleted_rows_count")
+_COUNTS = (
+    "added_files_count",
+    "existing_files_count",
+    "deleted_files_count",
+    "added_rows_count",
+    "existing_rows_count",
+    "deleted_rows_count",
+)
 
 
 def write_manifest_list(
@@ -281,43 +207,21 @@ def write_manifest_list(
     if format_version > 1:
         header["sequence-number"] = str(sequence_number)
     header["format-version"] = str(format_version)
-    rows = (_list_row(manifest, format_version) for manifest in manifests)
-    return write_container(list_schema(format_version), rows, header, codec_of({}))
+    for manifest in manifests:
+        _check_listed(manifest, format_version)
+    schema, write = list_record(format_version)
+    return write_container(schema, map(write, manifests), header, codec_of({}))
 
 
-def _list_row(manifest: ManifestFile, version: int) -> Row:
+def _check_listed(manifest: ManifestFile, version: int) -> None:
     path = manifest.manifest_path
     if version == 1 and manifest.content != DATA_MANIFEST:
         raise ValueError(f"{path}: a table of format version 1 has no delete manifests")
     if version >= 3 and manifest.content == DATA_MANIFEST and manifest.first_row_id is None:
         raise ValueError(f"{path}: no first row id was assigned")
-    row: Row = {
-        name: getattr(manifest, name)
-        for name in ("manifest_path", "manifest_length", "partition_spec_id", "content", "added_snapshot_id")
-    }
-    row["sequence_number"], row["min_sequence_number"] = manifest.sequence_number, manifest.min_sequence_number
-    for name in (*_COUNTS, *_ROW_COUNTS):
-        row[name] = getattr(manifest, name)
-        if row[name] is None and version > 1:
+    for name in ("added_snapshot_id",) if version == 1 else ("added_snapshot_id", *_COUNTS):
+        if getattr(manifest, name) is None:
             raise Corrupt(f"{path}: the manifest list it comes from does not say its {name}")
-    if manifest.added_snapshot_id is None:
-        raise Corrupt(f"{path}: the manifest list it comes from does not say its added_snapshot_id")
-    if manifest.partitions is not None:
-        row["partitions"] = "array", list(map(_summary_row, manifest.partitions))
-    row["key_metadata"] = _maybe("bytes", manifest.key_metadata)
-    if version >= 3 and manifest.content == DATA_MANIFEST:
-        row["first_row_id"] = _maybe("long", manifest.first_row_id)
-    return row
-
-
-def _summary_row(summary: FieldSummary) -> Row:
-    return {
-        # unsaid means that there may be some
-        "contains_null": summary.contains_null is not False,
-        "contains_nan": _maybe("boolean", summary.contains_nan),
-        "lower_bound": _maybe("bytes", summary.lower),
-        "upper_bound": _maybe("bytes", summary.upper),
-    }
 
 
 def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) -> tuple[list[ManifestFile], int]:

@@ -12,7 +12,7 @@ import struct
 from typing import Any
 
 from metaserver.iceberg.content_file import ContentFile
-from metaserver.iceberg.manifest_writer import ManifestEntry
+from metaserver.iceberg.manifest_writer import ManifestEntry, WrittenManifest, write_manifest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.table_json import decode_table
 from tests.planner.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widened
@@ -23,6 +23,8 @@ NAMES = ["id", "a b", "ä€𝄞", "1st", "x.y", "day", "漢字", "a_x20b", "-",
 CODECS = ["gzip", "gzip", "zstd", "snappy", "uncompressed", "ZSTD"]
 LONG_MAX = 2**63 - 1
 ADDED, EXISTING, DELETED = 1, 0, 2
+SEQUENCE, SNAPSHOT = 9, 4_711
+"""Of the snapshot that adds a case's manifests."""
 
 
 class Case:
@@ -184,6 +186,15 @@ STATISTICS = (
     "lower_bounds",
     "upper_bounds",
 )
+
+
+def contents(version: int) -> list[int]:
+    """Kinds of files that tables of the format version have."""
+    return [0] if version == 1 else [0, 1, 2]
+
+
+def written(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
+    return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
 
 
 def replaced(file: ContentFile, **more: Any) -> ContentFile:

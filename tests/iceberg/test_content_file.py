@@ -148,7 +148,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (DATA, 2, {"spec-id": 1, "partition": [1.0]}, "partition: field p1: 1.0 is no value"),
     (DATA, 2, {"spec-id": 1, "partition": {"1010": 7}}, "partition"),
     (DATA, 2, {"spec-id": 2, "partition": ["1.234", None]}, "partition: field p4: '1.234' is no decimal of scale 2"),
-    (DATA, 2, {"spec-id": 2, "partition": ["100.00", None]}, "partition: field p4: .* more digits"),
+    (DATA, 2, {"spec-id": 2, "partition": ["400.00", None]}, "partition: field p4: .* more digits"),
     (DATA, 2, {"spec-id": 2, "partition": [None, "2024-02-30"]}, "partition: field p5: "),
     (DATA, 2, {"spec-id": 2, "partition": [None, "+99999999-01-01"]}, "partition: field p5: "),
     (DATA, 2, {"spec-id": 3, "partition": ["24:00:00"]}, "partition: field p7: "),
