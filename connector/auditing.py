@@ -8,7 +8,7 @@ to check; and what others replaced meanwhile is no problem of anybody's.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,57 @@ class Audit:
         return tuple(found)
 
 
+@dataclass
+class _Subject:
+    """An index as its audit sees it."""
+
+    client: IndexClient
+    table: Name
+    index: Index
+    task: IndexTask
+    report: bool
+    rng: random.Random
+    states: dict[str, str]
+
+    @property
+    def live(self) -> list[dict[str, Any]]:
+        return [one for one in self.index.json["index-files"] if one["state"] == LIVE]
+
+    def verify(self, listed: dict[str, Any], sample: int) -> Verdict:
+        """Of one of its live index files; what is wrong the server is told."""
+        location = listed["location"]
+        verdict = _against_listed(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
+        if verdict.problems and self.report and not verdict.newer:
+            self.states[location] = state = _reported(self.client, self.table, self.index.name, verdict)
+            if state == _NOT_LIVE:
+                return replace(verdict, problems=())
+        return verdict
+
+
+def verify_some(
+    client: IndexClient,
+    table: Name,
+    name: str,
+    *,
+    sample: int,
+    verified: Collection[str],
+    on_verdict: Callable[[Verdict, int], bool],
+) -> bool:
+    """Verifies live index files of one index, but those at the locations `verified`, one by one until `on_verdict`,
+    which is told each and its size in bytes, says that it is enough. Whether all are verified now.
+
+    What is wrong is reported, as by `audit_index`, which says what it raises.
+    """
+    rng = random.SystemRandom()
+    found, loaded, metadata, _ = _seen(client, table, name)
+    subject = _Subject(client, table, found, _task_of(found, loaded, metadata), True, rng, {})
+    left = [one for one in subject.live if one["location"] not in verified]
+    for number, one in enumerate(left, 1):
+        if not on_verdict(subject.verify(one, sample), one["size-in-bytes"]):
+            return number == len(left)
+    return True
+
+
 def audit_index(
     client: IndexClient,
     table: Name,
@@ -85,25 +136,24 @@ def audit_index(
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     rng = random.Random(seed)  # noqa: S311 - to look at the same again, not to be guessed
     found, loaded, metadata, at_once = _seen(client, table, name)
-    definition = of_id(found.json["definition-id"], metadata.current_schema, metadata.schemas)
-    projection = Projection(metadata.current_schema)
-    if metadata.table_uuid is None:
-        raise BadRequest(f"The table at {loaded.location} has no table-uuid, so its indexes are nobody's")
-    task = IndexTask(metadata.table_uuid, definition, projection, "", Storage(loaded.storage))
-    live = [one for one in found.json["index-files"] if one["state"] == LIVE]
+    subject = _Subject(client, table, found, _task_of(found, loaded, metadata), report, rng, {})
+    live = subject.live
     verdicts: list[Verdict] = []
-    states: dict[str, str] = {}
     for one in live:
-        verdict = _against_listed(verify_index_file(one["location"], task, sample=sample, rng=rng), one)
-        if verdict.problems and report and not verdict.newer:
-            states[verdict.location] = state = _reported(client, table, name, verdict)
-            if state == _NOT_LIVE:
-                verdict = replace(verdict, problems=())
-        verdicts.append(verdict)
-        on_verdict(verdict, len(live))
+        verdicts.append(subject.verify(one, sample))
+        on_verdict(verdicts[-1], len(live))
     uncounted = _why_uncounted(found, verdicts) if at_once else "others keep committing to the table"
     rows = None if uncounted else _rows(client, table, metadata, verdicts)
-    return Audit(found, tuple(verdicts), states, rows, uncounted, seed)
+    return Audit(found, tuple(verdicts), subject.states, rows, uncounted, seed)
+
+
+def _task_of(found: Index, loaded: LoadedTable, metadata: TableMetadata) -> IndexTask:
+    """Without a folder: nothing is written."""
+    definition = of_id(found.json["definition-id"], metadata.current_schema, metadata.schemas)
+    if metadata.table_uuid is None:
+        raise BadRequest(f"The table at {loaded.location} has no table-uuid, so its indexes are nobody's")
+    projection = Projection(metadata.current_schema)
+    return IndexTask(metadata.table_uuid, definition, projection, "", Storage(loaded.storage))
 
 
 def _seen(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTable, TableMetadata, bool]:

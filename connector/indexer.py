@@ -1,15 +1,16 @@
-"""The indexer: keeps every index of a catalog built and merged, table by table, round after round.
+"""The indexer: keeps every index of a catalog built, merged and audited, table by table, round after round.
 
 The rule kept: it may die at any time, and any number of it may run. What is to be done is asked of the server each
 time; a build or merge is begun there as the only one of its index, and two that run all the same do no harm. What fails
 is told, left alone for a while that doubles, and holds up no other index. From round to round it remembers nothing but
-whom to leave alone.
+whom to leave alone, and what it has verified of indexes that it did not get through yet. When an index was audited the
+server knows.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +20,13 @@ from typing import Any
 
 import structlog
 
+from connector.auditing import verify_some
 from connector.building import DEFAULT_LIMITS, ClusterFailed, Limits, Source, TableReplaced, Workers, begun_build, build
 from connector.errors import ClientError, NotFound, Refused, Unauthenticated, Unavailable, Unreachable
 from connector.indexes import Index, IndexClient
 from connector.merging import FANOUT, Registered, due, merge_index_files
+from connector.verifying import Verdict
+from metaserver.clock import SystemClock
 from metaserver.errors import SeamarkError
 from metaserver.iceberg.table_json import decode_table
 from metaserver.index.definitions import read_definitions
@@ -43,9 +47,22 @@ Key = tuple[Table, str, str]
 """A table, the name of an index or nothing, and what was to be done."""
 
 
+@dataclass(frozen=True)
+class AuditLimits:
+    """Of the index files that are verified in one round; one is begun after each until one of these is over. An index
+    is audited again `every_s` after it was."""
+
+    size_bytes: int = 256 << 20
+    seconds: float = 10.0
+    every_s: float = 86_400.0
+    sample: int = 1
+    """Data files of each index file that are read again."""
+
+
 @dataclass
 class Round:
-    """What one round did. `left` are data files that cannot be indexed."""
+    """What one round did. `left` are data files that cannot be indexed; `verified` are index files, `damaged` those of
+    them that were not right."""
 
     tables: int = 0
     indexes: int = 0
@@ -53,6 +70,9 @@ class Round:
     files: int = 0
     left: int = 0
     merges: int = 0
+    verified: int = 0
+    verified_bytes: int = 0
+    damaged: int = 0
     failed: int = 0
 
 
@@ -65,14 +85,36 @@ class _LeftAlone:
     lag_files: int | None
 
 
+@dataclass(order=True)
+class _Due:
+    """An index that is to be audited, the one first that was longest ago."""
+
+    audited_ms: int
+    table: Table
+    name: str
+
+
+@dataclass
+class _Audited:
+    """What was verified of an index so far: the locations of its index files, and how many were damaged."""
+
+    locations: set[str] = field(default_factory=set)
+    damaged: int = 0
+    size_bytes: int = 0
+
+
 @dataclass
 class Indexer:
-    """`open_workers` is entered once a round; `now` are seconds that only go forward."""
+    """`open_workers` is entered once a round; `now` are seconds that only go forward, `now_ms` since the epoch. Without
+    `audit` nothing is audited."""
 
     client: IndexClient
     open_workers: Callable[[], AbstractContextManager[Workers]]
     limits: Limits = DEFAULT_LIMITS
     now: Callable[[], float] = time.monotonic
+    now_ms: Callable[[], int] = SystemClock().now_ms
+    audit: AuditLimits | None = None
+    _audited: dict[tuple[Table, str], _Audited] = field(default_factory=dict)
     _left_alone: dict[Key, _LeftAlone] = field(default_factory=dict)
 
     def run(self, interval_s: float) -> None:
@@ -90,11 +132,14 @@ class Indexer:
     def round(self) -> Round:
         """Every table once. ClientError where the catalog cannot be listed, or the server is gone."""
         done = Round()
+        due: list[_Due] = []
         with self.open_workers() as workers:
             for table in self._tables():
                 done.tables += 1
-                self._try((table, "", "look"), partial(self._keep_table, table, workers, done), done)
-        _log.log(INFO if done.builds or done.merges or done.failed else DEBUG, "round done", **vars(done))
+                self._try((table, "", "look"), partial(self._keep_table, table, workers, done, due), done)
+        self._audit_some(sorted(due), done)
+        busy = done.builds or done.merges or done.damaged or done.failed
+        _log.log(INFO if busy else DEBUG, "round done", **vars(done))
         return done
 
     def _tables(self) -> Iterator[Table]:
@@ -102,7 +147,8 @@ class Indexer:
             with suppress(NotFound):
                 yield from self.client.tables(namespace)
 
-    def _keep_table(self, table: Table, workers: Workers, done: Round) -> None:
+    def _keep_table(self, table: Table, workers: Workers, done: Round, due: list[_Due]) -> None:
+        """Builds and merges its indexes; those whose audit is due are added to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
             return  # without asking how its indexes stand, for which the server reads the table's manifests
@@ -115,6 +161,58 @@ class Indexer:
                 # Also when nothing was built: of what others built much may be due.
                 if index.lag_files or any(count >= FANOUT for count in index.json["levels"].values()):
                     self._try((table, index.name, "merge"), partial(self._merge, table, index.name, done), done)
+                if self._is_due(index):
+                    due.append(_Due(index.audited_ms or 0, table, index.name))
+
+    def _is_due(self, index: Index) -> bool:
+        if self.audit is None or not index.json["levels"]:
+            return False
+        return index.audited_ms is None or index.audited_ms < self.now_ms() - 1000 * self.audit.every_s
+
+    def _audit_some(self, due: Sequence[_Due], done: Round) -> None:
+        """As many index files as the limits allow; what is damaged is missing then, and built in the next round."""
+        if self.audit is None:
+            return
+        for gone in self._audited.keys() - {(one.table, one.name) for one in due}:
+            del self._audited[gone]
+        limits, until = self.audit, self.now() + self.audit.seconds
+
+        def is_left() -> bool:
+            return self.now() < until and done.verified_bytes < limits.size_bytes
+
+        for one in due:
+            if not is_left():
+                break
+            audit_it = partial(self._audit, one.table, one.name, limits.sample, is_left, done)
+            self._try((one.table, one.name, "audit"), audit_it, done)
+
+    def _audit(self, table: Table, name: str, sample: int, is_left: Callable[[], bool], done: Round) -> None:
+        so_far = self._audited.setdefault((table, name), _Audited())
+
+        def take(verdict: Verdict, size_bytes: int) -> bool:
+            so_far.locations.add(verdict.location)
+            so_far.size_bytes += size_bytes
+            done.verified += 1
+            done.verified_bytes += size_bytes
+            if verdict.problems and not verdict.newer:
+                so_far.damaged += 1
+                done.damaged += 1
+                _log.warning(
+                    "index file not right", table=_shown(table), index=name, location=verdict.location,
+                    problems=list(verdict.problems[:3]),
+                )  # fmt: skip
+            return is_left()
+
+        options: dict[str, Any] = {"sample": sample, "verified": so_far.locations, "on_verdict": take}
+        if verify_some(self.client, table, name, **options):
+            self.client.record_audit(
+                table,
+                name,
+                index_files=len(so_far.locations),
+                damaged=so_far.damaged,
+                size_bytes=so_far.size_bytes,
+            )
+            del self._audited[table, name]
 
     def _build(self, table: Table, index: Index, workers: Workers, done: Round) -> None:
         report = build(

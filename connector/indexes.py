@@ -32,6 +32,8 @@ class Index:
     lag_files: int
     """Data files that are to be indexed yet."""
     size_bytes: int
+    audited_ms: int | None
+    """When all its index files were last verified, since the epoch."""
     json: dict[str, Any]
     """The answer as it came."""
 
@@ -130,6 +132,11 @@ class IndexClient(SeamarkClient):
         body = {"location": location, "reason": reason, "check": check}
         return self._object("POST", f"{_index_path(table, name)}/quarantine", body)
 
+    def record_audit(self, table: Name, name: str, *, index_files: int, damaged: int, size_bytes: int) -> None:
+        """Records that all live index files of an index were verified, and how many of them were not right."""
+        body = {"index-files": index_files, "damaged": damaged, "size-in-bytes": size_bytes}
+        self._object("POST", f"{_index_path(table, name)}/audits", body)
+
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
         """Registers index files in the table's folder that the server does not list, as after a lost database.
 
@@ -162,5 +169,6 @@ def _index(json: dict[str, Any]) -> Index:
         files_total=json.get("files-total", 0),
         lag_files=json.get("lag-files", 0),
         size_bytes=json.get("size-in-bytes", 0),
+        audited_ms=json.get("audited-ms"),
         json=json,
     )

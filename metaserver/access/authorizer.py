@@ -59,7 +59,7 @@ def _rules() -> dict[str, Rule]:
         renameTable createView replaceView dropView renameView commitTransaction commitChange undrop
         putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
-        quarantineIndexFile rebuildIndexRegistry listUnheldFiles"""
+        quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

@@ -1,5 +1,7 @@
 """Our own routes for what an audit finds: an index file that is wrong is put aside, one that was forgotten is listed.
 
+That an index was audited is an instant `auditing` on the table's timeline, from which listings tell when.
+
 The list of index files in the pointer store is a registry, not the truth: each file says of itself all that the
 registry knows. So a registry that was lost with its database is made anew from the table's folder. What is registered
 again is believed no further than what a builder registers; where several files describe the same data files, the
@@ -11,17 +13,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
 from metaserver.api.describe import Answer, describe
-from metaserver.api.index_state import READER, TableIndexes, load
+from metaserver.api.index_state import AUDITING, READER, TableIndexes, load
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
-from metaserver.api.keys import CLOCK, INDEXES, OBJECTS, REGISTRY
-from metaserver.api.requests import allow, path_name, path_namespace, read_json
+from metaserver.api.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
+from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
@@ -29,7 +31,7 @@ from metaserver.index.definitions import IndexDefinition, read_definitions
 from metaserver.index.described import Described
 from metaserver.index.index_file import UnknownVersion
 from metaserver.objects.port import ObjectInfo
-from metaserver.store.port import IndexFile, IndexFileState
+from metaserver.store.port import EntryKind, IndexFile, IndexFileState, Instant, InstantState, RecordInstant
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000
@@ -38,6 +40,13 @@ _READ_AT_ONCE = 32
 _REGISTERED_AT_ONCE = 1000
 _TOLD_MAX = 100
 _COUNT = {"type": "integer"}
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class AuditedBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    index_files: Count
+    damaged: Count = 0
+    size_in_bytes: Count = 0
 
 
 class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,6 +129,69 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
     raise NotFound(
         f"The index {definition.name} has no index file {location[:500]!r}; list them with GET …/indexes/{{index}}"
     )
+
+
+@describe(
+    "recordIndexAudit",
+    "Records that all live index files of an index were verified, so that nobody does it again soon",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE, INDEX),
+    body={
+        "type": "object",
+        "required": ["index-files"],
+        "additionalProperties": False,
+        "properties": {
+            "index-files": {"type": "integer", "description": "Index files that were verified."},
+            "damaged": {"type": "integer", "default": 0, "description": "How many of them were not right."},
+            "size-in-bytes": {"type": "integer", "default": 0},
+        },
+    },
+    answers=(
+        Answer(
+            200,
+            "The instant `auditing` on the table's timeline",
+            {
+                "type": "object",
+                "required": ["id", "audited-ms"],
+                "properties": {"id": {"type": "string"}, "audited-ms": _COUNT},
+            },
+        ),
+        NO_INDEX,
+    ),
+)
+async def record_index_audit(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "index")
+    allow(request, namespace)
+    body = await read_json(request, AuditedBody)
+    table = await load(request, namespace, path_name(request, "table"))
+    definition = defined_index(table.metadata, name)
+    clock = request.app[CLOCK]
+    now_ms = clock.now_ms()
+    instant = Instant(
+        id=str(clock.uuid7()),
+        action=AUDITING,
+        state=InstantState.COMPLETED,
+        kind=EntryKind.TABLE,
+        namespace=namespace,
+        name=table.entry.name,
+        uuid=table.entry.uuid,
+        requested_ms=now_ms,
+        completed_ms=now_ms,
+        who=caller(request).who,
+        snapshot_id=table.metadata.current_snapshot_id,
+        metadata_location=table.entry.metadata_location,
+        summary={
+            "request-id": caller(request).request_id,
+            "index": name,
+            "definition": definition.id,
+            "index-files": body.index_files,
+            "damaged": body.damaged,
+            "size-in-bytes": body.size_in_bytes,
+        },
+    )
+    await request.app[STORE].transact([RecordInstant(instant=instant)])
+    request.app[TIMELINE].notify()
+    return json_response({"id": instant.id, "audited-ms": now_ms})
 
 
 @describe(
@@ -312,3 +384,4 @@ def add_routes(app: web.Application) -> None:
     indexes = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes"
     app.router.add_post(f"{indexes}/rebuild-registry", rebuild_index_registry)
     app.router.add_post(f"{indexes}/{{index:[^/]+}}/quarantine", quarantine_index_file)
+    app.router.add_post(f"{indexes}/{{index:[^/]+}}/audits", record_index_audit)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import structlog
 from aiohttp import web
 
-from metaserver.api.keys import CATALOG, OBJECTS, PLANNER, REGISTRY
+from metaserver.api.keys import CATALOG, OBJECTS, PLANNER, REGISTRY, STORE
 from metaserver.catalog.values import LoadedTable
 from metaserver.errors import Corrupt, ObjectMissing
 from metaserver.iceberg.metadata import TableMetadata
@@ -25,10 +25,12 @@ from metaserver.planner.coverage import FileIds, file_ids_of
 from metaserver.planner.lookup import lookup
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.view import TableView
-from metaserver.store.port import Entry, IndexFile, NamespacePath
+from metaserver.store.port import Entry, IndexFile, InstantFilter, NamespacePath
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000
+AUDITING = "auditing"
+_AUDITS_MAX = 1000
 
 Mask = npt.NDArray[np.bool_]
 _log = structlog.get_logger("seamark.indexes")
@@ -82,6 +84,16 @@ async def covered(request: web.Request, files: Files, live: tuple[IndexFile, ...
     if files.view.rows + len(ids) <= _IN_THREAD_FILES:
         return files.ids.described(ids)
     return await asyncio.to_thread(files.ids.described, ids)
+
+
+async def audited_ms(request: web.Request, table: TableIndexes) -> dict[str, int]:
+    """By definition id, when the index was last audited, in ms since the epoch; of those whose audit is among the last
+    of the table's."""
+    where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
+    found: dict[str, int] = {}
+    for one in await request.app[STORE].instants(where, _AUDITS_MAX):
+        found.setdefault(str(one.summary.get("definition")), one.requested_ms)
+    return found
 
 
 async def _described(request: web.Request, file: IndexFile) -> npt.NDArray[np.uint64]:

@@ -8,7 +8,7 @@ table's UUID and the schema that names were looked up in) as requirements. Build
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import numpy as np
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.index_state import Files, TableIndexes, add_parts, covered, files_of, load
+from metaserver.api.index_state import Files, TableIndexes, add_parts, audited_ms, covered, files_of, load
 from metaserver.api.keys import CATALOG, USAGE
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
@@ -90,6 +90,11 @@ INDEX_SCHEMA: dict[str, Any] = {
             "description": "Live index files by level; a merge makes few of a higher one out of many.",
         },
         "quarantined": {"type": "integer", "description": "Index files found damaged."},
+        "audited-ms": {
+            "type": ["integer", "null"],
+            "description": "When all its index files were last verified, in ms since the epoch; null where they were "
+            "not, or long ago.",
+        },
         "used": {
             "type": ["object", "null"],
             "description": "What plans of this worker made of it since its start; null where none did.",
@@ -152,7 +157,8 @@ async def list_indexes(request: web.Request) -> web.Response:
     table = await load(request, namespace, path_name(request, "table"))
     defined = read_definitions(table.metadata)
     files = await files_of(request, table.metadata, table.metadata.current_snapshot_id)
-    listed = [await _index(request, table, files, one) for one in defined.by_name.values()]
+    audits = await audited_ms(request, table)
+    listed = [await _index(request, table, files, one, audits) for one in defined.by_name.values()]
     listed += [_broken(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda one: str(one["name"]))
     listed += [_bucket(table.metadata, files, one) for one in bucket_definitions(table.metadata)]
@@ -274,11 +280,12 @@ async def _shown(request: web.Request, table: TableIndexes, name: str) -> dict[s
         return _bucket(table.metadata, files, buckets[name])
     mine = [one for one in table.registered.files if one.definition == definition.id]
     shown = [_registered(one) for one in mine[-_LISTED_FILES_MAX:]]
-    return {**await _index(request, table, files, definition), "index-files": shown}
+    found = await _index(request, table, files, definition, await audited_ms(request, table))
+    return {**found, "index-files": shown}
 
 
 async def _index(
-    request: web.Request, table: TableIndexes, files: Files, definition: IndexDefinition
+    request: web.Request, table: TableIndexes, files: Files, definition: IndexDefinition, audits: Mapping[str, int]
 ) -> dict[str, Any]:
     live = table.registered.live(definition.id)
     mask = await covered(request, files, live)
@@ -304,6 +311,7 @@ async def _index(
         "size-in-bytes": sum(one.size_bytes for one in live),
         "levels": {str(level): count for level, count in sorted(Counter(one.level for one in live).items())},
         "quarantined": quarantined,
+        "audited-ms": audits.get(definition.id),
         "used": None
         if used is None
         else {
@@ -337,6 +345,7 @@ def _bucket(metadata: TableMetadata, files: Files, definition: IndexDefinition) 
         "size-in-bytes": 0,
         "levels": {},
         "quarantined": 0,
+        "audited-ms": None,
         "used": None,
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,10 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
             f"Used by {used['plans']:,} plans of this worker: {used['files-removed']:,} of {used['files-in']:,} files "
             "left out.",
             highlight=False,
+        )
+    if found.audited_ms is not None:
+        console.print(
+            f"Audited {datetime.fromtimestamp(found.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
         )
     if files := found.json.get("index-files"):
         console.print(_files(files))

@@ -1,4 +1,4 @@
-"""`seamark indexer`: the process that keeps all indexes built and merged, a client of the running server.
+"""`seamark indexer`: the process that keeps all indexes built, merged and audited, a client of the running server.
 
 Any number of them may run, and be killed at any time. Logs go to standard error. Exit codes: 0 when it was told to end
 (SIGTERM, Ctrl-C), or `--once` and nothing failed; 1 when something did; 2 when the command makes no sense.
@@ -14,7 +14,7 @@ import click
 import structlog
 
 from connector.errors import ClientError
-from connector.indexer import Indexer
+from connector.indexer import AuditLimits, Indexer
 from connector.indexes import IndexClient
 from metaserver.api.logs import configure_logging
 from metaserver.cli.build import engine_options, interruptible, open_workers
@@ -35,6 +35,31 @@ _log = structlog.get_logger("seamark.indexer")
     help="Between the end of a round and the next.",
 )
 @click.option("--once", is_flag=True, help="One round, then end.")
+@click.option(
+    "--audit-bytes",
+    type=click.IntRange(min=0),
+    metavar="BYTES",
+    default=AuditLimits().size_bytes,
+    show_default=True,
+    help="Of index files that are verified in one round; 0 verifies none.",
+)
+@click.option(
+    "--audit-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=AuditLimits().seconds,
+    show_default=True,
+    help="After so long in one round no further index file is verified.",
+)
+@click.option(
+    "--audit-every",
+    "audit_hours",
+    type=click.FloatRange(min=0),
+    metavar="HOURS",
+    default=AuditLimits().every_s / 3600,
+    show_default=True,
+    help="How long an index that was audited is left in peace.",
+)
 @engine_options
 @click.option(
     "--url", envvar="SEAMARK_URL", show_envvar=True, help="Of the server. Default: as --home/server.json has it."
@@ -44,6 +69,9 @@ _log = structlog.get_logger("seamark.indexer")
 def indexer(
     interval_s: float,
     once: bool,
+    audit_bytes: int,
+    audit_seconds: float,
+    audit_hours: float,
     engine: str,
     master: str,
     url: str | None,
@@ -55,13 +83,17 @@ def indexer(
 
     Round after round it looks at every table, indexes the data files that were committed since, and merges index files
     where there are many. Writers notice nothing. Only one of several indexers works on an index at a time.
+
+    At the end of a round it verifies index files, of those indexes first that were audited longest ago: whether they
+    are whole, and say of some data files what is in them. What is wrong is quarantined, and built anew the next time.
     """
     configure_logging(load_settings(flags, config))
     try:
         client = IndexClient(url or served_at(config, {"home": flags["home"]}), token=token)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    keeper = Indexer(client, partial(open_workers, engine, master))
+    limits = AuditLimits(audit_bytes, audit_seconds, 3600 * audit_hours)
+    keeper = Indexer(client, partial(open_workers, engine, master), audit=limits if audit_bytes else None)
     with interruptible():
         try:
             _log.info("indexer started", url=client.url, engine=engine)

@@ -381,6 +381,8 @@ def _indexes() -> Iterator[BadInput]:
     yield BadInput("Indexes", "a build of nobody", "GET", f"{index}/builds/x", None, *missing)
     audited = {"location": "file:///x", "reason": "it lies"}
     yield BadInput("Indexes", "an index file of nobody put aside", "POST", f"{index}/quarantine", audited, *missing)
+    yield BadInput("Indexes", "an audit of nobody", "POST", f"{index}/audits", {"index-files": 1}, *missing)
+    yield BadInput("Indexes", "an audit of less than nothing", "POST", f"{index}/audits", {"index-files": -1})
 
 
 def _rows() -> Iterator[BadInput]:

@@ -19,9 +19,10 @@ import pytest
 from connector import indexer as module
 from connector.building import InProcess, Limits, Workers
 from connector.errors import Unreachable
-from connector.indexer import Indexer, Round
+from connector.indexer import AuditLimits, Indexer, Round
 from connector.indexes import IndexClient
 from connector.indexing import DataFile, IndexTask, Written
+from metaserver.index.index_file import open_index_file
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 
@@ -138,6 +139,67 @@ class Clocked:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
+    """One bit in the middle of one of its live index files; its location."""
+    live = [one for one in client.index(name, index).json["index-files"] if one["state"] == "live"]
+    location: str = live[number]["location"]
+    path = Path(location.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    header = open_index_file(bytes(data), location).header
+    data[header.offset + header.length // 2] ^= 1
+    path.write_bytes(data)
+    return location
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
+def test_a_damaged_index_file_is_found_and_built_anew_without_a_command(client: IndexClient, kind: str) -> None:
+    table(client, "db.t", files=3, i=(kind, "id"))
+    day = AuditLimits(every_s=86_400)
+    ms = [1_800_000_000_000]
+    keeper = Indexer(client, in_process, limits=Limits(files=1), audit=day, now_ms=lambda: ms[0])
+    first = keeper.round()
+    assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "what was built just now is audited next"
+    second = keeper.round()
+    assert (second.verified, second.damaged, second.failed) == (3, 0, 0)
+    audited_ms = client.index("db.t", "i").audited_ms
+    assert audited_ms is not None
+    assert client.indexes("db.t")[0].audited_ms == audited_ms
+    flip(client, "db.t", "i")
+    ms[0] = audited_ms + 1000
+    assert keeper.round().verified == 0
+    ms[0] = audited_ms + 86_400_001
+    third = keeper.round()
+    assert (third.verified, third.damaged, third.failed) == (3, 1, 0)
+    assert client.index("db.t", "i").health == "damaged"
+    fourth = keeper.round()
+    assert (fourth.builds, fourth.files) == (1, 1)
+    assert client.index("db.t", "i").health == "ok"
+    told = [one.summary for one in client.timeline(action="auditing")]
+    assert [(one["index-files"], one["damaged"]) for one in told] == [(3, 0), (3, 1)]
+
+
+def test_audits_keep_within_their_limits_and_get_to_every_index_file(client: IndexClient) -> None:
+    for name in ("db.a", "db.b"):
+        table(client, name, files=3, i=("bitmap", "id"))
+    clock = Clocked()
+    one_each = Limits(files=1)
+    assert Indexer(client, in_process, limits=one_each).round().builds == 2
+    keeper = Indexer(client, in_process, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
+    flip(client, "db.b", "i", 2)
+    rounds = [keeper.round() for _ in range(7)]
+    assert [one.verified for one in rounds] == [1, 1, 1, 1, 1, 1, 0]
+    assert sum(one.damaged for one in rounds) == 1
+    assert len(list(client.timeline(action="auditing"))) == 2
+
+    def slow() -> float:
+        clock.now_s += 1.0
+        return clock.now_s
+
+    later = AuditLimits(seconds=2.5, every_s=0)
+    keeper = Indexer(client, in_process, limits=one_each, now=slow, audit=later)
+    assert 0 < keeper.round().verified < 6
 
 
 class Failing(InProcess):
