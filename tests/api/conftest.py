@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import Api
+from tests.api.planned import append, tens
 from tests.server.rig import running
 
 
@@ -15,3 +16,11 @@ from tests.server.rig import running
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path) as server:
         yield Api(server)
+
+
+@pytest.fixture
+async def planned(api: Api) -> Api:
+    """`db.t` with 30 files in 3 manifests."""
+    await api.table()
+    await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+    return api

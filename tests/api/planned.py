@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.api.client import Api
+from tests.api.client import Answer, Api
 from tests.planner.kinds import to_bytes
 from tests.planner.lake import DataFile
 from tests.planner.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
 from tests.planner.metrics import ColumnMetrics
 
+T = "/v1/namespaces/db/tables/t"
+EQ_5 = {"type": "eq", "term": "id", "value": 5}
+PYICEBERG = {"User-Agent": "PyIceberg/0.12.0"}
 KINDS = {1: "long", 2: "string"}
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
@@ -23,6 +26,11 @@ def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str,
         2: ColumnMetrics(rows, 0, None, to_bytes("string", text[0]), to_bytes("string", text[1])),
     }
     return DataFile(path, 0, "PARQUET", 0, (), rows, 10_000, metrics, split_offsets=[4])
+
+
+def tens(count: int) -> list[Any]:
+    """File n holds the ids from 10 n to 10 n + 9."""
+    return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
 
 
 async def append(
@@ -61,6 +69,25 @@ async def append(
     body = {"requirements": [], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
     answer = await api("POST", f"/v1/namespaces/db/tables/{table}", body)
     assert answer.status == 200, answer.raw
+
+
+def paths(answer: Answer) -> list[str]:
+    assert answer.status == 200, answer.raw
+    return [task["data-file"]["file-path"] for task in answer.json.get("file-scan-tasks", [])]
+
+
+def numbers(answer: Answer) -> list[int]:
+    return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths(answer)]
+
+
+async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
+    """The numbers of all files: what is in the answer and what its plan tasks bring."""
+    found = numbers(answer)
+    for token in answer.json.get("plan-tasks", []):
+        page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
+        assert "status" not in page.json
+        found += numbers(page)
+    return found
 
 
 _KEPT: dict[str, list[Manifest]] = {}

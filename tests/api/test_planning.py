@@ -1,4 +1,4 @@
-"""Scan planning over HTTP: whole answers, pages, plans that take their time, modes, and what is refused and how."""
+"""Scan planning over HTTP: what is asked, whole answers, modes, and what is refused and how."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +14,16 @@ import pytest
 from yarl import URL
 
 from metaserver.access.tokens import create_token
-from metaserver.api import pieces, planning
+from metaserver.api import pieces
 from metaserver.clock import SystemClock
 from metaserver.errors import StorageError
 from metaserver.planner.answer import Answer
-from metaserver.planner.planner import Planner
-from metaserver.planner.request import Question, ScanRequest
 from metaserver.store.open import open_store
-from metaserver.store.port import Entry, Grant, RemoveGrant
+from metaserver.store.port import Grant, RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
 from tests.api.client import Answer as Response
-from tests.api.planned import append, file_of
+from tests.api.planned import EQ_5, PYICEBERG, T, append, file_of, numbers, paths, tens
 from tests.server.rig import running
-
-T = "/v1/namespaces/db/tables/t"
-EQ_5 = {"type": "eq", "term": "id", "value": 5}
-PYICEBERG = {"User-Agent": "PyIceberg/0.12.0"}
-
-
-def tens(count: int) -> list[Any]:
-    """File n holds the ids from 10 n to 10 n + 9."""
-    return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
-
-
-def paths(answer: Response) -> list[str]:
-    assert answer.status == 200, answer.raw
-    return [task["data-file"]["file-path"] for task in answer.json.get("file-scan-tasks", [])]
-
-
-def numbers(answer: Response) -> list[int]:
-    return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths(answer)]
-
-
-async def pages(api: Api, answer: Response, **options: Any) -> list[int]:
-    """The numbers of all files: what is in the answer and what its plan tasks bring."""
-    found = numbers(answer)
-    for token in answer.json.get("plan-tasks", []):
-        page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
-        assert "status" not in page.json
-        found += numbers(page)
-    return found
-
-
-@pytest.fixture
-async def planned(api: Api) -> Api:
-    """`db.t` with 30 files in 3 manifests."""
-    await api.table()
-    await append(api, "t", tens(30), snapshot_id=1, manifests=3)
-    return api
-
-
-@pytest.fixture
-async def paged(tmp_path: Path) -> AsyncIterator[Api]:
-    """As `planned`, where every answer of more than 2 files comes in pages of 4."""
-    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
-        api = Api(server)
-        await api.table()
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
-        yield api
 
 
 async def test_a_plan_without_a_filter_is_every_file_at_once(planned: Api) -> None:
@@ -163,128 +114,12 @@ async def test_what_does_not_exist_is_not_found_under_the_names_that_clients_kno
     assert (await planned("POST", f"{T}/tasks", {})).error[0] == 400
 
 
-async def test_more_files_than_fit_come_as_plan_tasks_that_cover_each_once(paged: Api) -> None:
-    whole = await paged("POST", f"{T}/plan", {})
-    assert whole.json["file-scan-tasks"] == []
-    assert len(whole.json["plan-tasks"]) == 8
-    assert await pages(paged, whole) == list(range(30))
-    some = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
-    assert len(some.json["plan-tasks"]) == 3
-    assert await pages(paged, some) == list(range(20, 30))
-    few = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
-    assert "plan-tasks" not in few.json
-    assert numbers(few) == [28, 29]
-
-
-async def test_pages_are_of_the_plan_that_was_made_whatever_was_committed_since(paged: Api) -> None:
-    whole = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
-    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
-    other = {"id": 3, "name": "id", "required": False, "type": "string"}
-    renamed["fields"].append(other)
-    change = {
-        "requirements": [],
-        "updates": [
-            {"action": "add-schema", "schema": renamed},
-            {"action": "set-current-schema", "schema-id": -1},
-        ],
-    }
-    assert (await paged("POST", T, change)).status == 200
-    assert await pages(paged, whole) == list(range(10, 30))
-
-
-async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
-    settings = {"plan_inline_limit": 2, "plan_page_size": 10}
-    async with running(tmp_path, **settings) as one, running(tmp_path, **settings) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
-        await append(here, "t", tens(30), snapshot_id=1)
-        whole = await here("POST", f"{T}/plan", {})
-        assert await pages(there, whole) == list(range(30))
-
-
-async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
-    paged: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A replica short of time keeps files that this one leaves out: pages are of the view, not of what was found."""
-    where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
-    whole = await paged("POST", f"{T}/plan", where)
-    assert await pages(paged, whole) == [1, 9, 10, 18, 25]
-    plan = Planner.plan
-
-    async def keeps_everything(self: Planner, question: Question, entry: Entry) -> Any:
-        whole = Question.ask(question.metadata, ScanRequest(snapshot_id=question.request.snapshot_id))
-        return await plan(self, whole, entry)
-
-    monkeypatch.setattr(Planner, "plan", keeps_everything)
-    assert await pages(paged, whole) == list(range(30))
-
-
-async def test_a_plan_task_is_good_for_its_own_table_and_as_long_as_its_snapshot_lives(paged: Api) -> None:
-    token = (await paged("POST", f"{T}/plan", {})).json["plan-tasks"][0]
-    await paged.table("u")
-    await append(paged, "u", tens(3), snapshot_id=1)
-    other = await paged("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
-    assert other.error[:2] == (404, "NoSuchPlanTaskException")
-    await append(paged, "t", tens(3), snapshot_id=2)
-    expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
-    assert (await paged("POST", T, expire)).status == 200
-    late = await paged("POST", f"{T}/tasks", {"plan-task": token})
-    assert late.error[:2] == (404, "NoSuchPlanTaskException")
-    assert "expired" in late.error[2]
-
-
-async def expire(api: Api, *snapshot_ids: int) -> None:
-    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
-    assert (await api("POST", T, gone)).status == 200
-
-
-async def test_pages_of_an_incremental_scan_do_without_its_start(paged: Api) -> None:
-    """The start is exclusive: where it expired, scans from it go on, their pages as well."""
-    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
-    before = await paged("POST", f"{T}/plan", between)
-    await expire(paged, 1)
-    assert await pages(paged, before) == list(range(30, 60))
-    assert await pages(paged, await paged("POST", f"{T}/plan", between)) == list(range(30, 60))
-
-
-async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paged: Api) -> None:
-    """Without a start it begins with the oldest snapshot that is known, whose expiry must not move what pages mean."""
-    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    await append(paged, "t", tens(90)[60:], snapshot_id=3, parent=2)
-    whole = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paged, whole) == list(range(90))
-    await expire(paged, 1)
-    for token in whole.json["plan-tasks"]:
-        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
-        assert late.error[:2] == (404, "NoSuchPlanTaskException")
-    later = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paged, later) == list(range(30, 90))
-    await expire(paged, 2)
-    for token in later.json["plan-tasks"]:
-        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
-        assert late.error[:2] == (404, "NoSuchPlanTaskException")
-
-
 async def test_a_snapshot_that_is_its_own_ancestor_is_refused_in_an_incremental_scan(api: Api) -> None:
     await api.table()
     await append(api, "t", tens(1), snapshot_id=1, parent=1)
     answer = await api("POST", f"{T}/plan", {"end-snapshot-id": 1})
     assert answer.error[:2] == (400, "BadRequestException")
     assert "ancestor" in answer.error[2]
-
-
-async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.planner.tokens.TOKENS_BYTES_MAX", 2_000)
-    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
-        api = Api(server)
-        await api.table()
-        await append(api, "t", tens(30), snapshot_id=1)
-        values = [n * 7919 % 10_007 for n in range(3_000)]
-        long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
-        assert "plan-tasks" not in long.json
-        assert numbers(long) == list(range(30))
 
 
 async def test_statistics_come_for_the_fields_that_are_asked_for(planned: Api) -> None:
@@ -383,59 +218,6 @@ async def test_an_answer_that_fails_half_way_is_not_taken_for_a_whole_one(
         assert (await api("GET", T)).status == 200
 
 
-class Slow:
-    """A planner whose plans wait for `go`, and that says it has `unread` entries before it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, unread: int) -> None:
-        self.go = asyncio.Event()
-        self.made = 0
-        plan = Planner.plan
-
-        async def waits(planner: Planner, question: Question, entry: Entry) -> Any:
-            await self.go.wait()
-            self.made += 1
-            return await plan(planner, question, entry)
-
-        async def says(planner: Planner, question: Question) -> int:
-            return unread
-
-        monkeypatch.setattr(Planner, "plan", waits)
-        monkeypatch.setattr(Planner, "unread", says)
-        monkeypatch.setattr(planning, "POLL_S", 0.05)
-
-
-async def test_a_plan_that_must_read_very_much_is_answered_later(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
-    submitted = await planned("POST", f"{T}/plan", {"filter": EQ_5})
-    assert set(submitted.json) == {"status", "plan-id"}
-    assert submitted.json["status"] == "submitted"
-    plan = f"{T}/plan/{submitted.json['plan-id']}"
-    assert (await planned("GET", plan)).json == {"status": "submitted"}
-    slow.go.set()
-    while (done := await planned("GET", plan)).json["status"] == "submitted":
-        await asyncio.sleep(0.01)
-    assert done.json["status"] == "completed"
-    assert numbers(done) == [0]
-    assert (await planned("GET", plan)).json == done.json, "it may be asked for again"
-    assert slow.made == 1, "and is not made again for that"
-
-
-async def test_a_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
-    async with running(tmp_path) as one, running(tmp_path) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
-        await append(here, "t", tens(3), snapshot_id=1)
-        plan_id = (await here("POST", f"{T}/plan", {})).json["plan-id"]
-        slow.go.set()
-        while (done := await there("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
-            await asyncio.sleep(0.01)
-        assert numbers(done) == [0, 1, 2]
-        assert (await there("DELETE", f"{T}/plan/{plan_id}")).status == 204
-        other = await there("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
-        assert other.error[:2] == (404, "NoSuchPlanIdException")
-
-
 async def test_a_filter_with_tens_of_thousands_of_values_is_planned_beside_the_event_loop(planned: Api) -> None:
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     lag = asyncio.create_task(longest_pause(0.6))
@@ -452,45 +234,6 @@ async def longest_pause(seconds: float) -> float:
         await asyncio.sleep(0.005)
         worst = max(worst, loop.time() - before)
     return worst
-
-
-async def test_a_cancelled_plan_is_made_no_further(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
-    plan_id = (await planned("POST", f"{T}/plan", {})).json["plan-id"]
-    monkeypatch.setattr(planning, "POLL_S", 20)
-    asked = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
-    await asyncio.sleep(0.1)
-    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
-    # Not "cancelled": it may be another client's with the same plan. Who gave it up does not ask again.
-    assert (await asked).json == {"status": "submitted"}
-    slow.go.set()
-    await asyncio.sleep(0.05)
-    assert slow.made == 0
-    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
-
-
-async def test_pyiceberg_which_does_not_come_back_waits_for_its_plan(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
-    slow.go.set()
-    assert numbers(await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
-
-
-async def test_a_plan_whose_id_would_not_fit_a_url_is_waited_for(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    Slow(monkeypatch, 10_000_000).go.set()
-    values = [n * 7919 % 1_000_003 for n in range(5_000)]
-    answer = await planned("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
-    assert answer.json["status"] == "completed"
-
-
-async def test_the_server_stops_while_plans_are_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Slow(monkeypatch, 10_000_000)
-    async with running(tmp_path, drain_timeout_s=2) as server:
-        api = Api(server)
-        await api.table()
-        await append(api, "t", tens(3), snapshot_id=1)
-        assert (await api("POST", f"{T}/plan", {})).json["status"] == "submitted"
 
 
 async def test_a_key_is_taken_and_a_repeat_is_answered_alike_without_a_record(planned: Api) -> None:

@@ -18,8 +18,7 @@ from metaserver.index.keys import keys_of
 from metaserver.index.terms import Term
 from tests.api.client import Api
 from tests.api.indexed import begin, define, register, shown, write
-from tests.api.planned import append
-from tests.api.test_planning import T, numbers, tens
+from tests.api.planned import T, append, numbers, tens
 from tests.server.rig import running
 
 FILES = 30

@@ -1,0 +1,142 @@
+"""Plans in pages: plan tasks cover every file once, on every replica, whatever is committed or expires since."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.planner.planner import Planner
+from metaserver.planner.request import Question, ScanRequest
+from metaserver.store.port import Entry
+from tests.api.client import SCHEMA, Api
+from tests.api.planned import T, append, numbers, pages, tens
+from tests.server.rig import running
+
+
+@pytest.fixture
+async def paged(tmp_path: Path) -> AsyncIterator[Api]:
+    """As `planned`, where every answer of more than 2 files comes in pages of 4."""
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        yield api
+
+
+async def test_more_files_than_fit_come_as_plan_tasks_that_cover_each_once(paged: Api) -> None:
+    whole = await paged("POST", f"{T}/plan", {})
+    assert whole.json["file-scan-tasks"] == []
+    assert len(whole.json["plan-tasks"]) == 8
+    assert await pages(paged, whole) == list(range(30))
+    some = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
+    assert len(some.json["plan-tasks"]) == 3
+    assert await pages(paged, some) == list(range(20, 30))
+    few = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
+    assert "plan-tasks" not in few.json
+    assert numbers(few) == [28, 29]
+
+
+async def test_pages_are_of_the_plan_that_was_made_whatever_was_committed_since(paged: Api) -> None:
+    whole = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
+    other = {"id": 3, "name": "id", "required": False, "type": "string"}
+    renamed["fields"].append(other)
+    change = {
+        "requirements": [],
+        "updates": [
+            {"action": "add-schema", "schema": renamed},
+            {"action": "set-current-schema", "schema-id": -1},
+        ],
+    }
+    assert (await paged("POST", T, change)).status == 200
+    assert await pages(paged, whole) == list(range(10, 30))
+
+
+async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
+    settings = {"plan_inline_limit": 2, "plan_page_size": 10}
+    async with running(tmp_path, **settings) as one, running(tmp_path, **settings) as two:
+        here, there = Api(one), Api(two)
+        await here.table()
+        await append(here, "t", tens(30), snapshot_id=1)
+        whole = await here("POST", f"{T}/plan", {})
+        assert await pages(there, whole) == list(range(30))
+
+
+async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
+    paged: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica short of time keeps files that this one leaves out: pages are of the view, not of what was found."""
+    where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
+    whole = await paged("POST", f"{T}/plan", where)
+    assert await pages(paged, whole) == [1, 9, 10, 18, 25]
+    plan = Planner.plan
+
+    async def keeps_everything(self: Planner, question: Question, entry: Entry) -> Any:
+        whole = Question.ask(question.metadata, ScanRequest(snapshot_id=question.request.snapshot_id))
+        return await plan(self, whole, entry)
+
+    monkeypatch.setattr(Planner, "plan", keeps_everything)
+    assert await pages(paged, whole) == list(range(30))
+
+
+async def test_a_plan_task_is_good_for_its_own_table_and_as_long_as_its_snapshot_lives(paged: Api) -> None:
+    token = (await paged("POST", f"{T}/plan", {})).json["plan-tasks"][0]
+    await paged.table("u")
+    await append(paged, "u", tens(3), snapshot_id=1)
+    other = await paged("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
+    assert other.error[:2] == (404, "NoSuchPlanTaskException")
+    await append(paged, "t", tens(3), snapshot_id=2)
+    expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
+    assert (await paged("POST", T, expire)).status == 200
+    late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+    assert late.error[:2] == (404, "NoSuchPlanTaskException")
+    assert "expired" in late.error[2]
+
+
+async def expire(api: Api, *snapshot_ids: int) -> None:
+    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
+    assert (await api("POST", T, gone)).status == 200
+
+
+async def test_pages_of_an_incremental_scan_do_without_its_start(paged: Api) -> None:
+    """The start is exclusive: where it expired, scans from it go on, their pages as well."""
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
+    before = await paged("POST", f"{T}/plan", between)
+    await expire(paged, 1)
+    assert await pages(paged, before) == list(range(30, 60))
+    assert await pages(paged, await paged("POST", f"{T}/plan", between)) == list(range(30, 60))
+
+
+async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paged: Api) -> None:
+    """Without a start it begins with the oldest snapshot that is known, whose expiry must not move what pages mean."""
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paged, "t", tens(90)[60:], snapshot_id=3, parent=2)
+    whole = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paged, whole) == list(range(90))
+    await expire(paged, 1)
+    for token in whole.json["plan-tasks"]:
+        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+        assert late.error[:2] == (404, "NoSuchPlanTaskException")
+    later = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paged, later) == list(range(30, 90))
+    await expire(paged, 2)
+    for token in later.json["plan-tasks"]:
+        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+        assert late.error[:2] == (404, "NoSuchPlanTaskException")
+
+
+async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaserver.planner.tokens.TOKENS_BYTES_MAX", 2_000)
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        values = [n * 7919 % 10_007 for n in range(3_000)]
+        long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+        assert "plan-tasks" not in long.json
+        assert numbers(long) == list(range(30))
