@@ -67,7 +67,7 @@ class Conflicts:
             return
         deletes = await history.added(deletes=True)
         if deletes.selection.count():
-            await self._check_deletes(deletes, referenced)
+            await self._check_deletes(history, deletes, referenced)
         await self._check_unnamed(history)
         if change.scope is not None and change.request.isolation == SERIALIZABLE:
             await self._check_scope(history, deletes, change.scope)
@@ -137,24 +137,28 @@ class Conflicts:
             )
         return History(self._manifests, self._metadata, snapshots)
 
-    async def _check_deletes(self, deletes: Came, referenced: set[str]) -> None:
-        """New deletes of rows of files that go, or whose rows are written anew, would be lost."""
+    async def _check_deletes(self, history: History, deletes: Came, referenced: set[str]) -> None:
+        """New deletes of rows of files that go, or whose rows are written anew, would be lost.
+
+        Who only deletes may delete what others have deleted, but not what they have written anew.
+        """
         change = self._change
         by_name = set(change.request.remove)
         gone = {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
-        updated = referenced if change.data else set()
-        await self._refuse_applying(deletes, gone | updated, vectors=True)
+        await self._refuse_applying(deletes, gone, vectors=True)
+        writing = deletes if change.data else history.writing(deletes)
+        await self._refuse_applying(writing, referenced, vectors=True)
         covered = {file.referenced_data_file for file in change.deletes if file.is_deletion_vector}
-        await self._refuse_applying(deletes, {path for path in covered if path is not None} - updated, vectors=False)
+        await self._refuse_applying(deletes, {path for path in covered if path is not None}, vectors=False)
         unnamed = [file for file in change.positional if file.referenced_data_file is None]
-        if change.data and unnamed:
+        if unnamed:
             scope = Scope(partitions=tuple((file.spec_id, file.partition) for file in unnamed))
-            self._refuse_in_scope(deletes, scope, "added deletes where rows are to be updated")
+            self._refuse_in_scope(writing, scope, "wrote rows anew that are to be deleted")
 
     async def _refuse_applying(self, deletes: Came, paths: set[str], *, vectors: bool) -> None:
         """`vectors`: deletion vectors count, and equality deletes; else position deletes alone, which a deletion vector
         would hide."""
-        if not paths:
+        if not paths or not deletes.selection.count():
             return
         (view, rows), _ = await self._standing(paths)
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)

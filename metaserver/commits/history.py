@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaserver.commits.change import APPEND, REPLACE
+from metaserver.commits.change import APPEND, DELETE, REPLACE
 from metaserver.commits.manifests import Manifests
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
@@ -94,6 +94,13 @@ class History:
         selection = Selection.everything(view)
         keep_appended(selection, {one.snapshot_id for one in changing})
         return Came(view, selection)
+
+    def writing(self, deletes: Came) -> Came:
+        """Of the deletes that were added, those of snapshots that may have written rows, too."""
+        ids = {one for one, operation in self._operations.items() if operation != DELETE}
+        selection = deletes.selection.copy()
+        keep_appended(selection, ids)
+        return Came(deletes.view, selection)
 
     async def removed(self, *, deletes: bool, replaced: bool) -> list[Went]:
         """Data files, or delete files, that they removed; with `replaced` also in compactions."""

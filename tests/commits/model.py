@@ -1,0 +1,275 @@
+"""Two changes that were made from one snapshot: what each means, how an engine realises it, and what may come of both.
+
+The oracle is a list of rows. A change means a function of them; a history of two is serialisable if the rows that a
+reader sees are those of one order or the other. Under snapshot isolation both count as made at the snapshot, and no row
+may have been written by both. Nothing here looks at manifests, partitions or bounds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.commits.lake import BY_PART, Lake, Row
+
+PARTS = (0, 1, 2)
+BLIND = ("append", "equality", "overwrite")
+READING = ("delete", "update", "update", "count", "compact")
+
+
+@dataclass
+class Stored:
+    """A data file of the snapshot that both start from."""
+
+    path: str
+    part: int
+    rows: list[Row]
+    deleted: set[int] = field(default_factory=set)
+    vector: dict[str, Any] | None = None
+
+    @property
+    def live(self) -> list[tuple[int, Row]]:
+        return [(at, row) for at, row in enumerate(self.rows) if at not in self.deleted]
+
+
+@dataclass(frozen=True)
+class Change:
+    """`kind` of the rows of `part` whose id is in `ids`; `how` an engine writes it, and what it tells of its reads."""
+
+    kind: str
+    part: int
+    ids: frozenset[int]
+    how: str
+    scope: str
+    isolation: str
+    number: int
+
+    def matches(self, row: Row) -> bool:
+        return row[1] == self.part and row[0] in self.ids
+
+    @property
+    def inserted(self) -> list[Row]:
+        return [(one + 100 * self.number, self.part, f"new{self.number}") for one in sorted(self.ids)]
+
+    def updated(self, row: Row) -> Row:
+        return (row[0], row[1], f"{row[2]}+{self.number}")
+
+    def apply(self, rows: Iterable[Row]) -> list[Row]:
+        """What it means."""
+        before = list(rows)
+        if self.kind == "append":
+            return before + self.inserted
+        if self.kind in ("delete", "equality"):
+            return [row for row in before if not self.matches(row)]
+        if self.kind == "update":
+            return [self.updated(row) if self.matches(row) else row for row in before]
+        if self.kind == "count":
+            return [*before, (1000 + sum(map(self.matches, before)), self.part, f"count{self.number}")]
+        if self.kind == "overwrite":
+            return [row for row in before if row[1] != self.part] + self.inserted
+        assert self.kind == "compact"
+        return before
+
+    @property
+    def blind(self) -> bool:
+        return self.kind in BLIND
+
+
+def some_change(rng: random.Random, version: int, number: int) -> Change:
+    hows = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
+    return Change(
+        kind=rng.choice((*BLIND, *READING) if number == 1 or rng.random() < 0.2 else READING),
+        part=rng.choice(PARTS),
+        ids=frozenset(rng.sample(range(6), rng.randint(1, 4))),
+        how=rng.choice(hows),
+        scope=rng.choice(["partitions", "filter", "ids", "all"]),
+        isolation=rng.choice(["serializable", "serializable", "snapshot"]),
+        number=number,
+    )
+
+
+@dataclass
+class Case:
+    """A table with its base, and two changes made from it."""
+
+    lake: Lake
+    version: int
+    base: dict[str, Stored]
+    snapshot_id: int
+    first: Change
+    second: Change
+
+    @staticmethod
+    async def make(api: Any, seed: int, name: str) -> Case:
+        rng = random.Random(seed)
+        version = rng.choice([2, 3])
+        lake = await Lake.create(api, name, version=version, spec=BY_PART)
+        base: dict[str, Stored] = {}
+        snapshot_id = 0
+        for _ in range(rng.randint(1, 3)):
+            added = []
+            for _ in range(rng.randint(1, 3)):
+                part = rng.choice(PARTS)
+                rows = [(one, part, f"r{rng.randrange(10**6)}") for one in rng.sample(range(6), rng.randint(1, 4))]
+                made = lake.data(rows)
+                base[made["file-path"]] = Stored(made["file-path"], part, rows)
+                added.append(made)
+            snapshot_id = (await lake.commit({"add": added}))["snapshot-id"]
+        if rng.random() < 0.6:
+            snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
+        changes = []
+        for number in (1, 2):
+            change = some_change(rng, version, number)
+            while not _does_something(change, base):
+                change = some_change(rng, version, number)
+            changes.append(change)
+        return Case(lake, version, base, snapshot_id, *changes)
+
+    def rows(self) -> list[Row]:
+        return [row for one in self.base.values() for _, row in one.live]
+
+    def body(self, change: Change) -> dict[str, Any]:
+        """The change as an engine that read the base would send it."""
+        return _REALISED[change.kind](self, change) | _reading(self, change)
+
+    def allowed(self) -> list[Counter[Row]]:
+        """What a reader may see when both are committed; nothing where no outcome would be right."""
+        base, first, second = self.rows(), self.first, self.second
+        if second.isolation == "snapshot" and not second.blind:
+            return self._of_snapshot_isolation()
+        return [Counter(second.apply(first.apply(base))), Counter(first.apply(second.apply(base)))]
+
+    def _of_snapshot_isolation(self) -> list[Counter[Row]]:
+        base = Counter(self.rows())
+        one, two = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
+        gone_one, gone_two = base - one, base - two
+        both_write = gone_one & gone_two
+        if both_write and (one - base or two - base):
+            return []
+        return [base - (gone_one | gone_two) + (one - base) + (two - base)]
+
+    def must_commit(self) -> bool:
+        """Whether a refusal of the second would be one too many."""
+        first, second = self.first, self.second
+        if second.blind:
+            return True
+        apart = first.part != second.part
+        scoped = second.scope != "all" or second.isolation == "snapshot" or second.kind == "compact"
+        if apart and scoped:
+            return True
+        appended = first.kind in ("append", "count")
+        return appended and (second.isolation == "snapshot" or second.kind == "compact")
+
+
+def _does_something(change: Change, base: dict[str, Stored]) -> bool:
+    live = [row for one in base.values() if one.part == change.part for _, row in one.live]
+    if change.kind in ("delete", "update"):
+        return any(map(change.matches, live))
+    return change.kind != "compact" or bool(live)
+
+
+async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapshot_id: int, rng: random.Random) -> int:
+    chosen = rng.choice(list(base.values()))
+    chosen.deleted = {rng.randrange(len(chosen.rows))}
+    if version == 3:
+        (chosen.vector,) = lake.vectors({chosen.path: chosen.deleted}, chosen.part)
+        added = [chosen.vector]
+    else:
+        added = [lake.position_deletes([(chosen.path, at) for at in chosen.deleted], chosen.part)]
+    answer = await lake.commit({"add": added, "read-snapshot-id": snapshot_id})
+    found: int = answer["snapshot-id"]
+    return found
+
+
+def _reading(case: Case, change: Change) -> dict[str, Any]:
+    """What it says of its reads."""
+    if change.blind:
+        return {}
+    said: dict[str, Any] = {"read-snapshot-id": case.snapshot_id, "isolation": change.isolation}
+    if change.kind == "compact":
+        return said | {"operation": "replace"}
+    part = {"type": "eq", "term": "part", "value": change.part}
+    ids = {"type": "in", "term": "id", "values": sorted(change.ids)}
+    scopes: dict[str, Any] = {
+        "partitions": {"partitions": [{"spec-id": 0, "values": [change.part]}]},
+        "filter": {"filter": part},
+        "ids": {"filter": {"type": "and", "left": part, "right": ids}},
+    }
+    scope = scopes.get(change.scope)
+    if scope is None and change.kind == "count":
+        scope = {"filter": True}
+    return said if scope is None else said | {"scope": scope}
+
+
+def _append(case: Case, change: Change) -> dict[str, Any]:
+    return {"add": [case.lake.data(change.inserted)]}
+
+
+def _count(case: Case, change: Change) -> dict[str, Any]:
+    fresh = [row for row in change.apply(case.rows()) if row[2] == f"count{change.number}"]
+    return {"add": [case.lake.data(fresh)]}
+
+
+def _overwrite(case: Case, change: Change) -> dict[str, Any]:
+    return {"add": [case.lake.data(change.inserted)], "replace": {"partitions": "written"}}
+
+
+def _equality(case: Case, change: Change) -> dict[str, Any]:
+    return {"add": [case.lake.equality_deletes(sorted(change.ids), change.part)]}
+
+
+def _compact(case: Case, change: Change) -> dict[str, Any]:
+    mine = [one for one in case.base.values() if one.part == change.part]
+    kept = [row for one in mine for _, row in one.live]
+    return {"add": [case.lake.data(kept)], "remove": [{"file-path": one.path} for one in mine]}
+
+
+def _rewritten(case: Case, change: Change) -> dict[str, Any]:
+    """Delete and update: copy-on-write, or by deletes of positions."""
+    touched = [one for one in case.base.values() if any(change.matches(row) for _, row in one.live)]
+    update = change.kind == "update"
+    if change.how == "rewrite":
+        kept = [
+            change.updated(row) if change.matches(row) else row
+            for one in touched
+            for _, row in one.live
+            if update or not change.matches(row)
+        ]
+        return {
+            "add": [case.lake.data(kept)] if kept else [],
+            "remove": [{"file-path": one.path} for one in touched],
+        }
+    hit = {one.path: {at for at, row in one.live if change.matches(row)} for one in touched}
+    fresh = [change.updated(row) for one in touched for _, row in one.live if change.matches(row)] if update else []
+    added: list[Any] = [case.lake.data(fresh)] if fresh else []
+    removed: list[Any] = []
+    if change.how == "vectors":
+        merged = {one.path: hit[one.path] | one.deleted for one in touched}
+        added += case.lake.vectors(merged, change.part)
+        for one in touched:
+            if one.vector is not None:
+                offset = one.vector["content-offset"]
+                removed.append({"file-path": one.vector["file-path"], "content-offset": offset})
+    elif change.how == "named":
+        added += [
+            case.lake.position_deletes([(path, at) for at in spots], change.part, named=True)
+            for path, spots in hit.items()
+        ]
+    else:
+        pairs = [(path, at) for path, spots in hit.items() for at in spots]
+        added.append(case.lake.position_deletes(pairs, change.part))
+    return {"add": added, "remove": removed}
+
+
+_REALISED: dict[str, Callable[[Case, Change], dict[str, Any]]] = {
+    "append": _append,
+    "count": _count,
+    "overwrite": _overwrite,
+    "equality": _equality,
+    "compact": _compact,
+    "delete": _rewritten,
+    "update": _rewritten,
+}

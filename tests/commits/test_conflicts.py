@@ -1,0 +1,64 @@
+"""Random pairs of changes made from one snapshot: what is committed is right, what must be is not refused."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.api.client import Api
+from tests.commits.model import Case
+from tests.commits.reader import check, rows, snapshot_of
+from tests.server.rig import running
+
+SEED = int(os.environ.get("COMMIT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+
+
+async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
+    case = await Case.make(api, seed, name)
+    about = f"COMMIT_SEED={seed} {case.first} {case.second}"
+    bodies = [case.body(case.first), case.body(case.second)]
+    first = await case.lake.send(bodies[0])
+    assert first.status == 200, (about, first.raw)
+    second = await case.lake.send(bodies[1])
+    metadata = await case.lake.metadata()
+    check(metadata)
+    seen = Counter(rows(snapshot_of(metadata)))
+    if second.status == 200:
+        assert seen in case.allowed(), (about, seen, case.allowed())
+    else:
+        assert second.error[:2] == (409, "CommitFailedException"), (about, second.raw)
+        assert not case.must_commit(), (about, second.error)
+        assert seen == Counter(case.first.apply(case.rows())), about
+    outcomes[f"{case.second.kind} {'committed' if second.status == 200 else 'refused'}"] += 1
+
+
+async def _campaign(api: Api, count: int) -> Counter[str]:
+    print(f"conflicts: COMMIT_SEED={SEED} of the first of {count}")
+    outcomes: Counter[str] = Counter()
+    for number in range(count):
+        await _play(api, SEED + number, f"t{number}", outcomes)
+    print(dict(outcomes))
+    return outcomes
+
+
+async def test_what_is_committed_is_serialisable_and_what_is_apart_is_committed(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        outcomes = await _campaign(Api(server), 30)
+    assert sum(count for name, count in outcomes.items() if name.endswith("committed")) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_thousand_pairs_of_changes(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        outcomes = await _campaign(Api(server), int(os.environ.get("COMMIT_PAIRS", "1000")))
+    assert {name.split()[0] for name in outcomes if name.endswith("refused")} >= {
+        "delete",
+        "update",
+        "compact",
+        "count",
+    }

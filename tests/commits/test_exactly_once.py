@@ -1,0 +1,146 @@
+"""Producers: each sequence is in the table once, whatever was lost, repeated, killed or forgotten in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector.client import SeamarkClient
+from connector.commits import CommitClient
+from connector.errors import Unreachable
+from tests.api.client import Api
+from tests.commits.lake import SCHEMA, Lake
+from tests.commits.reader import check, rows, snapshot_of
+from tests.faults.http import Client
+from tests.faults.lossy_proxy import FATES, lossy_proxy, seeded
+from tests.faults.mortal import Mortal
+from tests.server.rig import running
+
+SEED = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def api(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    more = {"database": request.getfixturevalue("postgres_url")} if request.param == "postgres" else {}
+    async with running(tmp_path, **more) as server:
+        yield Api(server)
+
+
+def numbered(lake: Lake, sequence: int, producer: str = "p") -> dict[str, Any]:
+    return {"producer": {"id": producer, "sequence": sequence}, "add": [lake.data([(sequence, 0, producer)])]}
+
+
+async def seen(lake: Lake) -> list[Any]:
+    metadata = await lake.metadata()
+    check(metadata)
+    return rows(snapshot_of(metadata))
+
+
+async def test_a_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
+    lake = await Lake.create(api)
+    bodies = [numbered(lake, sequence) for sequence in (3, 4, 9)]
+    answers = [await lake.commit(body) for body in bodies]
+    assert [one["summary"]["seamark.producer-sequence"] for one in answers] == ["3", "4", "9"]
+    for body, answer in zip(bodies, answers, strict=True):
+        again = await lake.commit(body)
+        assert again == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
+    never = await lake.commit(numbered(lake, 7))
+    assert (never["duplicate"], never["snapshot-id"]) == (True, None)
+    other = await lake.commit(numbered(lake, 1, "q"))
+    assert not other["duplicate"]
+    assert len(await seen(lake)) == 4
+
+
+async def test_of_the_same_sequence_sent_at_once_one_is_committed(api: Api) -> None:
+    lake = await Lake.create(api)
+    body = numbered(lake, 1)
+    answers = await asyncio.gather(*(lake.commit(body) for _ in range(6)))
+    assert sorted(one["duplicate"] for one in answers) == [False, True, True, True, True, True]
+    assert len({one["snapshot-id"] for one in answers}) == 1
+    assert await seen(lake) == [(1, 0, "p")]
+
+
+async def test_what_the_database_forgot_the_snapshots_know(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        bodies = [numbered(lake, sequence) for sequence in (1, 2)]
+        answers = [await lake.commit(body) for body in bodies]
+    with sqlite3.connect(tmp_path / "seamark.db") as database:
+        assert database.execute("DELETE FROM producers").rowcount == 1
+    database.close()
+    async with running(tmp_path) as server:
+        lake.api = Api(server)
+        for body, answer in zip(bodies, answers, strict=True):
+            again = await lake.commit(body)
+            assert (again["duplicate"], again["snapshot-id"]) == (True, answer["snapshot-id"])
+        assert not (await lake.commit(numbered(lake, 3)))["duplicate"]
+        assert len(await seen(lake)) == 3
+
+
+def _lake(base_url: str, name: str) -> Lake:
+    """A table behind a server of another process."""
+    client = Client(base_url)
+    client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
+    status, loaded = client.call("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
+    assert status == 200
+    folder = Path(loaded["metadata"]["location"].removeprefix("file://"))
+    (folder / "data").mkdir(parents=True)
+    return Lake(None, folder, name, 2, ())  # type: ignore[arg-type]
+
+
+def _ids(base_url: str, name: str) -> list[int]:
+    _, loaded = Client(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
+    check(loaded["metadata"])
+    return sorted(row[0] for row in rows(snapshot_of(loaded["metadata"])))
+
+
+def test_lost_requests_and_replies_lose_and_double_nothing(tmp_path: Path) -> None:
+    with Mortal(tmp_path / "home") as server:
+        server.start()
+        lake = _lake(server.base_url, "t")
+        with lossy_proxy(server.base_url) as proxy:
+            proxy.fate = seeded(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
+            client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
+            for sequence in range(15):
+                client.commit("db.t", numbered(lake, sequence))
+            assert {fate for fate, *_ in proxy.seen} >= {*FATES}, f"FAULT_SEED={SEED} proved nothing"
+            before = len(proxy.seen)
+            proxy.fate = lambda method, path: "lost reply"
+            with pytest.raises(Unreachable):
+                client.commit("db.t", {"add": [lake.data([(99, 0, "x")])]})
+            assert len(proxy.seen) == before + 1, "without a producer nothing is sent twice"
+        assert _ids(server.base_url, "t") == [*range(15), 99]
+
+
+def test_a_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> None:
+    """Some of the changes remove files, so that manifests are rewritten, too."""
+    print(f"kills: FAULT_SEED={SEED}")
+    rng = random.Random(SEED)
+    steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")
+    with Mortal(tmp_path / "home") as server:
+        client = server.start()
+        lake = _lake(server.base_url, "t")
+        wanted: dict[int, str] = {}
+        head: int | None = None
+        for sequence in range(int(os.environ.get("FAULT_ROUNDS", "8"))):
+            body = numbered(lake, sequence)
+            if wanted and rng.random() < 0.5:
+                gone = rng.choice(sorted(wanted))
+                body |= {"remove": [{"file-path": wanted.pop(gone)}], "read-snapshot-id": head}
+            wanted[sequence] = body["add"][0]["file-path"]
+            step = rng.choice(steps)
+            # Manifests, the list and the metadata are written; there is one swap.
+            nth = 1 if step.endswith("swap") else rng.randint(1, 3)
+            server.dies(step, nth, lambda client=client, body=body: client.call("POST", lake.path, body))
+            client = server.start()
+            status, answer = client.call("POST", lake.path, body)
+            assert status == 200, (SEED, step, nth, answer)
+            assert answer["duplicate"] == (step == "after-swap"), (SEED, step, nth)
+            head = answer["snapshot-id"]
+            assert _ids(server.base_url, "t") == sorted(wanted), (SEED, step, nth)

@@ -1,0 +1,109 @@
+"""Changes that wait for one table: committed together, each with its own snapshot, answer, instant and conflict."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.store.port import InstantFilter
+from tests.api.client import Api, new_key
+from tests.commits.lake import Lake
+from tests.commits.reader import check, rows, snapshot_of
+from tests.server.rig import running
+
+WRITERS, TURNS = 16, 6
+
+
+async def _write(lake: Lake, writer: int) -> list[Any]:
+    return [await lake.append([(writer * 100 + turn, 0, "a")]) for turn in range(TURNS)]
+
+
+def _counted(api: Api, name: str) -> float:
+    found = api.server.parts.metrics.registry.get_sample_value(name)
+    assert found is not None
+    return found
+
+
+async def test_concurrent_appenders_never_fail_and_share_transactions(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        lake = await Lake.create(api, version=3)
+        answers = [one for each in await asyncio.gather(*(_write(lake, n) for n in range(WRITERS))) for one in each]
+        metadata = await lake.metadata()
+        check(metadata)
+        wanted = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
+        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == wanted
+        assert _counted(api, "seamark_commit_changes_total") == WRITERS * TURNS
+        assert _counted(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
+        chain = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+        assert [one.get("parent-snapshot-id") for one in chain[1:]] == [one["snapshot-id"] for one in chain[:-1]]
+        assert {one["snapshot-id"] for one in chain} == {one["snapshot-id"] for one in answers}
+        instants = await server.parts.store.instants(InstantFilter(uuid=metadata["table-uuid"], action="commit"), 1000)
+        assert {one.snapshot_id for one in instants} == {one["snapshot-id"] for one in answers}
+
+
+async def test_replicas_that_race_lose_no_append(tmp_path: Path, postgres_url: str) -> None:
+    warehouse = (tmp_path / "lake").as_uri()
+    async with (
+        running(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
+        running(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
+    ):
+        one = await Lake.create(Api(first))
+        other = Lake(Api(second), one.folder, one.name, one.version, one.spec, _made=one._made)
+        await asyncio.gather(*(_write((one, other)[n % 2], n) for n in range(8)))
+        metadata = await one.metadata()
+        check(metadata)
+        wanted = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
+        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == wanted
+
+
+async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        victim = lake.data([(0, 0, "v")])
+        base = await lake.commit({"add": [victim]})
+        remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
+        sent = [lake.send(remove) for _ in range(3)] + [lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)]
+        answers = await asyncio.gather(*sent)
+        # The first to come may be held against the appends: then none of the three is let through.
+        assert [one.status for one in answers[3:]] == [200, 200]
+        assert sum(one.status == 200 for one in answers[:3]) <= 1
+        assert all(one.error[1] == "CommitFailedException" for one in answers[:3] if one.status != 200)
+        metadata = await lake.metadata()
+        check(metadata)
+        assert {row[0] for row in rows(snapshot_of(metadata))} >= {1, 2}
+
+
+async def test_a_key_that_is_taken_within_a_group_fails_alone(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
+        others = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
+        answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *others)
+        assert sorted(one.status for one in answers[:2])[0] == 200
+        assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
+async def test_files_written_in_vain_go_and_others_stay(tmp_path: Path, action: str) -> None:
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
+        await lake.commit(body)
+        if action == "committed":
+            await asyncio.gather(*(_write(lake, n) for n in range(4)))
+        elif action == "refused":
+            refused = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": 1})
+            assert refused.status == 409
+        else:
+            assert (await lake.commit(body))["duplicate"]
+        await server.parts.commits.close()
+        metadata = await lake.metadata()
+        needed = {one["manifest-list"] for one in metadata["snapshots"]}
+        for one in metadata["snapshots"]:
+            check(metadata, one["snapshot-id"])
+    avro = {path.as_uri() for path in (lake.folder / "metadata").glob("snap-*.avro")}
+    assert avro == needed
