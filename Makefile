@@ -88,10 +88,10 @@ lint: venv
 	.venv/bin/lint-imports
 
 test: venv jars services $(if $(JAVA25_FOUND),trino)
-	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
 
 test-all: venv jars services $(if $(JAVA25_FOUND),trino)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
 
 demo: venv jars
 	@SCALE="$(SCALE)" KEEP="$(KEEP)" $(PY) -m bench.demo

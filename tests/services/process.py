@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -31,11 +32,20 @@ class ServiceFailed(Exception):
     """A service did not start, died early, or lacks something on this machine; the message says what to do."""
 
 
+_PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to clients and to whoever asks for any port: what is drawn stays free until it is used,
+and while its server is down to be started again."""
+
+
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this run of tests draws."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = _PORTS[worker % 8 :: 8]
+    for port in random.sample(share, len(share)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServiceFailed(f"no port of 127.0.0.1 is free from {_PORTS.start} on")
 
 
 def port_answers(port: int) -> bool:
