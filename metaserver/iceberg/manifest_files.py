@@ -28,10 +28,10 @@ def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence
     by_column = {name: _dicts(rows, columns, None) for name, columns in decoded.counts.items()}
     by_column |= {name: _dicts(rows, columns, heap) for name, columns in decoded.bounds.items()}
     columns: dict[str, Iterable[Any]] = {
-        "file_path": _texts(decoded.texts["file_path"], heap),
-        "file_format": [(name or "").upper() for name in _texts(decoded.texts["file_format"], heap)],
+        "file_path": _texts(decoded, "file_path", heap),
+        "file_format": [(name or "").upper() for name in _texts(decoded, "file_format", heap)],
         "partition": _partitions(decoded, spec, types, heap),
-        "referenced_data_file": _texts(decoded.texts["referenced_data_file"], heap),
+        "referenced_data_file": _texts(decoded, "referenced_data_file", heap),
         "key_metadata": _raw(decoded.texts["key_metadata"], heap),
         "content": numbers(decoded, "content", DATA),
         **{name: numbers(decoded, name) for name in _FILE_NUMBERS},
@@ -60,8 +60,11 @@ def _raw(spans: Spans, heap: bytes) -> list[bytes | None]:
     ]
 
 
-def _texts(spans: Spans, heap: bytes) -> list[str | None]:
-    return [None if text is None else text.decode() for text in _raw(spans, heap)]
+def _texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
+    try:
+        return [None if text is None else text.decode() for text in _raw(decoded.texts[name], heap)]
+    except UnicodeDecodeError:  # of Avro's type bytes
+        raise Corrupt(f"{decoded.location}: an entry's {name} is not text") from None
 
 
 def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:

@@ -450,6 +450,39 @@ def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> Non
         read_entries(made.data, manifest, other.metadata)
 
 
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 50), version=VERSIONS, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
+def test_a_damaged_manifest_is_corrupt_or_reads(seed: int, version: int, at: float, byte: int) -> None:
+    """Packed blocks have checksums only where the codec has them; what is left must be entries, or an error."""
+    case = Case(seed, version)
+    case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
+    made = written(case, case.entries())
+    data = bytearray(made.data)
+    data[int(at * len(data))] = byte
+    manifest = made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    try:
+        found = read_entries(bytes(data), manifest, case.metadata)
+    except Corrupt as error:
+        assert "m.avro" in error.message  # noqa: PT017
+    else:
+        assert all(isinstance(entry.file.file_path, str) for entry in found)
+
+
+def test_a_path_that_is_no_text_is_corrupt() -> None:
+    schema = manifest_files.manifest_schema(2, [])
+    columns = schema["fields"][-1]["type"]["fields"]
+    for column in columns:
+        if column["name"] == "file_path":
+            column["type"] = "bytes"
+    file: dict[str, Any] = {column["name"]: None for column in columns}
+    file |= {"content": 0, "file_path": b"\xff", "file_format": "parquet", "partition": {}, "record_count": 1}
+    row = {"status": ADDED, "data_file": file | {"file_size_in_bytes": 1}}
+    row |= dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
+    data = manifest_files.container(schema, [[manifest_files.encode(schema, row)]])
+    with pytest.raises(Corrupt, match=r"^m: an entry's file_path is not text"):
+        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), table(2).metadata)
+
+
 def test_an_existing_entry_without_a_sequence_number_is_corrupt() -> None:
     schema = manifest_files.manifest_schema(2, [])
     row = dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
