@@ -1,0 +1,222 @@
+"""Rows written from plain Python and committed through a real server, as PyIceberg and the catalog see them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+from connector.commits import CommitClient
+from connector.errors import BadRequest, Refused, ServerFailed, Unreachable
+from connector.indexes import IndexClient
+from connector.parquet.casting import Unwritable
+from connector.writing import append, overwrite, overwrite_partitions
+from tests.connector.served import Served
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "land", StringType(), required=False),
+)
+BY_LAND = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "land"))
+BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket"))
+INDEXED = {"seamark.index.ids": "record(id)", "seamark.index.lands": "bitmap(land)", "seamark.index.b": "bloom(id)"}
+
+
+@contextmanager
+def pyiceberg(url: str) -> Iterator[RestCatalog]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with RestCatalog("sea", uri=url) as catalog:
+            yield catalog
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[IndexClient]:
+    with pyiceberg(served.url) as catalog:
+        catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEXED)
+        catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
+    made = IndexClient(served.url)
+    yield made
+    made.close()
+
+
+def rows(*ids: int, land: str | None = "de") -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "land": pa.array([land] * len(ids), pa.string())})
+
+
+def seen(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
+    """Ids by land, as PyIceberg reads them."""
+    found: dict[str | None, list[int]] = {}
+    with pyiceberg(client.url) as catalog:
+        table: Table = catalog.load_table(name)
+        for row in table.scan().to_arrow().sort_by("id").to_pylist():
+            found.setdefault(row["land"], []).append(row["id"])
+    return found
+
+
+def files_of(served: Served) -> set[Path]:
+    """Data and index files, whether or not somebody names them."""
+    return {one for one in served.home.rglob("*") if one.suffix in (".parquet", ".puffin") and "cache" not in one.parts}
+
+
+def test_appended_rows_are_in_the_table_with_their_indexes(client: IndexClient, served: Served) -> None:
+    answer = append(client, "db.t", [rows(1, 2), rows(3, land=None)], summary={"job": "nightly"})
+    assert answer is not None
+    assert answer["operation"] == "append"
+    assert answer["summary"]["added-records"] == "3"
+    assert answer["summary"]["job"] == "nightly"
+    assert seen(client) == {"de": [1, 2], None: [3]}
+    for index in client.indexes("db.t"):
+        assert (index.files, index.lag_files) == (2, 0), index.name
+    found = client.lookup("db.t", {"id": [2, 3, 4]})
+    assert (found.missing, found.complete, found.rows.num_rows) == (1, True, 2)
+    assert client.explain("db.t", "land = 'de' AND id = 2", files=True).files == 1
+
+
+def test_appends_that_meet_are_all_there(client: IndexClient) -> None:
+    for one in range(5):
+        append(client, "db.b", rows(one, one + 100))
+    assert seen(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
+
+
+def test_nothing_is_committed_for_no_rows(client: IndexClient, served: Served) -> None:
+    assert append(client, "db.t", rows()) is None
+    assert overwrite_partitions(client, "db.t", []) is None
+    assert seen(client) == {}
+    assert files_of(served) == set()
+
+
+def test_a_producers_sequence_is_in_the_table_once(client: IndexClient) -> None:
+    first = append(client, "db.t", rows(1), producer=("job", 1))
+    again = append(client, "db.t", rows(1), producer=("job", 1))
+    assert first is not None
+    assert again is not None
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    assert again["snapshot-id"] == first["snapshot-id"]
+    append(client, "db.t", rows(2), producer=("job", 2))
+    assert seen(client) == {"de": [1, 2]}
+
+
+def test_partitions_that_rows_are_of_are_replaced(client: IndexClient) -> None:
+    append(client, "db.t", [rows(1, 2), rows(3, land="fr"), rows(4, land=None)])
+    answer = overwrite_partitions(client, "db.t", [rows(7), rows(8, land=None)])
+    assert answer is not None
+    assert answer["operation"] == "overwrite"
+    assert seen(client) == {"de": [7], "fr": [3], None: [8]}
+
+
+@pytest.mark.parametrize("where", ["land = 'de'", {"type": "eq", "term": "land", "value": "de"}])
+def test_what_a_predicate_holds_is_replaced(client: IndexClient, where: Any) -> None:
+    append(client, "db.t", [rows(1, 2), rows(3, land="fr")])
+    overwrite(client, "db.t", rows(9), where=where)
+    assert seen(client) == {"de": [9], "fr": [3]}
+    overwrite(client, "db.t", rows(), where=where)
+    assert seen(client) == {"fr": [3]}
+    overwrite(client, "db.t", rows(5, land="it"))
+    assert seen(client) == {"it": [5]}
+
+
+def test_a_predicate_that_cuts_a_file_is_refused_and_what_was_written_is_gone(
+    client: IndexClient, served: Served
+) -> None:
+    append(client, "db.t", rows(1, 2))
+    before = files_of(served)
+    with pytest.raises(BadRequest):
+        overwrite(client, "db.t", rows(9), where="id = 1")
+    with pytest.raises(ValueError, match="no expression can say"):
+        overwrite(client, "db.t", rows(9), where="id + 1 = 2")
+    assert files_of(served) == before
+    assert seen(client) == {"de": [1, 2]}
+
+
+def test_rows_that_do_not_fit_change_nothing(client: IndexClient, served: Served) -> None:
+    with pytest.raises(Unwritable, match="column id is required"):
+        append(client, "db.t", [rows(1), pa.table({"id": pa.array([None], pa.int64())})])
+    assert files_of(served) == set()
+    assert seen(client) == {}
+
+
+def test_an_overwrite_that_was_overtaken_is_refused_and_what_it_wrote_is_gone(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(client, "db.t", rows(1))
+    commit = CommitClient.commit
+    kept: set[Path] = set()
+
+    def overtaken(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+        monkeypatch.setattr(CommitClient, "commit", commit)
+        mine = files_of(served)
+        append(client, "db.t", rows(2))
+        kept.update(files_of(served) - mine)
+        return commit(self, table, body)
+
+    before = files_of(served)
+    monkeypatch.setattr(CommitClient, "commit", overtaken)
+    with pytest.raises(Refused) as caught:
+        overwrite(client, "db.t", rows(9), where="land = 'de'")
+    assert caught.value.status == 409
+    assert files_of(served) == before | kept
+    assert seen(client) == {"de": [1, 2]}
+
+
+@pytest.mark.parametrize("error", [Unreachable("cut off"), ServerFailed("?", status=500)])
+def test_files_whose_commit_is_in_doubt_are_kept(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    commit = CommitClient.commit
+
+    def lost(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+        commit(self, table, body)
+        raise error
+
+    monkeypatch.setattr(CommitClient, "commit", lost)
+    with pytest.raises(type(error)):
+        append(client, "db.t", rows(1, 2))
+    assert seen(client) == {"de": [1, 2]}
+    assert len(files_of(served)) == 4
+
+
+def test_rows_go_to_a_branch(client: IndexClient) -> None:
+    append(client, "db.t", rows(1))
+    with pyiceberg(client.url) as catalog:
+        table = catalog.load_table("db.t")
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        table.manage_snapshots().create_branch(snapshot.snapshot_id, "audit").commit()
+    append(client, "db.t", rows(2), branch="audit")
+    overwrite_partitions(client, "db.t", rows(3), branch="audit")
+    assert seen(client) == {"de": [1]}
+    with pyiceberg(client.url) as catalog:
+        table = catalog.load_table("db.t")
+        branch = table.snapshot_by_name("audit")
+        assert branch is not None
+        assert table.scan(snapshot_id=branch.snapshot_id).to_arrow()["id"].to_pylist() == [3]
+
+
+def test_a_table_that_took_the_name_since_is_left_alone(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = CommitClient.commit
+
+    def replaced(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+        with pyiceberg(client.url) as catalog:
+            catalog.drop_table("db.b")
+            catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
+        return commit(self, table, json.loads(json.dumps(body)))
+
+    monkeypatch.setattr(CommitClient, "commit", replaced)
+    with pytest.raises(Refused) as caught:
+        append(client, "db.b", rows(1))
+    assert caught.value.status == 409
+    monkeypatch.setattr(CommitClient, "commit", commit)
+    assert seen(client, "db.b") == {}
