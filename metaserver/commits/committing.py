@@ -24,7 +24,7 @@ from metaserver.catalog.commit import Happening
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller
 from metaserver.clock import Clock
-from metaserver.commits.applying import Applying
+from metaserver.commits.applying import Applying, head_of
 from metaserver.commits.change import ChangeRequest
 from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
@@ -171,6 +171,7 @@ class Commits:
             last = await self._last(job, entry, loaded.metadata)
             if last is not None and _is_repeat(job, last):
                 return self._repeated(job, last, entry, loaded.metadata)
+            head_of(request.branch, loaded.metadata)  # before anything is written
             await applying.prepare(loaded.metadata)
             landed = await self._in_turn(namespace, name, job)
         except CommitUnknown:

@@ -351,6 +351,92 @@ def _commits() -> Iterator[BadInput]:
     yield missing
 
 
+def _changes() -> Iterator[BadInput]:
+    path = "/api/v1/tables/db/t/commit"
+
+    def send(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Changes", what, "POST", path, body, status, type_)
+
+    def add(**more: Any) -> dict[str, Any]:
+        file = {
+            "content": "data",
+            "file-path": "{warehouse}/db/f.parquet",
+            "file-format": "parquet",
+            "spec-id": 0,
+            "partition": [],
+            "record-count": 1,
+            "file-size-in-bytes": 100,
+        }
+        return {"add": [{name: value for name, value in (file | more).items() if value is not None}]}
+
+    conflict: dict[str, Any] = {"status": 409, "type_": "CommitFailedException"}
+    remove = {"remove": [{"file-path": "{warehouse}/db/gone.parquet"}]}
+    yield send("nothing to do", {})
+    yield send("a field nobody knows", add() | {"appendix": 1})
+    yield send("files that are numbers", {"add": [1]})
+    yield send("a file without a path", add(**{"file-path": None}))
+    yield send("a file elsewhere on the disk", add(**{"file-path": "file:///etc/passwd"}))
+    yield send("a file in the cloud's metadata service", add(**{"file-path": "http://169.254.169.254/latest"}))
+    yield send("a file of a format that there is not", add(**{"file-format": "csv"}))
+    yield send("a file of another content", add(content="wishes"))
+    yield send("a file of a spec that the table has not", add(**{"spec-id": 7}))
+    yield send("a partition where the spec has none", add(partition=[1]))
+    yield send("less than no rows", add(**{"record-count": -1}))
+    yield send("a size beyond 64 bits", add(**{"file-size-in-bytes": 2**64}))
+    yield send("a bound of three bytes", add(**{"lower-bounds": {"keys": [1], "values": ["010203"]}}))
+    yield send("a bound that is no hexadecimal", add(**{"lower-bounds": {"keys": [1], "values": ["zz"]}}))
+    yield send("statistics of a column that there is not", add(**{"value-counts": {"keys": [99], "values": [1]}}))
+    yield send("row ids of one's own", add(**{"first-row-id": 5}))
+    yield send("one file twice", {"add": add()["add"] * 2})
+    vector = {
+        "content": "position-deletes",
+        "file-format": "puffin",
+        "referenced-data-file": "{warehouse}/db/f.parquet",
+    }
+    yield send(
+        "a deletion vector for a table of version 2",
+        add(**vector, **{"content-offset": 4, "content-size-in-bytes": 40}) | {"read-snapshot-id": None},
+    )
+    yield send("position deletes of no snapshot", add(content="position-deletes"))
+    yield send("equality deletes on no column", add(content="equality-deletes"))
+    yield send("removing files of no snapshot", remove)
+    yield send("a snapshot that was never there", {**remove, "read-snapshot-id": 5}, **conflict)
+    yield send("a file that is not live", {**remove, "read-snapshot-id": None}, **conflict)
+    yield send("a branch that there is not", add() | {"branch": "none"}, **conflict)
+    yield send("a branch with a NUL", add() | {"branch": "a\x00"})
+    yield send("another table's UUID", add() | {"table-uuid": "other"}, **conflict)
+    yield send("an operation that there is not", add() | {"operation": "merge"})
+    yield send("an append that removes", {**remove, "operation": "append", "read-snapshot-id": None})
+    yield send("a delete that adds data", add() | {"operation": "delete"})
+    yield send("a compaction of nothing", add() | {"operation": "replace"})
+    yield send("an isolation of nobody's", add() | {"isolation": "dirty"})
+    yield send("a scope of nothing", add() | {"scope": {}, "read-snapshot-id": None})
+    both = {"filter": True, "partitions": []}
+    yield send("a scope of two kinds", add() | {"scope": both, "read-snapshot-id": None})
+    yield send("a scope of no snapshot", add() | {"scope": {"filter": True}})
+    idd = {"type": "eq", "term": "idd", "value": 1}
+    yield send("a scope on a column that there is not", add() | {"scope": {"filter": idd}, "read-snapshot-id": None})
+    partition = {"partitions": [{"spec-id": 0, "values": [1]}]}
+    yield send("a scope of too many values", add() | {"scope": partition, "read-snapshot-id": None})
+    partition = {"partitions": [{"spec-id": 9, "values": []}]}
+    yield send("a scope of a spec that there is not", add() | {"scope": partition, "read-snapshot-id": None})
+    yield send("replacing what nobody writes", {"replace": {"partitions": "written"}})
+    yield send("replacing all but what is written", add() | {"replace": {"partitions": "others"}})
+    yield send("replacing by half a filter", {"replace": {"filter": {"type": "eq", "term": "id"}}})
+    yield send("a filter nested 10,000 deep", b'{"replace": {"filter": ' + b'{"type":"not","child":' * 10_000 + b"}}")
+    yield send("a producer without a sequence", add() | {"producer": {"id": "p"}})
+    yield send("a producer that counts below zero", add() | {"producer": {"id": "p", "sequence": -1}})
+    yield send("a producer without a name", add() | {"producer": {"id": "", "sequence": 1}})
+    yield send("a sequence beyond 64 bits", add() | {"producer": {"id": "p", "sequence": 2**63}})
+    yield send("totals of one's own", add() | {"summary": {"total-records": "1000000"}})
+    yield send("a summary that holds no strings", add() | {"summary": {"a": 1}})
+    yield send("a summary without end", add() | {"summary": {"a": "x" * 20_000}})
+    index = {"location": "{warehouse}/x.puffin", "size-in-bytes": 10}
+    yield send("an index file outside the table's folder", add() | {"index-files": [index]})
+    missing = add(), 404, "NoSuchTableException"
+    yield BadInput("Changes", "a table that is not there", "POST", "/api/v1/tables/db/none/commit", *missing)
+
+
 def _indexes() -> Iterator[BadInput]:
     index = "/api/v1/tables/db/t/indexes/i"
 
@@ -463,7 +549,19 @@ def _others() -> Iterator[BadInput]:
 
 BAD_INPUTS = tuple(
     one
-    for many in (_bodies, _names, _locations, _queries, _headers, _schemas, _commits, _indexes, _rows, _others)
+    for many in (
+        _bodies,
+        _names,
+        _locations,
+        _queries,
+        _headers,
+        _schemas,
+        _commits,
+        _changes,
+        _indexes,
+        _rows,
+        _others,
+    )
     for one in many()
 )
 

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from metaserver.store.port import IndexFileState
 from tests.api.client import Api, new_key
+from tests.api.indexed import define, index_bytes, shown, write
+from tests.api.test_permissions import House, house
 from tests.commits.lake import BY_PART, Lake, Row
 from tests.commits.reader import check, live_files, manifests_of, rows, snapshot_of
 from tests.connector.lake import catalog_at
+from tests.planner.lake import DataFile
+
+__all__ = ["house"]
 
 
 async def read(api: Api, name: str = "t", **options: Any) -> list[Row]:
@@ -213,3 +219,112 @@ async def test_a_file_that_is_live_already_is_not_added_twice(api: Api) -> None:
     again = await lake.send(body)
     assert again.error[:2] == (409, "AlreadyExistsException")
     assert await seen(lake) == [(1, 0, "a")]
+
+
+async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) -> dict[str, Any]:
+    """Of the index `i` for one data file, in the table's folder of index files."""
+    metadata = await lake.metadata()
+    definition = (await define(api))["definition-id"]
+    build = {
+        "definition-id": definition,
+        "kind": "bloom",
+        "table-uuid": metadata["table-uuid"],
+        "folder": f"{metadata['location']}/metadata/seamark-index/w",
+        "index": "i",
+    }
+    path, count, size = data["file-path"], data["record-count"], data["file-size-in-bytes"]
+    file = DataFile(path, 0, "PARQUET", 0, (), count, size, {})
+    return write(build, f"{count}.puffin", index_bytes(build, [file], **other))
+
+
+async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: Api) -> None:
+    lake = await Lake.create(api)
+    data = lake.data([(1, 0, "a")])
+    file = await _index_file(api, lake, data)
+    refused = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None, "index-files": [file]})
+    assert refused.status == 409
+    assert (await shown(api))["index-files"] == []
+    answer = await lake.commit({"add": [data], "index-files": [file]})
+    metadata = await lake.metadata()
+    (known,) = await api.server.parts.store.index_files(metadata["table-uuid"])
+    assert (known.location, known.state) == (file["location"], IndexFileState.LIVE)
+    assert known.snapshot_id == answer["snapshot-id"]
+    assert (await shown(api))["files"] == 1
+
+
+async def test_an_index_file_that_is_not_the_tables_is_refused(api: Api) -> None:
+    lake = await Lake.create(api)
+    data = lake.data([(1, 0, "a")])
+    foreign = await _index_file(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
+    for file, what in (
+        (foreign, "it is of the table"),
+        ({**foreign, "size-in-bytes": 5}, "Cannot register"),
+        ({**foreign, "location": "file:///etc/passwd"}, "is not in the folder"),
+    ):
+        answer = await lake.send({"add": [data], "index-files": [file]})
+        assert answer.status == 400
+        assert what in answer.error[2]
+    assert (await lake.metadata()).get("current-snapshot-id") in (None, -1)
+
+
+async def test_who_may_write_in_a_namespace_adds_files_of_its_tables_alone(house: House) -> None:
+    """Else a writer could read, and delete, another table's files by way of an own one."""
+
+    async def location(namespace: str) -> str:
+        loaded = await house("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
+        found: str = loaded.json["metadata"]["location"]
+        return found
+
+    async def send(who: str, namespace: str, folder: str) -> tuple[int, str]:
+        file = {"content": "data", "file-path": f"{folder}/data/{who}.parquet", "file-format": "parquet", "spec-id": 0}
+        file |= {"partition": [], "record-count": 1, "file-size-in-bytes": 100}
+        answer = await house(who, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
+        return answer.status, "" if answer.status == 200 else answer.error[1]
+
+    own, other = await location("db"), await location("other")
+    assert await send("wendy", "db", own) == (200, "")
+    assert await send("wendy", "db", other) == (403, "ForbiddenException")
+    assert await send("wendy", "db", f"{own}-beside") == (403, "ForbiddenException")
+    assert await send("wendy", "other", other) == (403, "ForbiddenException")
+    assert await send("rita", "db", own) == (403, "ForbiddenException")
+    assert await send("root", "db", other) == (200, "")
+
+
+async def test_a_change_for_a_table_that_was_dropped_and_made_anew_is_refused(api: Api) -> None:
+    lake = await Lake.create(api)
+    uuid = (await lake.append([(1, 0, "a")]))["table-uuid"]
+    body = {"add": [lake.data([(2, 0, "b")])], "table-uuid": uuid}
+    assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    assert (await lake.send(body)).error[:2] == (404, "NoSuchTableException")
+    again = await Lake.create(api)
+    assert (await again.send(body)).error[:2] == (409, "CommitFailedException")
+    assert (await again.commit({**body, "table-uuid": None}))["table-uuid"] != uuid
+
+
+async def test_what_writers_say_is_in_the_summary_and_on_the_timeline(api: Api) -> None:
+    lake = await Lake.create(api)
+    summary = {"engine-name": "spark", "spark.app.id": "local-1"}
+    answer = await lake.append([(1, 0, "a")], summary=summary)
+    assert summary.items() <= answer["summary"].items()
+    instants = (await api("GET", "/api/v1/tables/db/t/timeline")).json["instants"]
+    assert [one["action"] for one in instants] == ["create", "commit"]
+    assert instants[1]["snapshot-id"] == answer["snapshot-id"]
+    assert instants[1]["summary"]["added-records"] == "1"
+
+
+async def test_many_files_go_into_several_manifests(api: Api) -> None:
+    lake = await Lake.create(api, **{"commit.manifest.target-size-bytes": "6000"})
+    one = lake.data([(1, 0, "a")])
+    files = [{**one, "file-path": f"{one['file-path']}-{number}"} for number in range(2000)]
+    answer = await lake.commit({"add": files})
+    metadata = await lake.metadata()
+    check(metadata)
+    snapshot = snapshot_of(metadata)
+    assert snapshot is not None
+    sizes = [manifest["manifest_length"] for manifest in manifests_of(snapshot)]
+    assert len(sizes) > 2
+    assert max(sizes) < 12_000
+    gone = [{"file-path": one["file-path"]} for one in files[::2]]
+    second = await lake.commit({"remove": gone, "read-snapshot-id": answer["snapshot-id"]})
+    assert second["summary"]["total-data-files"] == "1000"
+    check(await lake.metadata())
