@@ -49,17 +49,22 @@ def _list_schema(version: int) -> Row:
     }
 
 
+def local(place: str) -> Path:
+    """Of a location as any engine writes it: file:///a, or file:/a."""
+    return Path("/" + place.removeprefix("file:").lstrip("/"))
+
+
 def _write(place: str, schema: Row, rows: Iterable[Row], header: dict[str, str]) -> int:
     sink = io.BytesIO()
     fastavro.writer(sink, schema, rows, codec="deflate", metadata=header)
-    path = Path(place.removeprefix("file://"))
+    path = local(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(sink.getvalue())
     return len(sink.getvalue())
 
 
 def _rows(place: str) -> list[Row]:
-    with Path(place.removeprefix("file://")).open("rb") as file:
+    with local(place).open("rb") as file:
         return list(fastavro.reader(file))  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from metaserver.catalog.values import LoadedTable, TableChange
 from metaserver.errors import CommitConflict, CommitUnknown
-from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, Row, read_list, read_snapshot
+from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, Row, local, read_list, read_snapshot
 from tests.catalog.rig import CALLER, RacingStore, Rig, rig
 
 DB = ("db",)
@@ -217,7 +217,7 @@ def _list_outside(client: Appender, made: Commit) -> None:
 
 
 def _cut_manifest(client: Appender, made: Commit) -> None:
-    path = Path(client.manifests[0].removeprefix("file://"))
+    path = local(client.manifests[0])
     path.write_bytes(path.read_bytes()[:-1])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.catalog.appender import Appender, Commit, Row, read_list, read_snapshot
+from tests.catalog.appender import Appender, Commit, Row, local, read_list, read_snapshot
 from tests.catalog.rig import SCHEMA
 from tests.faults.dying_server import STEPS
 from tests.faults.http import Client, Lost, new_key
@@ -135,4 +135,4 @@ def _clean_up(client: Appender, metadata: Row) -> None:
     saved = next(one for one in metadata["snapshots"] if one["snapshot-id"] == client.snapshot_id)
     named = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
     for place in {*client.manifests, client.manifest_list} - named:
-        Path(place.removeprefix("file://")).unlink()
+        local(place).unlink()

@@ -1,0 +1,179 @@
+"""Unmodified PyIceberg and Spark append to one table at once, none of them allowed to try again: with the table's
+`seamark.commit.rebase` no append fails, each row is there once, and what the engines clean up nobody needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyspark.sql import SparkSession
+
+from tests.catalog.appender import Row, local, read_list, read_snapshot
+from tests.engines.conftest import rows
+from tests.faults.http import Client
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+NEVER_AGAIN = {"commit.retry.num-retries": "0"}
+REBASE = {"seamark.commit.rebase": "append", **NEVER_AGAIN}
+MERGE = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
+SCHEMA = pa.schema([("writer", pa.int64()), ("number", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
+    with Seamark(tmp_path_factory.mktemp("rebase") / "home") as server:
+        with _catalog(server) as catalog:
+            catalog.create_namespace("db")
+        yield server
+
+
+def _catalog(server: Seamark) -> RestCatalog:
+    return RestCatalog("seamark", uri=server.base_url)
+
+
+class PyIcebergWriter:
+    """One handle of the table, which is as old as its own last commit."""
+
+    def __init__(self, server: Seamark, name: str, writer: int) -> None:
+        self._table = _catalog(server).load_table(f"db.{name}")
+        self._writer = writer
+
+    def __call__(self, number: int) -> None:
+        self._table.append(pa.table([[self._writer] * 2, [2 * number, 2 * number + 1]], schema=SCHEMA))
+
+
+class SparkWriter:
+    """SQL through a catalog of its own, so that it shares no table handle with others."""
+
+    def __init__(self, spark: SparkSession, server: Seamark, name: str, writer: int) -> None:
+        self._spark, self._writer = spark, writer
+        self._table = f"{new_catalog(spark, server.base_url)}.db.{name}"
+
+    def __call__(self, number: int) -> None:
+        values = ", ".join(f"({self._writer}, {2 * number + i})" for i in range(2))
+        self._spark.sql(f"INSERT INTO {self._table} VALUES {values}")
+
+
+def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Counter[tuple[int, int]]:
+    """Each writer appends `times` times, all beginning together; what must be there then."""
+    start = Barrier(len(writers))
+
+    def work(write: Callable[[int], None]) -> None:
+        for number in range(times):
+            if number == 0:
+                start.wait(120)
+            write(number)
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        for done in [pool.submit(work, writer) for writer in writers]:
+            done.result(300)
+    return Counter(itertools.product(range(len(writers)), range(2 * times)))
+
+
+def _metadata(server: Seamark, name: str) -> Row:
+    status, body = Client(server.base_url).call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
+    assert status == 200, body
+    metadata: Row = body["metadata"]
+    return metadata
+
+
+def _check_files(metadata: Row, appends: int) -> int:
+    """That every snapshot has all its files, and one append more than its parent. How many were rebased."""
+    snapshots = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+    assert len(snapshots) == appends
+    before: set[str] = set()
+    for parent, snapshot in zip([None, *snapshots], snapshots, strict=False):
+        assert snapshot.get("parent-snapshot-id") == (parent and parent["snapshot-id"])
+        files = read_snapshot(snapshot)
+        assert before < set(files)
+        assert all(local(path).is_file() for path in files)
+        assert snapshot["summary"]["total-data-files"] == str(len(files))
+        assert snapshot["summary"]["total-records"] == str(sum(file.records for file in files.values()))
+        assert {file.sequence_number for path, file in files.items() if path not in before} == {
+            snapshot["sequence-number"]
+        }
+        before = set(files)
+    # Engines name a manifest list after the snapshot and the attempt, the first; we, after its sequence number.
+    names = [snapshot["manifest-list"].rpartition("/")[2].split("-")[2] for snapshot in snapshots]
+    return sum(name not in ("0", "1") for name in names)
+
+
+def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:
+    with _catalog(server) as catalog:
+        catalog.create_table(f"db.{name}", schema=SCHEMA, properties=properties)
+
+
+def _read_by_pyiceberg(server: Seamark, name: str) -> Counter[tuple[int, int]]:
+    with _catalog(server) as catalog:
+        found = catalog.load_table(f"db.{name}").scan().to_arrow().to_pylist()
+    return Counter((row["writer"], row["number"]) for row in found)
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["fast append", "merge append"])
+def test_eight_pyicebergs_append_to_one_table_and_none_fails(server: Seamark, merge: bool) -> None:
+    name = f"pyicebergs_{merge}".lower()
+    _create(server, name, REBASE | (MERGE if merge else {}))
+    expected = _append_at_once([PyIcebergWriter(server, name, writer) for writer in range(8)], times=5)
+    assert _read_by_pyiceberg(server, name) == expected
+    metadata = _metadata(server, name)
+    assert _check_files(metadata, appends=40) > 10
+    listed = read_list(max(metadata["snapshots"], key=lambda one: one["sequence-number"]))
+    assert any(row["existing_files_count"] for row in listed) == merge
+
+
+def test_without_rebase_the_same_appends_fail(server: Seamark) -> None:
+    _create(server, "refused", NEVER_AGAIN)
+    with pytest.raises(CommitFailedException):
+        _append_at_once([PyIcebergWriter(server, "refused", writer) for writer in range(8)], times=5)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("merge", [False, True], ids=["fast append", "merge append"])
+def test_sparks_and_pyicebergs_append_to_one_table_and_none_fails(
+    server: Seamark, spark: SparkSession, merge: bool
+) -> None:
+    name = f"mixed_{merge}".lower()
+    _create(server, name, REBASE | (MERGE if merge else {"commit.manifest-merge.enabled": "false"}))
+    writers: list[Any] = [PyIcebergWriter(server, name, writer) for writer in range(4)]
+    writers += [SparkWriter(spark, server, name, writer) for writer in range(4, 8)]
+    expected = _append_at_once(writers, times=4)
+    assert _check_files(_metadata(server, name), appends=32) > 5
+    assert _read_by_pyiceberg(server, name) == expected
+    found = rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(found) == expected
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("merge", [False, True], ids=["fast append", "merge append"])
+def test_rows_of_rebased_appends_to_a_table_of_version_3_have_ids_of_their_own(
+    server: Seamark, spark: SparkSession, merge: bool
+) -> None:
+    name, catalog = f"rows_{merge}".lower(), new_catalog(spark, server.base_url)
+    properties = REBASE | {"format-version": "3"} | (MERGE if merge else {"commit.manifest-merge.enabled": "false"})
+    told = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
+    spark.sql(f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg TBLPROPERTIES ({told})")
+    expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
+    metadata = _metadata(server, name)
+    assert _check_files(metadata, appends=24) > 3
+    select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
+    found = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(row[:2] for row in found) == expected
+    ids = sorted(row[2] for row in found)
+    assert len(set(ids)) == len(ids)
+    assert ids[-1] < metadata["next-row-id"]
+    if not merge:
+        assert ids == list(range(len(ids))), "each append's ids follow those of the one before"
+        assert metadata["next-row-id"] == len(ids)
+    head = max(metadata["snapshots"], key=lambda one: one["sequence-number"])
+    assert {row[3] for row in found} == {file.sequence_number for file in read_snapshot(head).values()}
