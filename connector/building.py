@@ -225,6 +225,8 @@ class _Run:
     def _new(self, source: Source) -> Iterator[DataFile]:
         """Missing files, page by page, but those that were tried before."""
         for page in self._client.build_files(*self._at):
+            if not source.knows(page["files"]):
+                source = Source.of(self._client, self._at[0], self._json)
             files = [source.file(one) for one in page["files"]]
             ids = file_ids(*zip(*((one.path, one.size_bytes, one.records) for one in files), strict=True))
             for file, number in zip(files, ids[:, 0].tolist(), strict=True):
@@ -287,6 +289,10 @@ class Source:
             Storage(loaded.storage),
         )
         return Source(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
+
+    def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether the partition specs of all these files were there when the table was looked at."""
+        return all(one["spec-id"] in self.partitioned for one in listed)
 
     def file(self, listed: Mapping[str, Any]) -> DataFile:
         return DataFile(

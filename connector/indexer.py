@@ -155,11 +155,12 @@ class Indexer:
         for index in self.client.indexes(table):
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
                 done.indexes += 1
-                if index.lag_files:
+                lag_files = index.lag_files + index.lag_files_of_refs
+                if lag_files:
                     build_it = partial(self._build, table, index, workers, done)
-                    self._try((table, index.name, "build"), build_it, done, lag_files=index.lag_files)
+                    self._try((table, index.name, "build"), build_it, done, lag_files=lag_files)
                 # Also when nothing was built: of what others built much may be due.
-                if index.lag_files or any(count >= FANOUT for count in index.json["levels"].values()):
+                if lag_files or any(count >= FANOUT for count in index.json["levels"].values()):
                     self._try((table, index.name, "merge"), partial(self._merge, table, index.name, done), done)
                 if self._is_due(index):
                     due.append(_Due(index.audited_ms or 0, table, index.name))

@@ -30,7 +30,9 @@ class Index:
     """Data files of the current snapshot that it covers, of `files_total`."""
     files_total: int
     lag_files: int
-    """Data files that are to be indexed yet."""
+    """Data files of it that are to be indexed yet."""
+    lag_files_of_refs: int
+    """Data files that only other branches and tags have, to be indexed yet."""
     size_bytes: int
     audited_ms: int | None
     """When all its index files were last verified, since the epoch."""
@@ -164,11 +166,12 @@ def _index(json: dict[str, Any]) -> Index:
         state=json["state"],
         health=json["health"],
         problem=json["problem"],
-        definition=json.get("definition", ""),
-        files=json.get("files", 0),
-        files_total=json.get("files-total", 0),
-        lag_files=json.get("lag-files", 0),
-        size_bytes=json.get("size-in-bytes", 0),
-        audited_ms=json.get("audited-ms"),
+        definition=json["definition"] or "",
+        files=json["files"] or 0,
+        files_total=json["files-total"] or 0,
+        lag_files=json["lag-files"] or 0,
+        lag_files_of_refs=json["lag-files-of-refs"] or 0,
+        size_bytes=json["size-in-bytes"] or 0,
+        audited_ms=json["audited-ms"],
         json=json,
     )

@@ -21,7 +21,7 @@ import structlog
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.index_state import READER, Files, TableIndexes, covered, files_of, load
+from metaserver.api.index_state import READER, Files, TableIndexes, held_files, load, missing, snapshots_named
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.api.keys import CLOCK, REGISTRY, SETTINGS, STORE, TIMELINE
 from metaserver.api.listings import FILE_COLUMNS, items
@@ -31,7 +31,9 @@ from metaserver.api.requests import allow, caller, path_name, path_namespace, re
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.errors import BadRequest, CommitConflict, NotFound
+from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.definitions import IndexDefinition
+from metaserver.index.packing import Longs
 from metaserver.index.registering import read_index_file
 from metaserver.planner.lookup import files_at
 from metaserver.planner.view import TableView
@@ -131,10 +133,12 @@ class FinishBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a view keep their numbers while files become covered, so pages neither miss nor repeat any."""
+    """Rows of a view keep their numbers while files become covered, so pages neither miss nor repeat any. The listing
+    goes on with row `row` of the snapshot at `at`."""
 
     build: str
-    snapshot_id: int | None
+    snapshots: tuple[int, ...]
+    at: int
     row: int
 
 
@@ -184,8 +188,9 @@ async def start_index_build(request: web.Request) -> web.Response:
     await _roll_back_abandoned(request, table)
     if body.exclusive:
         await _require_alone(request, table, name)
-    files = await files_of(request, table.metadata, table.metadata.current_snapshot_id)
-    missing = await _missing_files(request, table, definition, files)
+    held = await held_files(request, table.metadata, snapshots_named(table.metadata))
+    live = table.registered.live(definition.id)
+    lag = [(one.files, await missing(request, one, live)) for one in held]
     clock = request.app[CLOCK]
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -193,8 +198,8 @@ async def start_index_build(request: web.Request) -> web.Response:
         "index": name,
         "definition": definition.id,
         "folder": f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}/{build_id}",
-        "files-total": int(missing.sum()),
-        "rows-total": files.rows_in(missing),
+        "files-total": sum(int(mask.sum()) for _, mask in lag),
+        "rows-total": sum(files.rows_in(mask) for files, mask in lag),
         "active-ms": now_ms,
     }
     instant = Instant(
@@ -240,7 +245,8 @@ async def load_index_build(request: web.Request) -> web.Response:
 
 @describe(
     "listIndexBuildFiles",
-    "Data files of the current snapshot that the index does not cover; ask again until there is none",
+    "Data files that the index does not cover, of the current snapshot and then of those that branches and tags name; "
+    "ask again until there is none",
     tags=("indexes",),
     parameters=(
         *_AT,
@@ -250,12 +256,12 @@ async def load_index_build(request: web.Request) -> web.Response:
     answers=(
         Answer(
             200,
-            "One page, of the snapshot that was current at the first",
+            "One page, of the snapshots that were current or named at the first",
             {
                 "type": "object",
                 "required": ["snapshot-id", "files", "next-page-token"],
                 "properties": {
-                    "snapshot-id": {"type": ["integer", "null"]},
+                    "snapshot-id": {"type": ["integer", "null"], "description": "The first of these snapshots."},
                     "files": {
                         "type": "array",
                         "items": {
@@ -278,28 +284,37 @@ async def list_index_build_files(request: web.Request) -> web.Response:
     limit = page_size(request.query.get("limit", str(most)), "limit", most)
     build = await _build(request, inflight=True)
     metadata = build.table.metadata
-    token = _token(request, build)
-    snapshot_id = metadata.current_snapshot_id if token is None else token.snapshot_id
-    files = await files_of(request, metadata, snapshot_id)
-    missing = await _missing_files(request, build.table, build.definition, files)
-    rows = np.flatnonzero(missing)
-    rows = rows[rows >= (0 if token is None else token.row)]
-    page = rows[:limit]
+    token = _token(request, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
+    held = await held_files(request, metadata, token.snapshots)
+    live = build.table.registered.live(build.definition.id)
+    page: list[tuple[Files, Longs]] = []
+    following = None
+    for at in range(token.at, len(held)):
+        rows = np.flatnonzero(await missing(request, held[at], live))
+        rows = rows[rows >= token.row] if at == token.at else rows
+        chosen, limit = rows[:limit], limit - min(limit, len(rows))
+        page.append((held[at].files, chosen))
+        if len(rows) > len(chosen):
+            following = _Token(token.build, token.snapshots, at, int(rows[len(chosen)]))
+            break
 
     def answer() -> dict[str, Any]:
-        named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.rows_of, range(len(files.view.blocks)))])
-        found = files_at(files.view, named[page])
-        listing = FileListing(metadata, found, files_at(TableView((), ()), named[:0]), None)
-        following = None if len(rows) <= limit else _Token(build.instant.id, snapshot_id, int(rows[limit]))
         return {
-            "snapshot-id": snapshot_id,
-            "files": items(listing, _FILE_FIELDS, 0, len(page)),
+            "snapshot-id": token.snapshots[0] if token.snapshots else None,
+            "files": [one for files, rows in page for one in _listed(metadata, files, rows)],
             "next-page-token": None
             if following is None
             else encode_page_token(msgspec.json.encode(following).decode()),
         }
 
     return json_response(await asyncio.to_thread(answer))
+
+
+def _listed(metadata: TableMetadata, files: Files, rows: Longs) -> list[dict[str, Any]]:
+    """As the answer shows these rows of a view."""
+    named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.rows_of, range(len(files.view.blocks)))])
+    none = files_at(TableView((), ()), named[:0])
+    return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
 
 
 @describe(
@@ -390,7 +405,7 @@ async def _build(request: web.Request, *, inflight: bool = False) -> _Build:
     instant = await request.app[STORE].instant(build_id)
     mine = instant is not None and instant.action == ACTION and instant.uuid == table.entry.uuid
     if instant is None or not mine or instant.summary.get("index") != name:
-        raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; begin one with POST …/builds")
+        raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; begin one with seamark index build")
     definition = defined_index(table.metadata, name)
     if inflight:
         _require_inflight(instant)
@@ -402,13 +417,6 @@ async def _build(request: web.Request, *, inflight: bool = False) -> _Build:
 def _require_inflight(instant: Instant) -> None:
     if instant.state is not InstantState.INFLIGHT:
         raise CommitConflict(f"The build {instant.id} is {instant.state.value}; begin another")
-
-
-async def _missing_files(
-    request: web.Request, table: TableIndexes, definition: IndexDefinition, files: Files
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """bool[rows]: files of the view that the index does not cover and could."""
-    return ~await covered(request, files, table.registered.live(definition.id)) & files.ids.identified
 
 
 async def _checked(request: web.Request, build: _Build, wanted: _RegisteredFile) -> IndexFile:
@@ -496,12 +504,13 @@ def _token(request: web.Request, build: _Build) -> _Token | None:
         token = msgspec.json.decode(packed, type=_Token)
     except (BadRequest, msgspec.DecodeError):
         token = None
-    if token is None or token.build != build.instant.id or token.row < 0:
+    if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):
         raise BadRequest(f"page-token {text[:40]!r} is not one of this listing; begin it again without")
-    if token.snapshot_id is not None and build.table.metadata.snapshot(token.snapshot_id) is None:
-        raise BadRequest(
-            f"The snapshot {token.snapshot_id} of the listing has expired; begin it again without page-token"
-        )
+    for snapshot_id in token.snapshots:
+        if build.table.metadata.snapshot(snapshot_id) is None:
+            raise BadRequest(
+                f"The snapshot {snapshot_id} of the listing has expired; begin it again without page-token"
+            )
     return token
 
 

@@ -127,7 +127,7 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
         if (one.location, one.definition) == (location, definition.id):
             return one
     raise NotFound(
-        f"The index {definition.name} has no index file {location[:500]!r}; list them with GET …/indexes/{{index}}"
+        f"The index {definition.name} has no index file {location[:500]!r}; seamark index show tells which it has"
     )
 
 

@@ -7,7 +7,9 @@ An index file that turns out to be damaged or gone is quarantined at once: its d
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,8 @@ from metaserver.store.port import Entry, IndexFile, InstantFilter, NamespacePath
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000
+SNAPSHOTS_MAX = 32
+"""Snapshots of branches and tags whose files are to be indexed; of more, those of the oldest are not."""
 AUDITING = "auditing"
 _AUDITS_MAX = 1000
 
@@ -57,6 +61,13 @@ class Files:
         return int(self.records[mask].clip(0).sum())
 
 
+class Held(NamedTuple):
+    """The files of a snapshot, and bool[rows]: those that none of the snapshots before it has."""
+
+    files: Files
+    fresh: Mask
+
+
 async def load(request: web.Request, namespace: NamespacePath, name: str) -> TableIndexes:
     """NoSuchTable."""
     loaded: LoadedTable = await request.app[CATALOG].tables.load(namespace, name)
@@ -77,6 +88,27 @@ async def files_of(request: web.Request, metadata: TableMetadata, snapshot_id: i
     return read() if view.rows <= _IN_THREAD_FILES else await asyncio.to_thread(read)
 
 
+def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
+    """The current snapshot, then what branches and tags name otherwise, the newest first; at most SNAPSHOTS_MAX."""
+    named = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
+    others = [one for one in (metadata.snapshot(snapshot_id) for snapshot_id in named) if one is not None]
+    others.sort(key=lambda one: (-one.timestamp_ms, one.snapshot_id))
+    current = () if metadata.current_snapshot_id is None else (metadata.current_snapshot_id,)
+    return (*current, *(one.snapshot_id for one in others))[:SNAPSHOTS_MAX]
+
+
+async def held_files(request: web.Request, metadata: TableMetadata, snapshots: Sequence[int]) -> list[Held]:
+    """Of each snapshot in turn, every file once."""
+    held: list[Held] = []
+    for snapshot_id in snapshots:
+        files = await files_of(request, metadata, snapshot_id)
+        fresh = np.ones(files.ids.rows, dtype=np.bool_)
+        for before in held:
+            fresh &= ~await asyncio.to_thread(files.ids.described, before.files.ids.ids)
+        held.append(Held(files, fresh))
+    return held
+
+
 async def covered(request: web.Request, files: Files, live: tuple[IndexFile, ...]) -> Mask:
     """bool[rows]: which of the files these index files describe."""
     described = await asyncio.gather(*(_described(request, one) for one in live))
@@ -94,6 +126,11 @@ async def audited_ms(request: web.Request, table: TableIndexes) -> dict[str, int
     for one in await request.app[STORE].instants(where, _AUDITS_MAX):
         found.setdefault(str(one.summary.get("definition")), one.requested_ms)
     return found
+
+
+async def missing(request: web.Request, held: Held, live: tuple[IndexFile, ...]) -> Mask:
+    """bool[rows]: files that none before has, and that these index files do not describe and could."""
+    return ~await covered(request, held.files, live) & held.files.ids.identified & held.fresh
 
 
 async def _described(request: web.Request, file: IndexFile) -> npt.NDArray[np.uint64]:

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.index_state import Files, TableIndexes, add_parts, audited_ms, covered, files_of, load
+from metaserver.api.index_state import (
+    Files,
+    Held,
+    TableIndexes,
+    add_parts,
+    audited_ms,
+    covered,
+    files_of,
+    held_files,
+    load,
+    missing,
+    snapshots_named,
+)
 from metaserver.api.keys import CATALOG, USAGE
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
@@ -56,52 +68,63 @@ _REGISTERED_SCHEMA: dict[str, Any] = {
         "reason": {"type": ["string", "null"], "description": "Why it is quarantined."},
     },
 }
+_COUNT_OR_NULL = {"type": ["integer", "null"]}
+_OF_AN_INDEX: dict[str, Any] = {
+    "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for those that the partition spec makes."},
+    "kind": {"enum": [*DEFINABLE, "bucket", None]},
+    "state": {"enum": [*STATES, None]},
+    "health": {
+        "enum": ["ok", "behind", "damaged", "paused", "broken"],
+        "description": "behind: files are missing; damaged: an index file is quarantined and what it described is "
+        "missing; broken: the table's property makes no sense, see problem.",
+    },
+    "problem": {"type": ["string", "null"]},
+    "definition": {
+        "type": ["string", "null"],
+        "description": "As people write it.",
+        "examples": ["bloom(user_id, fpp=0.01)"],
+    },
+    "definition-id": {"type": ["string", "null"], "description": "What its index files carry."},
+    "columns": {"type": ["array", "null"], "items": {"type": "string"}},
+    "field-ids": {"type": ["array", "null"], "items": {"type": "integer"}},
+    "fpp": {"type": "number", "description": "Of bloom: the share of false positives."},
+    "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that it covers."},
+    "files-total": _COUNT_OR_NULL,
+    "rows": _COUNT_OR_NULL,
+    "rows-total": _COUNT_OR_NULL,
+    "lag-files": {
+        "type": ["integer", "null"],
+        "description": "Files of the current snapshot that are to be indexed yet.",
+    },
+    "lag-files-of-refs": {
+        "type": ["integer", "null"],
+        "description": "Files that only snapshots of other branches and of tags have, and that are to be indexed yet.",
+    },
+    "size-in-bytes": {"type": ["integer", "null"], "description": "Of its live index files."},
+    "levels": {
+        "type": ["object", "null"],
+        "additionalProperties": _COUNT,
+        "description": "Live index files by level; a merge makes few of a higher one out of many.",
+    },
+    "quarantined": {"type": ["integer", "null"], "description": "Index files found damaged."},
+    "audited-ms": {
+        "type": ["integer", "null"],
+        "description": "When all its index files were last verified, in ms since the epoch; null where they were "
+        "not, or long ago.",
+    },
+    "used": {
+        "type": ["object", "null"],
+        "description": "What plans of this worker made of it since its start; null where none did.",
+        "properties": {"last-ms": _COUNT, "plans": _COUNT, "files-in": _COUNT, "files-removed": _COUNT},
+    },
+    "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
+}
+_OF_EACH = [name for name in _OF_AN_INDEX if name not in ("fpp", "index-files")]
 INDEX_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "required": ["name", "kind", "state", "health", "problem"],
-    "properties": {
-        "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for those that the partition spec makes."},
-        "kind": {"enum": [*DEFINABLE, "bucket", None]},
-        "state": {"enum": [*STATES, None]},
-        "health": {
-            "enum": ["ok", "behind", "damaged", "paused", "broken"],
-            "description": "behind: files are missing; damaged: an index file is quarantined and what it described is "
-            "missing; broken: the table's property makes no sense, see problem.",
-        },
-        "problem": {"type": ["string", "null"]},
-        "definition": {
-            "type": "string",
-            "description": "As people write it.",
-            "examples": ["bloom(user_id, fpp=0.01)"],
-        },
-        "definition-id": {"type": "string", "description": "What its index files carry."},
-        "columns": {"type": "array", "items": {"type": "string"}},
-        "field-ids": {"type": "array", "items": {"type": "integer"}},
-        "fpp": {"type": "number", "description": "Of bloom: the share of false positives."},
-        "files": {"type": "integer", "description": "Data files of the current snapshot that it covers."},
-        "files-total": _COUNT,
-        "rows": _COUNT,
-        "rows-total": _COUNT,
-        "lag-files": {"type": "integer", "description": "Files of the current snapshot that are to be indexed yet."},
-        "size-in-bytes": {"type": "integer", "description": "Of its live index files."},
-        "levels": {
-            "type": "object",
-            "additionalProperties": _COUNT,
-            "description": "Live index files by level; a merge makes few of a higher one out of many.",
-        },
-        "quarantined": {"type": "integer", "description": "Index files found damaged."},
-        "audited-ms": {
-            "type": ["integer", "null"],
-            "description": "When all its index files were last verified, in ms since the epoch; null where they were "
-            "not, or long ago.",
-        },
-        "used": {
-            "type": ["object", "null"],
-            "description": "What plans of this worker made of it since its start; null where none did.",
-            "properties": {"last-ms": _COUNT, "plans": _COUNT, "files-in": _COUNT, "files-removed": _COUNT},
-        },
-        "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
-    },
+    "required": _OF_EACH,
+    "description": "Of one that is broken all is null but name, health and problem.",
+    "properties": _OF_AN_INDEX,
 }
 _BODY: dict[str, Any] = {
     "type": "object",
@@ -156,12 +179,11 @@ async def list_indexes(request: web.Request) -> web.Response:
     allow(request, namespace)
     table = await load(request, namespace, path_name(request, "table"))
     defined = read_definitions(table.metadata)
-    files = await files_of(request, table.metadata, table.metadata.current_snapshot_id)
-    audits = await audited_ms(request, table)
-    listed = [await _index(request, table, files, one, audits) for one in defined.by_name.values()]
+    stand = await _stand(request, table)
+    listed = [await _index(request, table, stand, one) for one in defined.by_name.values()]
     listed += [_broken(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda one: str(one["name"]))
-    listed += [_bucket(table.metadata, files, one) for one in bucket_definitions(table.metadata)]
+    listed += [_bucket(table.metadata, stand.files, one) for one in bucket_definitions(table.metadata)]
     return json_response({"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed})
 
 
@@ -275,20 +297,38 @@ async def _shown(request: web.Request, table: TableIndexes, name: str) -> dict[s
     buckets = {one.name: one for one in bucket_definitions(table.metadata)} if definition is None else {}
     if definition is None and name not in buckets:
         raise _missing(name)
-    files = await files_of(request, table.metadata, table.metadata.current_snapshot_id)
+    stand = await _stand(request, table)
     if definition is None:
-        return _bucket(table.metadata, files, buckets[name])
+        return _bucket(table.metadata, stand.files, buckets[name])
     mine = [one for one in table.registered.files if one.definition == definition.id]
     shown = [_registered(one) for one in mine[-_LISTED_FILES_MAX:]]
-    found = await _index(request, table, files, definition, await audited_ms(request, table))
-    return {**found, "index-files": shown}
+    return {**await _index(request, table, stand, definition), "index-files": shown}
+
+
+class _Stand(NamedTuple):
+    """A table as its indexes are held against it: the files of its current snapshot, of those that refs name otherwise,
+    and when each index was audited, by definition id."""
+
+    files: Files
+    others: Sequence[Held]
+    audits: Mapping[str, int]
+
+
+async def _stand(request: web.Request, table: TableIndexes) -> _Stand:
+    metadata = table.metadata
+    held = await held_files(request, metadata, snapshots_named(metadata))
+    audits = await audited_ms(request, table)
+    if metadata.current_snapshot_id is None:
+        return _Stand(await files_of(request, metadata, None), held, audits)
+    return _Stand(held[0].files, held[1:], audits)
 
 
 async def _index(
-    request: web.Request, table: TableIndexes, files: Files, definition: IndexDefinition, audits: Mapping[str, int]
+    request: web.Request, table: TableIndexes, stand: _Stand, definition: IndexDefinition
 ) -> dict[str, Any]:
-    live = table.registered.live(definition.id)
+    live, files = table.registered.live(definition.id), stand.files
     mask = await covered(request, files, live)
+    of_refs = sum([int((await missing(request, one, live)).sum()) for one in stand.others])
     indexed, total = int(mask.sum()), files.ids.rows
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
@@ -308,10 +348,11 @@ async def _index(
         "rows": files.rows_in(mask),
         "rows-total": files.rows_in(np.ones(total, dtype=np.bool_)),
         "lag-files": lag,
+        "lag-files-of-refs": of_refs,
         "size-in-bytes": sum(one.size_bytes for one in live),
         "levels": {str(level): count for level, count in sorted(Counter(one.level for one in live).items())},
         "quarantined": quarantined,
-        "audited-ms": audits.get(definition.id),
+        "audited-ms": stand.audits.get(definition.id),
         "used": None
         if used is None
         else {
@@ -342,6 +383,7 @@ def _bucket(metadata: TableMetadata, files: Files, definition: IndexDefinition) 
         "rows": files.rows_in(mask),
         "rows-total": files.rows_in(np.ones_like(mask)),
         "lag-files": 0,
+        "lag-files-of-refs": 0,
         "size-in-bytes": 0,
         "levels": {},
         "quarantined": 0,
@@ -364,7 +406,8 @@ def _defined(definition: IndexDefinition) -> dict[str, Any]:
 
 
 def _broken(name: str, problem: str) -> dict[str, Any]:
-    return {"name": name, "kind": None, "state": None, "health": "broken", "problem": problem}
+    """What others say and it cannot is null."""
+    return {**dict.fromkeys(_OF_EACH), "name": name, "health": "broken", "problem": problem}
 
 
 def _registered(file: IndexFile) -> dict[str, Any]:
@@ -382,7 +425,7 @@ def _registered(file: IndexFile) -> dict[str, Any]:
 
 
 def _missing(name: str) -> NotFound:
-    return NotFound(f"The table has no index {name[:200]!r}; list what there is with GET …/indexes")
+    return NotFound(f"The table has no index {name[:200]!r}; seamark index list tells what there is")
 
 
 def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:

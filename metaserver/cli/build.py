@@ -106,8 +106,13 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
     Reads only the indexed columns. Writers notice nothing; what they commit meanwhile is indexed, too.
     """
     found = client.indexes(table) if name is None else [client.index(table, name)]
-    wanted = [one.name for one in found if one.kind != "bucket" and (name is not None or one.state == "enabled")]
-    if not wanted:
+    broken = [one for one in found if one.health == "broken" and name is None]
+    wanted = [
+        one.name
+        for one in found
+        if one.kind != "bucket" and one not in broken and (name is not None or one.state == "enabled")
+    ]
+    if not wanted and not broken:
         raise Misconfigured(f"{table} has no index to build; define one with seamark index create")
     with interruptible(), open_workers(engine, master) as workers:
         for one in wanted:
@@ -115,6 +120,9 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
                 _build(client, table, one, workers)
             except (OSError, ClusterFailed, TableReplaced, Corrupt) as error:
                 raise click.ClickException(f"Index {one} is not built: {error}") from None
+    if broken:
+        told = "; ".join(f"{one.name}: {one.problem}" for one in broken)
+        raise click.ClickException(f"{len(broken)} indexes are broken, and not built: {told}")
 
 
 def _build(client: IndexClient, table: str, name: str, workers: Workers) -> None:

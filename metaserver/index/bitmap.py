@@ -146,7 +146,7 @@ class Bitmap:
         if self._starts[-1] != total:
             raise ValueError(f"the sections of a bitmap index end at {self._starts[-1]} of {total} bytes")
         self._has_keys = self._cardinalities > 0
-        self._postings = Postings(memory[end : end + postings], self._form, self.files)
+        self._postings = Postings(memory[end : end + postings], self._form, self.files, int(self._cardinalities.sum()))
         self._postings_start = end
         self._sections: dict[int, Section] = {}
         self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES)

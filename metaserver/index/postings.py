@@ -195,14 +195,16 @@ def _is_wide(begins: Places, ends: Places) -> bool:
 class Postings:
     """Reads what `build_postings` made. ValueError where something cannot be right, when it is first read."""
 
-    def __init__(self, memory: memoryview, form: int, files: int) -> None:
+    def __init__(self, memory: memoryview, form: int, files: int, pairs: int) -> None:
+        """`pairs`: distinct keys of each file, added up, so many at most are listed."""
         self._pieces = Pieces(memory)
         self._keys, there, has_form, self.layout, _ = self._pieces.head
         pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
         if (there, has_form, self._pieces.count) != (files, form, pieces):
             raise ValueError(f"postings of {there} files in {self._pieces.count} pieces cannot be right")
-        if self._keys >= _NEVER:
-            raise ValueError(f"postings of {self._keys} keys, more than ranks can count, cannot be right")
+        if self._keys >= _NEVER or self._keys > pairs:
+            raise ValueError(f"postings of {self._keys} keys, where files have {pairs}, cannot be right")
+        self._pairs = pairs
         self._form = form
         self._files = files
         self._arrays: dict[int, npt.NDArray[Any]] = {}
@@ -260,7 +262,7 @@ class Postings:
         """What each file's least and most say of wide intervals, and the intervals that are to be asked yet."""
         marks = np.zeros(self._files, dtype=np.uint8)
         many = ends - begins > 1
-        least, most = self._array(_LEAST, "<u4"), self._array(_MOST, "<u4")
+        least, most = (self._array(number, "<u4", self._files) for number in (_LEAST, _MOST))
         open_ = np.zeros(self._files, dtype=np.bool_)
         for begin, end in zip(begins[many].tolist(), ends[many].tolist(), strict=True):
             below, above = least < begin, most >= end
@@ -274,25 +276,24 @@ class Postings:
     def _listed(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
         if self.layout == MATRIX:
             words = bits.words_of(self._files)
-            matrix = self._array(_FILES, "<u8")
-            if len(matrix) != words * self._keys:
-                raise ValueError(f"postings of {self._keys} keys have {len(matrix)} words")
+            matrix = self._array(_FILES, "<u8", words * self._keys)
             found = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
             return np.unpackbits(found.view(np.uint8), count=self._files, bitorder="little")
         if self._starts is None:
             self._starts = _ordered.Numbers(aligned(self._pieces.read(_STARTS).data), self._keys + 1)
         width = 1 if self._files <= 1 << 8 else 2 if self._files <= 1 << 16 else 4
         marks = np.zeros(self._files, dtype=np.uint8)
-        listed = self._array(_FILES, f"<u{width}")
+        pairs = int(self._starts.at(np.array([self._keys], dtype=np.uint64))[0])
+        if pairs > self._pairs:
+            raise ValueError(f"postings list {pairs} files, where the files have {self._pairs} keys")
+        listed = self._array(_FILES, f"<u{width}", pairs)
         _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
     def _by_edges(self, bounds: Bounds, there: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
         """The files that least and most key decide for, and the numbers of those that they leave open."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
-        least, most = self._array(0, dtype), self._array(1, dtype)
-        if len(least) != self._files or len(most) != self._files:
-            raise ValueError(f"postings of {self._files} files have the edges of {len(least)}")
+        least, most = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
         lows, highs = bounds.edges(EDGE_BYTES)
         # the first range that does not end before the least key of a file begins no later than its most, or none does
         place = np.searchsorted(highs, least, side="left")
@@ -316,16 +317,16 @@ class Postings:
             marks[number] = len(bounds.intervals(section(number).dictionary).begins) > 0
         return marks
 
-    def _array(self, number: int, dtype: str) -> npt.NDArray[Any]:
-        """A piece as numbers, kept when it had to be inflated."""
+    def _array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
+        """A piece as so many numbers, kept when it had to be inflated. Not before it is known how much that makes."""
         held = self._arrays.get(number)
         if held is not None:
             return held
         piece = self._pieces.read(number)
         if piece.coding == Coding.ZSTD:
             size = int.from_bytes(piece.data[:8], "little")
-            if size > _INFLATED_MAX:
-                raise ValueError(f"a piece of {size:,} bytes is too large")
+            if size != count * np.dtype(dtype).itemsize or size > _INFLATED_MAX:
+                raise ValueError(f"a piece of {count} numbers cannot inflate to {size:,} bytes")
             try:
                 data = _ZSTD.decompress(piece.data[8:], size, asbytes=True)
             except OSError as error:
@@ -335,5 +336,7 @@ class Postings:
             found = aligned(piece.data).view(dtype)
         else:
             raise ValueError(f"a piece has the coding {piece.coding}")
+        if len(found) != count:
+            raise ValueError(f"a piece has {len(found)} numbers, not {count}")
         self._arrays[number] = found
         return found

@@ -52,6 +52,11 @@ class FileIds:
         return self._order.nbytes + self._ids.nbytes
 
     @property
+    def ids(self) -> Words:
+        """uint64[n, 2]: all of them, in ascending order."""
+        return self._ids
+
+    @property
     def identified(self) -> Mask:
         """bool[rows]: those that have an identity."""
         found = np.zeros(self.rows, dtype=np.bool_)

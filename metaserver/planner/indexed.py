@@ -46,6 +46,8 @@ FIRST_FIELD_ID = 1 << 31
 """Fields that stand for indexed terms; no column and no partition field has an id above 2^31 - 1."""
 KEYS_MAX = 100_000
 """Keys that one predicate may look for in bloom filters or record indexes; longer lists prove nothing there."""
+TRANSFORMED_MAX = 200_000
+"""Values to which functions of indexed terms are applied for one plan; an index that would take more is left out."""
 COMBINATIONS_MAX = 10_000
 """Keys that equalities on the columns of one composite key may stand for."""
 
@@ -130,7 +132,7 @@ def project(bound: Expression, definitions: Sequence[IndexDefinition]) -> Projec
         term = definition.terms[0]
         one = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
         fields.setdefault(term.column_id, []).append(one)
-    expression = _useful(_over(bound, fields, by_field), by_field)
+    expression = _useful(_over(bound, fields, by_field, _Budget(TRANSFORMED_MAX)), by_field)
     composite = tuple(
         (definition, equalities)
         for definition in definitions
@@ -139,18 +141,36 @@ def project(bound: Expression, definitions: Sequence[IndexDefinition]) -> Projec
     return Projected(expression, by_field, composite) if expression != TRUE or composite else None
 
 
+@dataclass
+class _Budget:
+    values: int
+
+    def allows(self, predicate: Bound, field: PartitionField) -> bool:
+        """Whether the field's function may be applied to the predicate's values; then that is spent."""
+        cost = 0 if field.transform == IDENTITY else len(predicate.values)
+        if cost > self.values:
+            return False
+        self.values -= cost
+        return True
+
+
 def _over(
-    expression: Expression, fields: Mapping[int, Sequence[PartitionField]], by_field: Mapping[int, IndexDefinition]
+    expression: Expression,
+    fields: Mapping[int, Sequence[PartitionField]],
+    by_field: Mapping[int, IndexDefinition],
+    budget: _Budget,
 ) -> Expression:
     """`fields` by the column that they are of."""
     match expression:
         case And(children):
-            return all_of(*(_over(child, fields, by_field) for child in children))
+            return all_of(*(_over(child, fields, by_field, budget) for child in children))
         case Or(children):
-            return any_of(*(_over(child, fields, by_field) for child in children))
+            return any_of(*(_over(child, fields, by_field, budget) for child in children))
         case Bound(column_id=column_id):
             mine = [
-                one for one in fields.get(column_id, ()) if _is_of(expression, by_field[one.field_id or 0].terms[0])
+                one
+                for one in fields.get(column_id, ())
+                if _is_of(expression, by_field[one.field_id or 0].terms[0]) and budget.allows(expression, one)
             ]
             plain = PartitionSpec(0, tuple(one for one in mine if one.transform != LOWER))
             by_lower = [_lowered(expression, one) for one in mine if one.transform == LOWER]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.api import builds
+from metaserver.api import builds, index_state
 from metaserver.index.index_file import KINDS
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
@@ -95,6 +95,35 @@ async def test_a_listing_skips_nothing_while_its_files_become_covered(table: Api
     assert (rest["snapshot-id"], [file["file-path"] for file in rest["files"]]) == (1, PATHS[2:])
     # Begun again it is of what is there now.
     assert sorted(await missing(table, build, limit=2)) == sorted([*PATHS[2:], "file:///t/new.parquet"])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_files_that_only_branches_and_tags_have_are_listed_behind_the_current_ones_each_once(
+    table: Api, limit: int
+) -> None:
+    on_branch = [file_of(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
+    await append(table, "t", on_branch[:2], snapshot_id=2, parent=1, branch="work")
+    await append(table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
+    build = await begin(table)
+    assert build["progress"]["files-total"] == 9
+    found = await shown(table)
+    assert (found["lag-files"], found["lag-files-of-refs"], found["files-total"]) == (6, 3, 6)
+    listed = await missing(table, build, limit=limit)
+    assert listed[:6] == PATHS
+    assert sorted(listed[6:]) == [one.path for one in on_branch]
+    await register(table, build, write(build, "a", index_bytes(build, [*FILES, on_branch[0]])))
+    found = await shown(table)
+    assert (found["health"], found["lag-files"], found["lag-files-of-refs"]) == ("ok", 0, 2)
+    assert sorted(await missing(table, build, limit=limit)) == [one.path for one in on_branch[1:]]
+
+
+async def test_of_very_many_tags_the_newest_snapshots_are_looked_through(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_state, "SNAPSHOTS_MAX", 2)
+    for n in (2, 3, 4):
+        await append(table, "t", [file_of(f"file:///t/b{n}.parquet", n, n)], snapshot_id=n, parent=1, branch=f"b{n}")
+    assert await missing(table, await begin(table)) == [*PATHS, "file:///t/b4.parquet"]
 
 
 async def test_a_build_catches_up_until_nothing_is_missing_and_finishes(table: Api) -> None:

@@ -62,6 +62,8 @@ async def test_an_index_is_defined_in_the_tables_properties_and_listed(table: Ap
         "rows": 0,
         "rows-total": 210,
         "lag-files": 6,
+        "lag-files-of-refs": 0,
+        "audited-ms": None,
         "size-in-bytes": 0,
         "levels": {},
         "quarantined": 0,
@@ -198,6 +200,10 @@ async def test_a_property_that_makes_no_sense_is_listed_with_its_problem_and_can
         ("bad", None, "broken"),
     ]
     assert "no such column" in listed[1]["problem"]
+    sound = await define(table, "sound", kind="bitmap", columns=["id"])
+    assert set(listed[0]) == set(sound) - {"index-files"}
+    assert {one for one, value in listed[0].items() if value is not None} == {"name", "health", "problem"}
+    assert (await table("DELETE", f"{INDEXES}/sound")).status == 204
     assert (await shown(table, "bad")) == listed[1]
     assert "no such column" in (await table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
     assert (await table("POST", f"{INDEXES}/bad/builds")).error[0] == 400

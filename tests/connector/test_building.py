@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -20,7 +22,7 @@ from connector.indexes import IndexClient
 from connector.indexing import DataFile, IndexTask, Written
 from metaserver.cli.build import interruptible
 from metaserver.cli.main import cli
-from tests.connector.lake import append, create, spread
+from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
 from tests.connector.served import Served
 
 SMALL = Limits(files=2)
@@ -91,6 +93,42 @@ def test_what_is_committed_meanwhile_is_caught_up_with(client: IndexClient) -> N
     assert [len(group) for group in workers.groups] == [2, 2, 2, 1, 1]
     assert (report.progress.files_done, report.progress.files_total) == (8, 8)
     assert client.index("db.t", "b").health == "ok"
+
+
+def test_a_partition_spec_that_is_added_meanwhile_is_looked_up(client: IndexClient) -> None:
+    def repartition() -> None:
+        with catalog_at(client.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+            update.add_identity("discount")
+        append(client.url, "db.t", [[11, 22], [33]])
+
+    class Paged(IndexClient):
+        """Before its second listing the table gets another spec."""
+
+        listings = 0
+
+        def build_files(self, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
+            self.listings += 1
+            if self.listings == 2:
+                repartition()
+            return super().build_files(*given, **more)
+
+    paged = Paged(client.url)
+    report = build(paged, "db.t", "b", InProcess(), limits=SMALL)
+    paged.close()
+    assert (report.json["state"], report.progress.files_done, report.left) == ("completed", 8, 0)
+
+
+def test_files_that_only_a_branch_has_are_built_too(client: IndexClient) -> None:
+    with catalog_at(client.url) as catalog:
+        table = catalog.load_table("db.t")
+        table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "work").commit()
+        table.append(pa.table(rows([1000, 1001]), schema=SCHEMA), branch="work")
+    found = client.index("db.t", "b")
+    assert (found.lag_files, found.lag_files_of_refs) == (6, 1)
+    report = build(client, "db.t", "b", InProcess())
+    assert (report.progress.files_done, report.left) == (7, 0)
+    found = client.index("db.t", "b")
+    assert (found.health, found.lag_files_of_refs) == ("ok", 0)
 
 
 def test_a_build_ends_however_fast_others_commit(client: IndexClient) -> None:
@@ -230,6 +268,20 @@ def test_the_command_builds_one_index_or_all(client: IndexClient) -> None:
     code, text = seamark(client.url, "build", "db.t")
     assert (code, "Index b: 0 data files" in text, "Index m: 6 data files" in text) == (0, True, True), text
     assert [one.health for one in client.indexes("db.t")] == ["ok", "ok", "paused"]
+
+
+def test_the_command_tells_of_definitions_that_make_no_sense_and_fails(client: IndexClient) -> None:
+    with catalog_at(client.url) as catalog, catalog.load_table("db.t").transaction() as change:
+        change.set_properties({"seamark.index.odd": "bitmap(nope)"})
+    done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
+    assert done.exit_code == 1
+    assert "Index b: 6 data files" in done.output
+    assert "1 indexes are broken, and not built: odd: " in done.output
+    client.drop_index("db.t", "b")
+    done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
+    assert (done.exit_code, "no such column" in done.output) == (1, True)
+    done = CliRunner().invoke(cli, ["index", "show", "db.t", "b"], env={"SEAMARK_URL": client.url})
+    assert "seamark index list tells what there is" in done.output
 
 
 def test_the_command_tells_what_stops_it(client: IndexClient) -> None:

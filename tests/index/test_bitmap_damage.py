@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.index import bitmap, postings
+from metaserver.index import _ordered, bitmap, postings
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bits import Coding
-from metaserver.index.dictionary import BYTES, CODES
+from metaserver.index.dictionary import BYTES, CODES, Bounds
 from metaserver.index.keys import KeyRange, KeyRanges, keys_of
 from metaserver.index.pieces import Head, Piece, write_pieces
-from metaserver.index.postings import MATRIX, Postings
+from metaserver.index.postings import EDGES, LISTS, MATRIX, Postings
 
 Answers = list[tuple[list[int], list[list[int]]]]
 
@@ -146,4 +146,33 @@ def test_more_keys_than_ranks_can_count_are_refused_before_anything_is_read(keys
     """Checksums tell of accidents: whoever writes a file on purpose makes them fit."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
-        Postings(memoryview(write_pieces(Head(keys, 1, form, MATRIX, 0), pieces)), form, 1)
+        Postings(memoryview(write_pieces(Head(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)
+
+
+@pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
+def test_a_piece_that_would_inflate_to_more_than_there_can_be_is_not_inflated(layout: int) -> None:
+    """As a crafted file may say: two gigabytes of zeros are a few kilobytes."""
+    bomb = Piece(Coding.ZSTD, (1 << 30).to_bytes(8, "little") + pa.compress(bytes(1 << 20), "zstd", asbytes=True))
+    key = np.array([7], dtype=np.uint64)
+    starts = _ordered.pack_numbers(np.array([0, 1], dtype=np.uint64))
+    pieces = [Piece(Coding.FLAT, _ordered.pack_numbers(key).data), bomb, bomb, bomb]
+    if layout == LISTS:
+        pieces.append(Piece(Coding.FLAT, starts.data))
+    if layout == EDGES:
+        pieces = [bomb, bomb]
+    written = write_pieces(Head(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
+    opened = Postings(memoryview(written), CODES, 3, 3)
+    there = np.ones(3, dtype=np.bool_)
+    wide = KeyRanges("long", (KeyRange(0, 9),))
+    with pytest.raises(ValueError, match="cannot inflate to"):
+        opened.files_with(Bounds(wide, CODES), there, lambda _: pytest.fail("no section is asked"))
+
+
+def test_lists_of_more_files_than_there_are_keys_are_refused() -> None:
+    key, starts = (_ordered.pack_numbers(np.array(one, dtype=np.uint64)) for one in ([7], [0, 1 << 40]))
+    parts = (key.tobytes(), bytes(12), bytes(12), bytes(3), starts.tobytes())
+    written = write_pieces(Head(1, 3, CODES, LISTS, 0), [Piece(Coding.FLAT, one) for one in parts])
+    opened = Postings(memoryview(written), CODES, 3, 3)
+    bounds = Bounds(KeyRanges("long", (KeyRange(7, 7),)), CODES)
+    with pytest.raises(ValueError, match="postings list"):
+        opened.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("no section is asked"))

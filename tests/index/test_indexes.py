@@ -199,6 +199,16 @@ async def test_a_suspect_whose_source_is_damaged_is_quarantined_with_both_reason
     assert await indexes.open(file) is None
 
 
+async def test_a_suspect_of_a_newer_version_is_left_alone_and_stays_registered(rig: Rig) -> None:
+    path = await rig.table.index("bitmap", range(3))
+    path.write_bytes(path.read_bytes().replace(b"seamark-bitmap-v1", b"seamark-bitmap-v9"))
+    indexes, file = await rig.indexes(), await rig.file(path)
+    await indexes.suspect([file], "it looked wrong")
+    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert indexes.is_beyond_us(file)
+    assert indexes.quarantined == 0
+
+
 async def test_a_suspect_that_cannot_be_looked_at_is_left_alone(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.indexes(), await rig.file(path)

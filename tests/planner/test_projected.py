@@ -14,7 +14,7 @@ from metaserver.iceberg.schema import Field, Schema
 from metaserver.index.definitions import IndexDefinition, define
 from metaserver.index.registry import Registry
 from metaserver.planner.coverage import Coverage, file_ids_of
-from metaserver.planner.indexed import Probe, project
+from metaserver.planner.indexed import TRANSFORMED_MAX, Probe, project
 from metaserver.planner.prune import Selection
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.view import TableView
@@ -104,3 +104,16 @@ async def test_index_files_that_there_is_no_time_for_leave_nothing_out(tmp_path:
         selection = Selection.everything(view)
         probe.narrow(selection, frozenset({kind}), lambda answers=answers: next(answers, True))
         assert selection.count() == 6 - asked
+
+
+def test_a_long_list_is_taken_through_functions_for_as_many_indexes_as_that_is_worth() -> None:
+    schema = Schema((Field(1, "id", False, "long"),))
+    terms = ["id", *(f"bucket[{n}](id)" for n in range(2, 12))]
+    definitions = [define(f"i{n}", "bitmap", [term], schema) for n, term in enumerate(terms)]
+    values = tuple(range(TRANSFORMED_MAX // 4))
+    projected = project(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
+    assert projected is not None
+    assert [one.name for one in projected.definitions] == ["i0", "i1", "i2", "i3", "i4"]
+    few = project(Bound(Op.IN, 1, "id", "long", "identity", "long", (1, 2)), definitions)
+    assert few is not None
+    assert len(few.definitions) == 11
