@@ -109,6 +109,15 @@ def _check_files(metadata: Row, appends: int) -> int:
     return sum(name not in ("0", "1") for name in names)
 
 
+def _unnamed(metadata: Row) -> set[str]:
+    """Manifests and manifest lists that no snapshot needs."""
+    lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
+    named = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
+    there = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
+    assert lists | named <= there
+    return there - lists - named
+
+
 def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:
     with _catalog(server) as catalog:
         catalog.create_table(f"db.{name}", schema=SCHEMA, properties=properties)
@@ -166,6 +175,7 @@ def test_rows_of_rebased_appends_to_a_table_of_version_3_have_ids_of_their_own(
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _metadata(server, name)
     assert _check_files(metadata, appends=24) > 3
+    assert _unnamed(metadata) == set(), "Java has deleted what it wrote in vain"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
     found = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(row[:2] for row in found) == expected
