@@ -20,7 +20,7 @@ from metaserver.iceberg.snapshot import Snapshot
 from metaserver.index.block import Block
 from metaserver.index.strings import strings
 from metaserver.planner.appends import keep_appended
-from metaserver.planner.prune import Selection
+from metaserver.planner.selection import Selection
 from metaserver.planner.view import TableView
 
 _DATA = 0

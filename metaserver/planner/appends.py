@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from metaserver.index.packing import MISSING
-from metaserver.planner.prune import Selection
+from metaserver.planner.selection import Selection
 
 _ADDED = 1
 """Manifest entry status (Iceberg spec, "Manifests")."""

@@ -37,8 +37,8 @@ from metaserver.index.questions import BitmapQuestion, BloomQuestion, Flags, Que
 from metaserver.index.terms import LOWER, Term, lowered
 from metaserver.planner.coverage import Coverage
 from metaserver.planner.meaning import Meaning, key_ranges
-from metaserver.planner.prune import Expired, Selection
 from metaserver.planner.scan import IndexUse
+from metaserver.planner.selection import Expired, Selection, narrow_to_any
 from metaserver.planner.view import TableView, comparable
 from metaserver.store.port import IndexFile
 
@@ -308,19 +308,8 @@ class Probe:
             case Or(children):
                 if not all(self._says_something(child, kinds) for child in children):
                     return
-                union: Selection | None = None
-                for child in children:
-                    if expired():
-                        return
-                    part = selection.copy()
-                    self._narrow(part, child, kinds, expired)
-                    if union is None:
-                        union = part
-                    else:
-                        union.add(part)
-                selection.clear()
-                if union is not None:
-                    selection.add(union)
+                ways = (partial(self._narrow, expression=child, kinds=kinds, expired=expired) for child in children)
+                narrow_to_any(selection, ways, expired)
             case Bound():
                 definition = self.projected.by_field[expression.column_id]
                 if definition.kind in kinds and not expired():

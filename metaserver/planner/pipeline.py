@@ -18,9 +18,10 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.planner.appends import keep_appended
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.indexed import Probe
-from metaserver.planner.prune import Selection, narrow_by_partition, narrow_by_stats
+from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
 from metaserver.planner.request import Question, appended
 from metaserver.planner.scan import Scan, Stage
+from metaserver.planner.selection import Selection
 from metaserver.planner.view import TableView
 
 _NOT_COUNTED = (-1, -1)

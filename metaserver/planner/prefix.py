@@ -42,7 +42,8 @@ from metaserver.iceberg.types import base_name, canonical_primitive
 from metaserver.iceberg.values import decimal_scale, parse_iso_date
 from metaserver.index.block import Block
 from metaserver.index.packing import NONE, Form, Longs, key_of
-from metaserver.planner.prune import Selection, narrow_by_partition
+from metaserver.planner.prune import narrow_by_partition
+from metaserver.planner.selection import Selection
 from metaserver.planner.view import TableView
 from metaserver.wire import decode_json
 

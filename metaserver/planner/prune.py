@@ -12,7 +12,7 @@ but for the zeros). Conjunctions narrow one after another; disjunctions are unio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index import _scan
 from metaserver.index.block import COUNTS
 from metaserver.index.packing import MISSING, Form, Longs, form_of, key_of
+from metaserver.planner.selection import Expired, Selection, narrow_to_any, never
 from metaserver.planner.view import Flags, PartitionColumn, Side, StatsColumn, TableView
 
 LE, LT, GE, GT = 0, 1, 2, 3
@@ -33,86 +34,8 @@ _POSITIVE = frozenset({*_OPS, Op.EQ, Op.IN, Op.STARTS_WITH})
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 IN_LIMIT = 200
 """Longer lists of strings are taken as their range; numbers are searched whatever their count."""
-Expired = Callable[[], bool]
 Key = int | float | bytes
 Sides = tuple[Side, ...]
-
-
-class Selection:
-    """`state` uint8[blocks]: 0 no row, 1 every row, 2 those whose byte in `mask` uint8[rows] is 1."""
-
-    __slots__ = ("mask", "state", "view")
-
-    def __init__(self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> None:
-        self.view = view
-        self.state = state
-        self.mask = mask
-
-    @classmethod
-    def everything(cls, view: TableView) -> Selection:
-        return cls(view, np.ones(len(view.blocks), dtype=np.uint8), np.empty(view.rows, dtype=np.uint8))
-
-    def copy(self) -> Selection:
-        mask = self.mask.copy() if (self.state == 2).any() else np.empty(len(self.mask), dtype=np.uint8)
-        return Selection(self.view, self.state.copy(), mask)
-
-    def rows(self) -> Longs:
-        """int64[selected], ascending."""
-        return _scan.collect(self.view.extents, self.state, self.mask)
-
-    def places(self) -> Longs:
-        """int64[selected], ascending: rows as masks count them, through the view's blocks."""
-        numbers, local = self.view.split(self.rows())
-        return np.asarray(self.view.starts, dtype=np.int64)[numbers] + local
-
-    def intersect(self, kept: npt.NDArray[np.uint8]) -> None:
-        """Narrows to the rows whose byte in `kept` uint8[rows] is 1."""
-        _scan.intersect(self.view.extents, self.state, self.mask, kept)
-
-    def count(self) -> int:
-        return _scan.count(self.view.extents, self.state, self.mask)
-
-    def file_bytes(self) -> int:
-        """Sum of the selected files' sizes; reads every size."""
-        total = 0
-        for number in np.flatnonzero(self.state).tolist():
-            sizes = self.view.blocks[number].longs("file_size_in_bytes")
-            if self.state[number] == 2:
-                sizes = sizes[self.mask[self.view.starts[number] : self.view.starts[number + 1]] != 0]
-            total += int(sizes.sum())
-        return total
-
-    def size(self) -> tuple[int, int]:
-        """Files and bytes that are selected."""
-        return self.count(), self.file_bytes()
-
-    def clear(self) -> None:
-        self.state[:] = 0
-
-    def take(self, number: int, other: Selection) -> None:
-        """One block as it is selected in the other."""
-        first, end = self.view.starts[number], self.view.starts[number + 1]
-        self.state[number] = other.state[number]
-        self.mask[first:end] = other.mask[first:end]
-
-    def add(self, other: Selection) -> None:
-        _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
-
-    def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Narrows one block to the rows that are true."""
-        first, end = self.view.starts[number], self.view.starts[number + 1]
-        if self.state[number] == 1:
-            self.mask[first:end] = rows
-        else:
-            self.mask[first:end] &= rows.view(np.uint8)
-        self.state[number] = 2 if self.mask[first:end].any() else 0
-
-    def check_invariants(self) -> None:
-        """AssertionError when a state or a mask byte is none of theirs. For tests."""
-        assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
-        for number in np.flatnonzero(self.state == 2):
-            part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]
-            assert set(np.unique(part).tolist()) <= {0, 1}
 
 
 def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
@@ -169,32 +92,10 @@ def _narrow(
             _narrow(selection, child, leaf, expired)
     elif isinstance(expression, Or):
         ways = [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
-        _narrow_to_any(selection, ways, expired)
+        narrow_to_any(selection, ways, expired)
     else:
         assert isinstance(expression, Bound)
         leaf(selection, expression)
-
-
-def _never() -> bool:
-    return False
-
-
-def _narrow_to_any(
-    selection: Selection, ways: Sequence[Callable[[Selection], None]], expired: Expired = _never
-) -> None:
-    union: Selection | None = None
-    for way in ways:
-        if expired():
-            return  # the ways that are left might keep everything; each would copy the mask only to do so
-        part = selection.copy()
-        way(part)
-        if union is None:
-            union = part
-        else:
-            union.add(part)
-    selection.clear()
-    if union is not None:
-        selection.add(union)  # only its own blocks: the mask may be shared with a selection of other blocks
 
 
 def _cost(expression: Expression) -> int:
@@ -213,7 +114,7 @@ def _stats_leaf(selection: Selection, bound: Bound) -> None:
     if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
-            _narrow(selection, ranges, _stats_leaf, _never)
+            _narrow(selection, ranges, _stats_leaf, never)
         return
     column = selection.view.stats(bound.column_id, bound.kind)
     op = bound.op
@@ -348,7 +249,7 @@ def _narrow_to_unlike(selection: Selection, column: StatsColumn, bound: Bound) -
     part = Selection(selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy())
     for value in bound.values:
         if not (floats and value == 0):
-            _narrow_to_any(part, _unlike(column, bound, value))
+            narrow_to_any(part, _unlike(column, bound, value))
     view = selection.view
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
@@ -381,7 +282,7 @@ def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) 
             return
     if len(values) > IN_LIMIT:
         return
-    _narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
+    narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
 
 
 def _equal(selection: Selection, column: StatsColumn, kind: str, value: Value) -> None:
@@ -457,7 +358,7 @@ def _narrow_values(selection: Selection, column: PartitionColumn, bound: Bound) 
         _narrow_to_prefix(selection, column.sides, column.sides, values[0])
     elif op is Op.NOT_STARTS_WITH:
         nulls = partial(_keep_nulls, column=column, nulls=True)
-        _narrow_to_any(selection, [nulls, *_ways_beside_prefix(column.sides, column.sides, values[0])])
+        narrow_to_any(selection, [nulls, *_ways_beside_prefix(column.sides, column.sides, values[0])])
 
 
 def _compare_values(
@@ -475,7 +376,7 @@ def _narrow_values_in(selection: Selection, column: PartitionColumn, bound: Boun
     if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
         _run_in(selection, column.sides[0], column.sides[0], bound)
     elif len(bound.values) <= IN_LIMIT:
-        _narrow_to_any(
+        narrow_to_any(
             selection,
             [
                 partial(_compare_values, column=column, ops=(LE, GE), kind=bound.kind, value=value)
@@ -489,7 +390,7 @@ def _narrow_values_out(selection: Selection, column: PartitionColumn, bound: Bou
     if len(bound.values) > IN_LIMIT:
         return
     for value in bound.values:
-        _narrow_to_any(
+        narrow_to_any(
             selection,
             [
                 partial(_keep_nulls, column=column, nulls=True),

@@ -15,8 +15,8 @@ from metaserver.index.definitions import IndexDefinition, define
 from metaserver.index.registry import Registry
 from metaserver.planner.coverage import Coverage, file_ids_of
 from metaserver.planner.indexed import TRANSFORMED_MAX, Probe, project
-from metaserver.planner.prune import Selection
 from metaserver.planner.request import ScanRequest
+from metaserver.planner.selection import Selection
 from metaserver.planner.view import TableView
 from metaserver.store.open import open_store
 from tests.planner.indexing import IndexedTable, create_namespace, open_planning

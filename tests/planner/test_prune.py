@@ -9,7 +9,8 @@ import pytest
 from metaserver.iceberg.expressions import Bound, Expression, Op, Or
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest
 from metaserver.index.block import Block, encode_block
-from metaserver.planner.prune import Selection, narrow_by_stats
+from metaserver.planner.prune import narrow_by_stats
+from metaserver.planner.selection import Selection
 from metaserver.planner.view import PartitionColumn, StatsColumn, TableView
 from tests.api.planned import STYLE, file_of
 from tests.planner.manifests import ADDED, Entry, manifest_bytes
