@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -22,31 +21,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from metaserver.iceberg.arrow import arrow_array, plain_type
 from metaserver.iceberg.parquet import FIELD_ID
 from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import decimal_precision, decimal_scale, decode_json, fixed_length
+from metaserver.iceberg.values import decode_json
 
 Mask = npt.NDArray[np.bool_]
 
 UNKNOWN = "unknown"
-_PLAIN: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "time": pa.time64("us"),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", "UTC"),
-    "timestamp_ns": pa.timestamp("ns"),
-    "timestamptz_ns": pa.timestamp("ns", "UTC"),
-    # Large: the rows of a file may be more than 2 GiB of text.
-    "string": pa.large_string(),
-    "binary": pa.large_binary(),
-    "uuid": pa.uuid(),
-}
+_WIDER = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
+"""What differs from Iceberg's usual Arrow types: the rows of a file may be more than 2 GiB of text, and a UUID is to be
+one in Parquet."""
 _OFFSET_MAX = 2**31 - 1
 
 
@@ -71,21 +57,12 @@ def arrow_type(kind: Type, path: str = "") -> pa.DataType:
     if isinstance(kind, MapType):
         key = _arrow_field("key", kind.key_id, kind.key, True, path)
         return pa.map_(key, _arrow_field("value", kind.value_id, kind.value, kind.value_required, path))
-    found = _primitive_type(kind)
-    if found is None:
-        raise Unwritable(f"column {path} is {kind}; values of that type cannot be written here")
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _primitive_type(kind: str) -> pa.DataType | None:
-    match base_name(kind):
-        case "decimal":
-            return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
-        case "fixed":
-            return pa.binary(fixed_length(kind))
-        case name:
-            return _PLAIN.get(name)
+    try:
+        if kind != UNKNOWN:
+            return _WIDER.get(kind) or plain_type(kind)
+    except ValueError:
+        pass
+    raise Unwritable(f"column {path} is {kind}; values of that type cannot be written here")
 
 
 def _arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
@@ -402,20 +379,8 @@ def _constant(kind: Type, default: object, rows: int, path: str) -> pa.Array:
     if not isinstance(kind, str):
         raise Unwritable(f"column {path} has a write default that is not understood here; write the column")
     try:
-        value: Any = decode_json(kind, default)
+        value = decode_json(kind, default)
     except ValueError as error:
         raise Unwritable(f"column {path} has a write default that is none: {error}; write the column") from None
-    return pa.repeat(_scalar(kind, value), rows) if kind != "uuid" else _repeated_uuid(value, rows)
-
-
-def _scalar(kind: str, value: Any) -> pa.Scalar:
-    target = arrow_type(kind)
-    if pa.types.is_decimal(target):
-        return pa.scalar(Decimal((int(value < 0), tuple(map(int, str(abs(value)))), -decimal_scale(kind))), target)
-    if pa.types.is_temporal(target):
-        return pa.array([value], pa.int32() if pa.types.is_date(target) else pa.int64()).view(target)[0]
-    return pa.scalar(value, target)
-
-
-def _repeated_uuid(value: bytes, rows: int) -> pa.Array:
-    return pa.ExtensionArray.from_storage(pa.uuid(), pa.repeat(pa.scalar(value, pa.binary(16)), rows))
+    made = pa.repeat(arrow_array(kind, [value])[0], rows)
+    return _cast_primitive(made, kind, path)

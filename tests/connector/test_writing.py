@@ -89,8 +89,8 @@ def check(metadata: TableMetadata, written: WrittenFiles, given: pa.Table) -> No
     "limits",
     [
         WriteLimits(),
-        WriteLimits(buffered_bytes=20_000),
-        WriteLimits(buffered_bytes=20_000, open_files=2, index_bytes=99),
+        WriteLimits(buffered_bytes=10_000),
+        WriteLimits(buffered_bytes=10_000, open_files=2, index_bytes=99),
     ],
     ids=["at leisure", "little memory", "few files open"],
 )
@@ -99,8 +99,8 @@ def test_every_row_is_written_once_into_its_partition(
 ) -> None:
     by = order(*sorted_by) if sorted_by else order()
     metadata = table(tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _unsorted(), properties=INDEXED)
-    given = rows(5000)
-    written = write_batches(target(metadata), given.to_batches(max_chunksize=300), limits=limits)
+    given = rows(1500)
+    written = write_batches(target(metadata), given.to_batches(max_chunksize=200), limits=limits)
     check(metadata, written, given)
     check_indexes(target(metadata), written)
     assert {file["sort-order-id"] for file in written.files} == {1 if sorted_by else 0}

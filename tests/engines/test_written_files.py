@@ -1,0 +1,241 @@
+"""Files that we write beside those that Iceberg's Java library writes: Spark reads the same rows, and metrics agree.
+
+Spark copies our rows into a table of its own, partition by partition; so each of its files has the rows of one of ours,
+and what the manifests say of the two is compared. Then deletes: ours, which Spark reads and adds to, and Spark's, which
+we add to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    FixedType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    UUIDType,
+)
+from pyspark.sql import SparkSession
+
+from connector.client import CURRENT, SeamarkClient
+from connector.commits import CommitClient
+from connector.deleted import Deletes
+from connector.deleting import DeletedRows, WrittenDeletes, write_deletes, write_equality_deletes
+from connector.planning import open_table, plan
+from connector.target import WriteTarget
+from connector.writing import append
+from metaserver.iceberg.types import base_name
+from metaserver.iceberg.values import decode
+from tests.connector import typed
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+KINDS = [kind for kind in typed.SAMPLES if kind != "time" and not kind.endswith("_ns")]
+"""Spark has no others."""
+PARTS, ROWS = 6, 240
+
+
+@dataclass(frozen=True)
+class Lake:
+    client: SeamarkClient
+    spark: SparkSession
+    catalog: str
+    python: RestCatalog
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    with Seamark(tmp_path_factory.mktemp("written")) as server, RestCatalog("w", uri=server.base_url) as python:
+        python.create_namespace("db")
+        client = SeamarkClient(server.base_url)
+        yield Lake(client, spark, new_catalog(spark, server.base_url), python)
+        client.close()
+
+
+def their_type(kind: str) -> IcebergType:
+    if kind == "uuid":
+        return UUIDType()
+    return FixedType(3) if kind == "fixed[3]" else IcebergType.handle_primitive_type(kind, lambda name: name)
+
+
+COLUMNS = {kind: f"c{place}" for place, kind in enumerate(KINDS)}
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "part", IntegerType(), required=False),
+    *(NestedField(3 + place, COLUMNS[kind], their_type(kind), required=False) for place, kind in enumerate(KINDS)),
+    NestedField(
+        30,
+        "st",
+        StructType(
+            NestedField(31, "a", IntegerType(), required=True),
+            NestedField(32, "in", StructType(NestedField(33, "s", StringType(), required=False)), required=False),
+        ),
+        required=False,
+    ),
+    NestedField(34, "li", ListType(35, LongType(), element_required=False), required=False),
+    NestedField(36, "m", MapType(37, StringType(), 38, LongType(), value_required=False), required=False),
+)
+BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+
+
+def given() -> pa.Table:
+    """Each part has other values: of the last every column is null."""
+    rng = random.Random(11)
+    part = [None if one % PARTS == 0 else one % PARTS for one in range(ROWS)]
+    columns: dict[str, list[Any]] = {}
+    for kind in KINDS:
+        some = {one: rng.sample(list(typed.SAMPLES[kind]), min(3, len(typed.SAMPLES[kind]))) for one in range(PARTS)}
+        columns[kind] = [
+            None if one % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(some[one % PARTS])
+            for one in range(ROWS)
+        ]
+    structs = [None, {"a": 1, "in": None}, {"a": 2, "in": {"s": "x" * 30}}, {"a": -3, "in": {"s": None}}]
+    return pa.table(
+        {
+            "id": pa.array(range(ROWS), pa.int64()),
+            "part": pa.array(part, pa.int32()),
+            **{COLUMNS[kind]: typed.array(kind, columns[kind]) for kind in KINDS},
+            "st": pa.array(
+                [structs[one % 4] for one in range(ROWS)],
+                pa.struct([("a", pa.int32()), ("in", pa.struct([("s", pa.string())]))]),
+            ),
+            "li": pa.array([[None, [], [1, None]][one % 3] for one in range(ROWS)], pa.list_(pa.int64())),
+            "m": pa.array([[None, [], [("k", 1)]][one % 3] for one in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def copied(lake: Lake) -> pa.Table:
+    """What is in `db.ours`, written by us, and in `db.theirs`, which Spark has copied from it."""
+    table = given()
+    for name in ("ours", "theirs"):
+        lake.python.create_table(f"db.{name}", SCHEMA, partition_spec=BY_PART)
+    append(lake.client, "db.ours", table)
+    lake.sql("INSERT INTO {db}.theirs SELECT * FROM {db}.ours DISTRIBUTE BY part")
+    return table
+
+
+def test_spark_reads_what_we_wrote_of_every_type(lake: Lake, copied: pa.Table) -> None:
+    for name in ("ours", "theirs"):
+        read = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
+        assert read["part"].to_pylist() == copied["part"].to_pylist()
+        for kind, column in COLUMNS.items():
+            assert typed.all_same(typed.plain(kind, read[column]), typed.plain(kind, copied[column])), (name, kind)
+        for column in ("st", "li", "m"):
+            assert read[column].to_pylist() == copied[column].to_pylist(), (name, column)
+
+
+def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
+    """By part; as Spark's metadata table has them."""
+    names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+    found = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
+    assert all(one[1] == 0 for one in found)
+    return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in found}
+
+
+def test_metrics_are_those_that_iceberg_writes(lake: Lake, copied: pa.Table) -> None:
+    ids = {
+        one: lake.python.load_table("db.ours").schema().find_field(one)
+        for one in [*COLUMNS.values(), "st.a", "st.in.s"]
+    }
+    kinds = {field.field_id: str(field.field_type) for field in ids.values()} | {1: "long", 2: "int"}
+    ours, theirs = metrics(lake, "ours"), metrics(lake, "theirs")
+    assert ours.keys() == theirs.keys() == {None, *range(1, PARTS)}
+    for part, mine in ours.items():
+        said = theirs[part]
+        for name in ("value_counts", "null_value_counts", "nan_value_counts"):
+            assert mine[name] == said[name], (part, name)
+        for name in ("lower_bounds", "upper_bounds"):
+            assert mine[name].keys() == said[name].keys(), (part, name)
+            for column_id, bound in mine[name].items():
+                kind = kinds[column_id]
+                # equal, and not to the bit: a zero has a sign here that it may not have there
+                pair = decode(kind, bytes(bound)), decode(kind, bytes(said[name][column_id]))
+                assert pair[0] == pair[1], (part, name, base_name(kind))
+
+
+def deleted(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
+    """The rows of these ids, found in the files and deleted by position, with one commit."""
+    loaded = lake.client.load_table(f"db.{name}")
+    table = open_table(lake.client, f"db.{name}", CURRENT)
+    target, reader = WriteTarget.of(loaded), Deletes(table.storage, table.metadata)
+    gone = []
+    for task in plan(lake.client, table):
+        with pa.memory_map(task.path.removeprefix("file://")) as source:
+            held = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
+        places = np.array([place for place, one in enumerate(held) if one in ids], dtype=np.int64)
+        gone.append(DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes))
+    written = write_deletes(target, gone, reader)
+    body = {"read-snapshot-id": table.snapshot_id, "add": list(written.files), "remove": list(written.removed)}
+    CommitClient(lake.client).commit(f"db.{name}", body)
+    return written
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_spark_and_we_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
+    name = f"turns{version}"
+    lake.sql(
+        f"CREATE TABLE {{db}}.{name} (id bigint, part int) USING iceberg PARTITIONED BY (part) TBLPROPERTIES "
+        f"('format-version' = '{version}', 'write.delete.mode' = 'merge-on-read')"
+    )
+    for start in (0, 100):
+        ids = range(start, start + 100)
+        append(
+            lake.client,
+            f"db.{name}",
+            pa.table({"id": pa.array(ids, pa.int64()), "part": pa.array([one % 3 for one in ids], pa.int32())}),
+        )
+    left = set(range(200))
+    for turn in range(3):
+        mine = set(range(turn, 200, 11))
+        written = deleted(lake, name, mine)
+        if version == 3:
+            assert {file["file-format"] for file in written.files} == {"PUFFIN"}
+            assert len(written.removed) == (6 if turn else 0)
+        left -= mine
+        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == left
+        lake.sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {turn}")
+        left -= {one for one in left if one % 13 == turn}
+        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == left
+        assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(left),)]
+    read = lake.python.load_table(f"db.{name}").scan().to_arrow()
+    assert set(read["id"].to_pylist()) == left
+
+
+def test_spark_leaves_out_the_rows_of_our_keys(lake: Lake) -> None:
+    lake.sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
+    ids = list(range(50))
+    append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if one % 5 else "de" for one in ids]}))
+    table = open_table(lake.client, "db.keyed", CURRENT)
+    target = WriteTarget.of(lake.client.load_table("db.keyed"))
+    keys = pa.table({"id": [3, 4, 5, 999], "land": [None, "de", "de", None]})
+    written = write_equality_deletes(target, keys, ["id", "land"])
+    CommitClient(lake.client).commit("db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written.files)})
+    append(lake.client, "db.keyed", pa.table({"id": [3], "land": pa.array([None], pa.string())}))
+    assert sorted(one for (one,) in lake.sql("SELECT id FROM {db}.keyed")) == [one for one in ids if one != 5]
