@@ -1,0 +1,276 @@
+"""Which rows of which data files have the keys of a batch: by the record index, or by reading the keys' columns.
+
+The rule it keeps: no live row with one of the keys is missed. A record index tells the rows of the files it covers; the
+files that it does not cover, and those of which it does not know whether a row is deleted, are read. Without one the
+files are read that the server's plan leaves for the keys: by bucket and other partitions of every spec, by statistics,
+bloom filters and bitmaps. What no index says anything about is read.
+
+Keys are equal as record indexes and equality deletes have it: NaN is NaN, and -0.0 is not 0.0. No key has a null. They
+are compared by hashes of 128 bits (`metaserver.index.hashing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from connector.client import At, SeamarkClient
+from connector.errors import Refused, ServerFailed, Unavailable
+from connector.filtering import plain_values
+from connector.parquet.casting import Unwritable, arrow_schema
+from connector.partitioning import transformed
+from connector.planning import OpenTable, ScanTask, plan
+from connector.reading import POSITION, TaskReader, Wanted
+from metaserver.iceberg.expressions import TRUE, Bound, Expression, Op, Value, all_of
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.iceberg.transforms import IDENTITY, canonical, name_of, width_of
+from metaserver.iceberg.values import FLOATS
+from metaserver.index.definitions import RECORD, IndexDefinition, read_definitions
+from metaserver.index.hashing import Hashes, hash_rows
+from metaserver.index.keys import keys_of
+
+Longs = npt.NDArray[np.int64]
+
+LOOKUP, SCAN = "lookup", "scan"
+WAYS = (LOOKUP, SCAN)
+PLAN_VALUES_MAX = 50_000
+"""Values that a plan is asked for one by one; of more, their range and their buckets."""
+_READ_VALUES_MAX = 16
+_LOOKUP_KEYS = 1_000_000
+
+
+class Keys:
+    """The distinct keys of a batch, none of them null; key k is row k of each column."""
+
+    def __init__(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        self.fields = tuple(fields)
+        self.columns = [_storage(column) for column in columns]
+        self.count = len(self.columns[0])
+        high, low = self._hashes(self.columns)
+        self._order = np.lexsort((low, high))
+        self._high, self._low = high[self._order], low[self._order]
+        _, runs = np.unique(self._high, return_counts=True)
+        self._run = int(runs.max(initial=1))
+
+    def _hashes(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
+        return hashes_of(self.fields, columns)
+
+    def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
+        """int64[rows]: the number of the key that each row has, -1 for none; columns are those of `fields`."""
+        high, low = self._hashes(columns)
+        found = np.full(len(high), -1, dtype=np.int64)
+        if self.count:
+            start = np.searchsorted(self._high, high)
+            for step in range(self._run):  # more than one only where halves of hashes are equal
+                at = np.minimum(start + step, self.count - 1)
+                same = (self._high[at] == high) & (self._low[at] == low)
+                found[same] = self._order[at[same]]
+        return found
+
+    def holding(self, metadata: TableMetadata, values_max: int) -> Expression:
+        """A filter that every row with one of the keys matches, and maybe others: values one by one where all columns
+        together have no more, else their range and, where a spec has them in buckets, which these are."""
+        parts: list[Expression] = []
+        most = values_max // len(self.fields)
+        for field, column in zip(self.fields, self.columns, strict=True):
+            kind = str(field.type)
+            distinct = pc.unique(column)
+            if len(distinct) <= most:
+                parts.append(_among(field, kind, plain_values(distinct, kind)))
+            else:
+                parts.append(_between(field, kind, plain_values(distinct, kind)))
+                parts.extend(_in_buckets(metadata, field, kind, distinct))
+        return all_of(*parts)
+
+
+def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
+    """(high, low) of each row's key, uint64[rows] each."""
+    keys = [keys_of(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
+    return hash_rows(keys, 0), hash_rows(keys, 1)
+
+
+def _storage(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _bound(field: Field, kind: str, op: Op, values: Iterable[Value]) -> Bound:
+    return Bound(op, field.id, field.name, kind, IDENTITY, kind, tuple(values))
+
+
+def _finite(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
+    """Distinct and ascending; None where one of them is in no order, or no literal."""
+    found: list[Any] = list(dict.fromkeys(one for one in values if one is not None))
+    if not found or (kind in FLOATS and not all(map(math.isfinite, found))):
+        return None
+    return sorted(found)
+
+
+def _among(field: Field, kind: str, values: Iterable[Value | None]) -> Expression:
+    found = _finite(kind, values)
+    if found is None:
+        return TRUE
+    return _bound(field, kind, Op.EQ if len(found) == 1 else Op.IN, found)
+
+
+def _between(field: Field, kind: str, values: Iterable[Value | None]) -> Expression:
+    found = _finite(kind, values)
+    if found is None:
+        return TRUE
+    return all_of(_bound(field, kind, Op.GT_EQ, found[:1]), _bound(field, kind, Op.LT_EQ, found[-1:]))
+
+
+def _in_buckets(metadata: TableMetadata, field: Field, kind: str, column: pa.Array) -> Iterator[Expression]:
+    """Of each way in which a spec has the column in buckets, where not all of them are needed."""
+    ways = {
+        canonical(one.transform)
+        for spec in metadata.partition_specs
+        for one in spec.fields
+        if one.sources == (field.id,)
+    }
+    for transform in sorted(way for way in ways if name_of(way) == "bucket"):
+        buckets = sorted(transformed(transform, kind, column).values)
+        if len(buckets) < width_of(transform):
+            op = Op.EQ if len(buckets) == 1 else Op.IN
+            yield Bound(op, field.id, field.name, kind, transform, "int", tuple(buckets))
+
+
+def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
+    """Unwritable for columns that make no key."""
+    by_name = {one.name: one for one in schema.fields}
+    if not names or len(set(names)) < len(names):
+        raise Unwritable("a key has at least one column, and each once")
+    for name in names:
+        if name not in by_name:
+            raise Unwritable(f"the table has no column {name}, which is to be of the key; it has {', '.join(by_name)}")
+        if not isinstance(by_name[name].type, str):
+            raise Unwritable(f"column {name} is of no primitive type; it makes no key")
+    fields = [by_name[name] for name in names]
+    arrow_schema(Schema(tuple(fields), schema.id))
+    return fields
+
+
+@dataclass(frozen=True)
+class Found:
+    """Live rows of one data file: int64[rows] each, `positions` ascending. `keys` are the numbers of theirs."""
+
+    task: ScanTask
+    positions: Longs
+    keys: Longs
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> Found:
+        """Those of its rows whose keys are chosen, bool[keys]."""
+        kept = chosen[self.keys]
+        return Found(self.task, self.positions[kept], self.keys[kept])
+
+
+@dataclass(frozen=True)
+class Located:
+    """Files with at least one row of a key; and the paths of those that had to be read."""
+
+    files: tuple[Found, ...]
+    read: frozenset[str]
+
+
+def locate(client: SeamarkClient, table: OpenTable, keys: Keys, way: str | None = None) -> Located:
+    """Every live row of the table's snapshot that has one of the keys.
+
+    `way` is by default `lookup` where there is a record index on the keys, else `scan`. Unreadable names a file.
+    """
+    if table.snapshot_id is None or not keys.count:
+        return Located((), frozenset())
+    index = record_index(table.metadata, keys.fields)
+    if way == LOOKUP and index is None:
+        named = ", ".join(one.name for one in keys.fields)
+        raise Unwritable(f"no record index is on the key {named}; create one, or locate rows by {SCAN}")
+    tasks = {one.path: one for one in plan(client, table, keys.holding(table.metadata, PLAN_VALUES_MAX))}
+    known = None if index is None or way == SCAN else _looked_up(client, table, keys, index)
+    found = []
+    if known is not None:
+        if lost := known.rows.keys() - tasks.keys() - known.unsure:
+            raise ServerFailed(
+                f"{min(lost)} has rows of the keys by the index {known.index}, and is in no plan for them"
+            )
+        found = [Found(tasks[path], *rows) for path, rows in known.rows.items() if path not in known.unsure]
+    to_read = [task for path, task in tasks.items() if known is None or path in known.unsure]
+    for task, positions, numbers in _scanned(table, keys, to_read):
+        found.append(Found(task, positions, numbers))
+    return Located(tuple(found), frozenset(task.path for task in to_read))
+
+
+def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
+    """The enabled one on exactly these columns, in any order."""
+    wanted = sorted((one.id, IDENTITY) for one in fields)
+    for one in read_definitions(metadata).enabled:
+        if one.kind == RECORD and sorted((term.column_id, term.transform) for term in one.terms) == wanted:
+            return one
+    return None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What an index says: rows by file, (positions, keys) each; and the files of which it does not say all."""
+
+    index: str
+    rows: dict[str, tuple[Longs, Longs]]
+    unsure: frozenset[str]
+
+
+def _looked_up(client: SeamarkClient, table: OpenTable, keys: Keys, index: IndexDefinition) -> _Known | None:
+    """None where the index tells too little, or the server cannot ask it: every planned file is to be read then."""
+    parts: list[pa.Table] = []
+    unsure: set[str] = set()
+    by_id = {one.id: number for number, one in enumerate(keys.fields)}
+    for start in range(0, keys.count, _LOOKUP_KEYS):
+        columns = {term.text: keys.columns[by_id[term.column_id]].slice(start, _LOOKUP_KEYS) for term in index.terms}
+        try:
+            answer = client.lookup(
+                table.name, pa.table(columns), index=index.name, at=At(snapshot_id=table.snapshot_id)
+            )
+        except (Refused, ServerFailed, Unavailable):
+            return None
+        if answer.uncovered_files > len(answer.uncovered):
+            return None
+        unsure.update(answer.uncovered)
+        rows = answer.rows
+        if answer.undecided:
+            unsure.update(rows.filter(rows["undecided"])["file_path"].to_pylist())
+        parts.append(rows.select(["key", "file_path", "position"]).set_column(0, "key", pc.add(rows["key"], start)))
+    rows = pa.concat_tables(part.set_column(1, "file_path", part["file_path"].cast(pa.string())) for part in parts)
+    coded = rows["file_path"].combine_chunks().dictionary_encode()
+    positions, numbers = rows["position"].to_numpy(), rows["key"].to_numpy()
+    return _Known(index.name, dict(_by_file(coded, positions, numbers)), frozenset(unsure))
+
+
+def _by_file(files: pa.DictionaryArray, positions: Longs, numbers: Longs) -> Iterator[tuple[str, tuple[Longs, Longs]]]:
+    codes = files.indices.to_numpy(zero_copy_only=False)
+    order = np.lexsort((positions, codes))
+    ends = np.searchsorted(codes[order], np.arange(len(files.dictionary) + 1))
+    for code, path in enumerate(files.dictionary.to_pylist()):
+        mine = order[ends[code] : ends[code + 1]]
+        yield path, (positions[mine], numbers[mine])
+
+
+def _scanned(table: OpenTable, keys: Keys, tasks: Iterable[ScanTask]) -> Iterator[tuple[ScanTask, Longs, Longs]]:
+    """The rows of files that have one of the keys, by reading the keys' columns."""
+    names = tuple(one.name for one in keys.fields)
+    # Rows are matched by hash; the filter is for row groups that statistics rule out.
+    wanted = Wanted(table.metadata, table.schema, (*names, POSITION), keys.holding(table.metadata, _READ_VALUES_MAX))
+    reader = TaskReader(wanted, table.storage)
+    for task in tasks:
+        positions, numbers = [], []
+        for batch in reader.read(task):
+            number = keys.match([batch.column(place) for place in range(len(names))])
+            hit = np.flatnonzero(number >= 0)
+            if len(hit):
+                numbers.append(number[hit])
+                positions.append(batch.column(len(names)).to_numpy()[hit])
+        if positions:
+            yield task, np.concatenate(positions), np.concatenate(numbers)

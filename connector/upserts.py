@@ -1,0 +1,398 @@
+"""Upserts and deletes by key: what a batch of rows changes, at a cost that follows the batch.
+
+    upsert(client, "db.t", rows, keys=["id"], precombine="ts")        a row for each key: in the place of the stored one
+    upsert(client, "db.t", rows, keys=["id"], columns=["price"])      of stored rows, only these columns
+    delete(client, "db.t", keys=rows)                                 rows with these keys go
+    delete(client, "db.t", where="country = 'FR'")                    rows that match go
+
+Rows are located in one snapshot (`locating.py`). Merge-on-read marks them as deleted and appends the new ones;
+copy-on-write writes the files that hold them anew. Either is one commit, which says what was read, so the server
+refuses it where somebody has changed one of these rows since, or written another row with one of the keys: then all is
+done anew from what stands, a bounded number of times. So the table is always as if upserts had come one by one.
+
+The rule it keeps: nothing is visible before the commit, and files are deleted only where no snapshot has
+them, nor ever will.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from connector.client import At, Name, SeamarkClient
+from connector.commits import CommitClient
+from connector.deleted import Deletes
+from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
+from connector.errors import Refused
+from connector.latest import Batch, Rank, batch_of, column_of, latest
+from connector.locating import WAYS, Found, Located, locate
+from connector.parquet.casting import Unwritable
+from connector.planning import OpenTable, open_table, plan
+from connector.reading import POSITION, TaskReader, Wanted, bound_filter, wanted_of
+from connector.target import WriteTarget, target_of
+from connector.writing import MAIN, Rows, TableWriter, WrittenFiles, batches_of
+from metaserver.iceberg.expression_json import expression_json
+from metaserver.iceberg.expressions import TRUE, Expression
+from metaserver.iceberg.parquet import Unreadable
+
+Mask = npt.NDArray[np.bool_]
+Longs = npt.NDArray[np.int64]
+
+MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
+MODES = (MERGE_ON_READ, COPY_ON_WRITE)
+_UPSERT_MODES = ("write.merge.mode", "write.update.mode")
+_DELETE_MODES = ("write.delete.mode",)
+ATTEMPTS = 50
+_WAIT_S, _WAIT_MAX_S = 0.02, 2.0
+_CONFLICT = 409
+_SCOPE_VALUES_MAX = 1_000
+"""Keys that a commit names one by one as what was read; of more it names the range and the buckets."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done. Files are those of the attempt that was committed."""
+
+    inserted: int = 0
+    """Keys that no row had."""
+    updated: int = 0
+    """Keys of whose rows one is left, with new values."""
+    deleted: int = 0
+    """Rows that are gone, and no other came in their place."""
+    stale: int = 0
+    """Keys whose stored row is newer than the one given, and stayed."""
+    files_read: int = 0
+    """Data files of which anything was read."""
+    files_written: int = 0
+    """Data and delete files."""
+    files_removed: int = 0
+    """Data files, and delete files that new ones hold."""
+    attempts: int = 1
+    snapshot_id: int | None = None
+    """None where nothing was to be changed."""
+    duplicate: bool = False
+    """The producer had committed this before; the numbers tell what this run would have done."""
+
+
+def upsert(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    *,
+    keys: Sequence[str],
+    precombine: str | None = None,
+    columns: Sequence[str] | None = None,
+    mode: str | None = None,
+    way: str | None = None,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+    attempts: int = ATTEMPTS,
+) -> Report:
+    """Puts each row in the place of those with its key, or adds it. The rows are held in memory.
+
+    Of rows with one key the latest by `precombine` counts, the last of several such, null before all others; a stored
+    row that is later stays. With `columns` only these are taken from the rows where a row is stored, beside the key and
+    `precombine`. `mode` is by default the table's `write.merge.mode` or `write.update.mode`, else copy-on-write; `way`
+    is how rows are located (`locating.WAYS`), by default chosen.
+
+    Unwritable for rows that do not fit the table or have no key; Refused with status 409 where others were faster in
+    all attempts; Unreadable for a file that is broken. `producer`, and what is not known after an error, are as with
+    `append`.
+    """
+    given = list(batches_of(rows))
+
+    def prepared(opened: OpenTable, target: WriteTarget) -> _Change | None:
+        batch = batch_of(given, opened.schema, keys, precombine, columns)
+        return _upserted(client, opened, target, batch, _mode(mode, target, _UPSERT_MODES), way)
+
+    return _committed(client, table, prepared, branch, producer, summary, attempts, (mode, way))
+
+
+def delete(
+    client: SeamarkClient,
+    table: Name,
+    *,
+    keys: Rows | None = None,
+    where: str | Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    way: str | None = None,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+    attempts: int = ATTEMPTS,
+) -> Report:
+    """Deletes the rows that have one of these keys, whose columns are all columns of `keys`; or those that match a
+    predicate, in SQL or as an Iceberg expression in JSON. `mode` is by default the table's `write.delete.mode`.
+    Otherwise as `upsert`."""
+    if (keys is None) == (where is None):
+        raise ValueError("say which rows are to go, by keys or by a predicate (where)")
+    given = None if keys is None else list(batches_of(keys))
+
+    def prepared(opened: OpenTable, target: WriteTarget) -> _Change | None:
+        if given is None:
+            scope = bound_filter(where, opened)
+            located = _matching(client, opened, scope)
+        else:
+            if not given:
+                return None
+            wanted = batch_of(given, opened.schema, given[0].schema.names).keys
+            scope = wanted.holding(opened.metadata, _SCOPE_VALUES_MAX)
+            located = locate(client, opened, wanted, way)
+        change = _Change(located, scope, Report(deleted=_rows(located.files), files_read=len(located.read)))
+        return _written(change, opened, target, (), _mode(mode, target, _DELETE_MODES))
+
+    return _committed(client, table, prepared, branch, producer, summary, attempts, (mode, way))
+
+
+def _mode(given: str | None, target: WriteTarget, properties: Sequence[str]) -> str:
+    found = given or next((target.properties[one] for one in properties if target.properties.get(one)), COPY_ON_WRITE)
+    if found.lower() not in MODES:
+        raise Unwritable(f"{properties[0]} is {found!r}; it may be {' or '.join(MODES)}")
+    return found.lower()
+
+
+# What changes
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Rows that go, and in what rows they were looked for. With the files of what comes, once these are written."""
+
+    located: Located
+    scope: Expression
+    report: Report
+    data: WrittenFiles = field(default_factory=WrittenFiles)
+    deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
+    removed: tuple[dict[str, Any], ...] = ()
+
+    def body(self, opened: OpenTable) -> dict[str, Any]:
+        return {
+            "read-snapshot-id": opened.snapshot_id,
+            "scope": {"filter": expression_json(self.scope)},
+            "add": [*self.data.files, *self.deletes.files],
+            "remove": [*self.removed, *self.deletes.removed],
+            "index-files": list(self.data.index_files),
+        }
+
+    def discard(self, target: WriteTarget) -> None:
+        self.data.discard(target.storage)
+        self.deletes.discard(target.storage)
+
+
+def _rows(files: Iterable[Found]) -> int:
+    return sum(len(one.positions) for one in files)
+
+
+def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Located:
+    """The rows that a predicate is true for."""
+    reader = TaskReader(wanted_of(opened, (POSITION,), where), opened.storage)
+    files, read = [], set()
+    for task in plan(client, opened, where):
+        read.add(task.path)
+        positions = [batch.column(0).to_numpy() for batch in reader.read(task)]
+        if positions:
+            found = np.concatenate(positions)
+            files.append(Found(task, found, np.zeros(len(found), dtype=np.int64)))
+    return Located(tuple(files), frozenset(read))
+
+
+def _upserted(
+    client: SeamarkClient, opened: OpenTable, target: WriteTarget, batch: Batch, mode: str, way: str | None
+) -> _Change | None:
+    located = locate(client, opened, batch.keys, way)
+    there = np.zeros(batch.keys.count, dtype=np.bool_)
+    for one in located.files:
+        there[one.keys] = True
+    named = batch.rows.column_names
+    kept = [one.name for one in opened.schema.fields if one.name not in named] if batch.partial else []
+    names = [*kept, *([batch.precombine.name] if batch.precombine is not None else [])]
+    wins, read, new = np.ones(len(there), dtype=np.bool_), located.read, batch.rows
+    more = []
+    if names and located.files:
+        stored = _Stored.of(opened, located.files, names)
+        read |= {one.task.path for one in located.files}
+        wins = ~stored.later_than(batch)
+        if kept:
+            more = [stored.completed(batch, wins, kept)]
+            new = new.filter(pa.array(~there))
+    if not more:
+        new = new.filter(pa.array(wins))
+    files = tuple(found for one in located.files if len((found := one.of(wins)).positions))
+    updated = int(np.count_nonzero(wins & there))
+    report = Report(
+        inserted=int(np.count_nonzero(~there)),
+        updated=updated,
+        deleted=_rows(files) - updated,
+        stale=int(np.count_nonzero(~wins)),
+        files_read=len(read),
+    )
+    scope = batch.keys.holding(opened.metadata, _SCOPE_VALUES_MAX)
+    return _written(_Change(Located(files, read), scope, report), opened, target, [new, *more], mode)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Columns of the located rows, and the number of each row's key, int64[rows]."""
+
+    rows: pa.Table
+    keys: Longs
+
+    @staticmethod
+    def of(opened: OpenTable, files: Sequence[Found], names: Sequence[str]) -> _Stored:
+        wanted = wanted_of(opened, names, TRUE)
+        reader = TaskReader(wanted, opened.storage)
+        batches, keys = [], []
+        for one in files:
+            read = list(reader.read(one.task, one.positions))
+            if sum(batch.num_rows for batch in read) != len(one.positions):
+                raise Unreadable(one.task.path, "it has not all the rows that an index says are live in it")
+            batches.extend(read)
+            keys.append(one.keys)
+        return _Stored(pa.Table.from_batches(batches, wanted.arrow), np.concatenate(keys))
+
+    def later_than(self, batch: Batch) -> Mask:
+        """bool[keys]: those of which a stored row is later than the one given."""
+        found = np.zeros(batch.keys.count, dtype=np.bool_)
+        by = batch.precombine
+        if by is not None:
+            both = pa.concat_arrays([column_of(batch.rows, by), column_of(self.rows, by)])
+            rank = Rank.of(both, by, len(both))
+            ours, theirs = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
+            found[self.keys[ours.is_before(theirs)]] = True
+        return found
+
+    def completed(self, batch: Batch, wins: Mask, kept: Sequence[str]) -> pa.Table:
+        """The rows of the batch that win, of keys that are stored, with the `kept` columns of the latest stored row."""
+        by = batch.precombine
+        rank = Rank.of(None if by is None else column_of(self.rows, by), by, self.rows.num_rows)
+        chosen = latest((self.keys,), rank)
+        chosen = chosen[wins[self.keys[chosen]]]
+        made = batch.rows.take(pa.array(self.keys[chosen]))
+        rest = self.rows.select(list(kept)).take(pa.array(chosen))
+        for name in kept:
+            made = made.append_column(rest.field(name), rest[name])
+        return made
+
+
+# What is written
+
+
+def _written(
+    change: _Change, opened: OpenTable, target: WriteTarget, new: Sequence[pa.Table], mode: str
+) -> _Change | None:
+    """None where nothing is to be changed."""
+    files = change.located.files
+    if not files and not any(one.num_rows for one in new):
+        return None
+    write = _copied if mode == COPY_ON_WRITE else _marked
+    made = write(change, opened, target, new)
+    paths = {one["file-path"] for one in (*made.data.files, *made.deletes.files)}
+    removed = len(made.removed) + len(made.deletes.removed)
+    return replace(made, report=replace(made.report, files_written=len(paths), files_removed=removed))
+
+
+def _marked(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequence[pa.Table]) -> _Change:
+    """Merge-on-read: rows are deleted by position, new ones appended."""
+    gone = [
+        DeletedRows(
+            one.task.path,
+            int(one.task.file.get("spec-id", 0)),
+            one.task.file.get("partition") or (),
+            one.positions,
+            one.task.deletes,
+        )
+        for one in change.located.files
+    ]
+    deletes = write_deletes(target, gone, Deletes(opened.storage, opened.metadata)) if gone else WrittenDeletes()
+    try:
+        with TableWriter(target) as writer:
+            for batch in _batches(new):
+                writer.write(batch)
+            data = writer.close()
+    except BaseException:
+        deletes.discard(target.storage)
+        raise
+    return replace(change, data=data, deletes=deletes)
+
+
+def _copied(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequence[pa.Table]) -> _Change:
+    """Copy-on-write: the files that hold rows which go are written anew without them."""
+    names = [one.name for one in opened.schema.fields]
+    reader = TaskReader(Wanted(opened.metadata, opened.schema, (*names, POSITION)), opened.storage)
+    files = change.located.files
+    with TableWriter(target) as writer:
+        for one in files:
+            for batch in reader.read(one.task):
+                stays = ~np.isin(batch.column(len(names)).to_numpy(), one.positions, assume_unique=True)
+                if stays.any():
+                    writer.write(batch.select(names).filter(pa.array(stays)))
+        for batch in _batches(new):
+            writer.write(batch)
+        data = writer.close()
+    read = change.located.read | {one.task.path for one in files}
+    return replace(
+        change,
+        data=data,
+        removed=tuple({"file-path": one.task.path} for one in files),
+        report=replace(change.report, files_read=len(read)),
+    )
+
+
+def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+    for one in tables:
+        yield from one.to_batches()
+
+
+# What is committed
+
+
+def _committed(
+    client: SeamarkClient,
+    table: Name,
+    prepared: Callable[[OpenTable, WriteTarget], _Change | None],
+    branch: str,
+    producer: tuple[str, int] | None,
+    summary: Mapping[str, str] | None,
+    attempts: int,
+    chosen: tuple[str | None, str | None],
+) -> Report:
+    """One commit of what is prepared, from the branch's head, and again where others were faster."""
+    mode, way = chosen
+    if mode is not None and mode.lower() not in MODES:
+        raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
+    if way is not None and way not in WAYS:
+        raise ValueError(f"way is {way!r}; rows are located by {' or '.join(WAYS)}")
+    named: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
+    if producer is not None:
+        named["producer"] = {"id": producer[0], "sequence": producer[1]}
+    number = 0
+    while True:
+        number += 1
+        opened = open_table(client, table, At(ref=branch))
+        named.setdefault("table-uuid", opened.metadata.table_uuid)
+        target = target_of(opened.metadata, opened.storage)
+        change = prepared(opened, target)
+        if change is None:
+            return Report(attempts=number)
+        try:
+            answer = CommitClient(client).commit(table, {**named, **change.body(opened)})
+        except Refused as error:
+            conflict = error.status == _CONFLICT
+            if conflict or producer is None:
+                change.discard(target)
+            if not conflict or number >= attempts or opened.metadata.table_uuid != named["table-uuid"]:
+                raise
+            # Whoever has lost often waits longer, and no two wait alike.
+            time.sleep(random.SystemRandom().uniform(0.5, 1.0) * min(_WAIT_MAX_S, _WAIT_S * 2 ** min(number, 10)))
+        else:
+            return replace(
+                change.report, attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
+            )
