@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from metaserver.api import arrow
 from metaserver.api.describe import Answer, describe
 from metaserver.api.keys import CATALOG, CLOCK, PLANNER, SETTINGS
 from metaserver.api.lookups import COVERS, DELETED, paths_at
+from metaserver.api.paging import read_token, write_token
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.snapshots import snapshot_of
 from metaserver.api.timeline import NAMESPACE, TABLE
@@ -56,8 +56,6 @@ CANDIDATES_MAX = 4_000_000
 """Rows of one page that are held against deletes, after which no further file is begun."""
 _FILES_AT_ONCE = 16
 """Between looks at the clock."""
-_TOKEN_VERSION = 1
-_ROW_MAX = 2**63 - 1
 _COUNT = {"type": "integer"}
 
 BITMAP_SCHEMA: dict[str, Any] = {
@@ -144,15 +142,6 @@ class _Bitmap(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     page_token: str | None = None
 
 
-class _Token(msgspec.Struct, frozen=True, array_like=True):
-    version: int
-    question: int
-    """CRC-32 of all that the answer depends on."""
-    snapshot_id: int | None
-    after: int
-    """The last file of the page, as a row of the view."""
-
-
 class _File(msgspec.Struct, rename="kebab", gc=False):
     file_path: str
     record_count: int
@@ -221,10 +210,7 @@ async def select_rows(request: web.Request) -> web.Response:
     scan = await request.app[PLANNER].scan(metadata, asked, entry)
     page = _Page(request, scan, predicate, wanted, min(wanted.limit or most, most))
     await page.fill(after, metadata, entry)
-    token = None
-    if page.last is not None:
-        packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, question, snapshot_id, page.last))
-        token = base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    token = None if page.last is None else write_token(question, snapshot_id, page.last)
     body = await asyncio.to_thread(page.arrow if as_arrow else page.json, snapshot_id, token)
     content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
@@ -244,26 +230,10 @@ def _question(wanted: _Bitmap, metadata: TableMetadata) -> int:
 
 
 def _start(wanted: _Bitmap, metadata: TableMetadata, question: int) -> tuple[int | None, int]:
-    """(snapshot, the last file of the page before; -1 for none). BadRequest."""
+    """(snapshot, the last file of the page before, as a row of the view; -1 for none). BadRequest."""
     if wanted.page_token is None:
         return snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of), -1
-    try:
-        text = wanted.page_token.encode()
-        packed = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        token = msgspec.msgpack.decode(packed, type=_Token)
-    except (binascii.Error, ValueError, msgspec.DecodeError):
-        token = None
-    if (
-        token is None
-        or (token.version, token.question) != (_TOKEN_VERSION, question)
-        or not 0 <= token.after <= _ROW_MAX
-    ):
-        raise BadRequest("page-token is not one that was given out for this question; start again without it")
-    if token.snapshot_id is not None and metadata.snapshot(token.snapshot_id) is None:
-        raise BadRequest(
-            f"Snapshot {token.snapshot_id}, which page-token is about, has expired; start again without it"
-        )
-    return token.snapshot_id, token.after
+    return read_token(wanted.page_token, question, metadata)
 
 
 def _predicate(wanted: _Bitmap, metadata: TableMetadata) -> _Predicate:

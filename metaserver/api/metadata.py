@@ -10,8 +10,6 @@ JSON for people and scripts; Arrow IPC streams for engines and data frames, whos
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from metaserver.api import arrow
@@ -35,7 +32,7 @@ from metaserver.api.listings import (
     Partitions,
     items,
 )
-from metaserver.api.paging import page_size
+from metaserver.api.paging import page_size, read_token, write_token
 from metaserver.api.requests import allow, path_name, path_namespace
 from metaserver.api.snapshots import SNAPSHOT, wanted_snapshot
 from metaserver.api.timeline import NAMESPACE, TABLE
@@ -55,7 +52,6 @@ IN_THREAD_ARROW, IN_THREAD_JSON = 20_000, 500
 """Larger pages are encoded in a thread, each about 2 ms of work; the event loop is not to wait for them."""
 IN_THREAD_FILES = 5_000
 """Partitions of larger tables are put together in a thread: that takes all files, whatever the page."""
-_TOKEN_VERSION = 1
 _PREFIX = Parameter(
     "partition",
     "query",
@@ -74,14 +70,6 @@ _PAGING = (
 )
 
 
-class _Token(msgspec.Struct, frozen=True, array_like=True):
-    version: int
-    question: int
-    """CRC-32 of everything else that the page depends on."""
-    snapshot_id: int | None
-    start: int
-
-
 @dataclass(frozen=True)
 class _Page:
     """`start` counts items from 0; `question` is what tokens of its answers carry."""
@@ -96,10 +84,7 @@ class _Page:
         """Of the page after this one."""
         if self.start + self.limit >= total:
             return None
-        packed = msgspec.msgpack.encode(
-            _Token(_TOKEN_VERSION, self.question, self.snapshot_id, self.start + self.limit)
-        )
-        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+        return write_token(self.question, self.snapshot_id, self.start + self.limit)
 
 
 def _answers(told: str, listed: str, schema: str) -> tuple[Answer, ...]:
@@ -254,23 +239,7 @@ def _page(request: web.Request, metadata: TableMetadata, question: tuple[str, ..
     given = request.query.get("page-token")
     if not given:
         return _Page(wanted_snapshot(request, metadata), 0, limit, number, wanted_arrow)
-    token = _opened(given)
-    if token is None or token.question != number:
-        raise BadRequest("page-token is not one that was given out for this question; start again without it")
-    if token.snapshot_id is not None and metadata.snapshot(token.snapshot_id) is None:
-        raise BadRequest(
-            f"Snapshot {token.snapshot_id}, which page-token is about, has expired; start again without it"
-        )
-    return _Page(token.snapshot_id, token.start, limit, number, wanted_arrow)
-
-
-def _opened(text: str) -> _Token | None:
-    try:
-        packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        token = msgspec.msgpack.decode(packed, type=_Token)
-    except (binascii.Error, ValueError, msgspec.DecodeError):
-        return None
-    return token if token.version == _TOKEN_VERSION and token.start >= 0 else None
+    return _Page(*read_token(given, number, metadata), limit, number, wanted_arrow)
 
 
 def _fields(given: str | None) -> tuple[str, ...]:
