@@ -75,12 +75,16 @@ async def load(request: web.Request, namespace: NamespacePath, name: str) -> Tab
     return TableIndexes(loaded.entry, loaded.metadata, await request.app[REGISTRY].files(loaded.entry))
 
 
+async def view_of(request: web.Request, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
+    """Of a snapshot; empty where the table has none."""
+    if snapshot_id is None:
+        return TableView((), ())
+    return await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
+
+
 async def files_of(request: web.Request, metadata: TableMetadata, snapshot_id: int | None) -> Files:
     """Of a snapshot; none where the table has none."""
-    if snapshot_id is None:
-        view = TableView((), ())
-    else:
-        view = await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
+    view = await view_of(request, metadata, snapshot_id)
 
     def read() -> Files:
         return Files(view, file_ids_of(view), lookup(view).longs("record_count"))

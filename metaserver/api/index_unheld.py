@@ -15,12 +15,15 @@ import numpy.typing as npt
 from aiohttp import web
 
 from metaserver.api.describe import Answer, describe
-from metaserver.api.index_state import READER, TableIndexes, files_of, load
+from metaserver.api.index_state import READER, TableIndexes, load, view_of
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.api.keys import CLOCK
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.errors import BadRequest, CommitConflict
+from metaserver.index.packing import Longs
+from metaserver.planner.coverage import file_ids_of
+from metaserver.planner.view import TableView
 
 FILES_MAX = 1000
 """Index files in one request."""
@@ -106,11 +109,15 @@ async def _unheld(
             break
         if clock.monotonic() > until_s:
             return None
-        files = await files_of(request, metadata, snapshot.snapshot_id)
+        view = await view_of(request, metadata, snapshot.snapshot_id)
         left = np.flatnonzero(unheld)
-        found = await asyncio.to_thread(files.ids.find, ids[left])
+        found = await asyncio.to_thread(_find, view, ids[left])
         unheld[left[found >= 0]] = False
     return unheld
+
+
+def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
+    return file_ids_of(view).find(ids)
 
 
 def add_routes(app: web.Application) -> None:

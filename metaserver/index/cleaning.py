@@ -88,8 +88,9 @@ class Cleaner:
         return done
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:
-        defined = {one.id for table in tables for one in read_definitions(table).by_name.values()}
-        if any(read_definitions(table).problems for table in tables):
+        definitions = [read_definitions(table) for table in tables]
+        defined = {one.id for each in definitions for one in each.by_name.values()}
+        if any(each.problems for each in definitions):
             return 0  # a definition that cannot be read now may be one of these
         registered = await self._registry.files(entry)
         done = 0
