@@ -14,8 +14,7 @@ import asyncio
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +22,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from cache.claims import Claims
-from cache.disk import DiskTier
 from cache.memory import MemoryCache
+from cache.opening import open_stack
 from cache.single_flight import SingleFlight
 from cache.stack import Stack, StackStats
 from metaserver.clock import Clock
@@ -282,32 +280,26 @@ async def open_indexes(
     settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock
 ) -> AsyncIterator[Indexes]:
     """With their memory and their folder on the local disk."""
-    threads = settings.plan_threads or max(1, len(os.sched_getaffinity(0)))
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="indexes")
-    disk = claims = None
-    if settings.index_disk_bytes:
-        folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
-        disk = await asyncio.to_thread(DiskTier, folder, settings.index_disk_bytes, mapped_max=0)
-        claims = Claims(folder.with_name(folder.name + ".claims"))
-    stack: Stack[OpenIndex] = Stack(
+    folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
+    files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
         MemoryCache(settings.index_memory_bytes),
-        disk,
         weigh=lambda index: index.size_bytes,
         pending_bytes_max=settings.index_memory_bytes,
-        claims=claims,
-        executor=executor,
+        folder=folder,
+        disk_bytes=settings.index_disk_bytes,
+        threads=settings.plan_threads or max(1, len(os.sched_getaffinity(0))),
+        name="indexes",
     )
-    indexes = Indexes(
-        objects,
-        registry,
-        stack,
-        clock,
-        limit_bytes=settings.index_file_limit_bytes,
-        whole_bytes=settings.index_whole_bytes,
-    )
-    try:
-        yield indexes
-    finally:
-        await indexes.close()
-        await stack.close()
-        executor.shutdown(wait=True, cancel_futures=True)
+    async with files_in as stack:
+        indexes = Indexes(
+            objects,
+            registry,
+            stack,
+            clock,
+            limit_bytes=settings.index_file_limit_bytes,
+            whole_bytes=settings.index_whole_bytes,
+        )
+        try:
+            yield indexes
+        finally:
+            await indexes.close()

@@ -15,14 +15,13 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from cache.claims import Claims
-from cache.disk import DiskTier
 from cache.memory import MemoryCache
+from cache.opening import open_stack
 from cache.single_flight import SingleFlight
 from cache.stack import Stack
 from metaserver.clock import Clock
@@ -441,38 +440,31 @@ async def open_planner(
         consulting = Consulting(indexes, usage or Usage(), clock, wait_s=settings.index_wait_s)
     decoders = settings.plan_threads or max(1, len(os.sched_getaffinity(0)))
     executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner")
-    # Apart from the decoders, which would stand still while the disk takes what they made.
-    disk_executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner-disk")
-    disk = claims = None
-    if settings.plan_disk_bytes:
-        folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
-        # No mapping is kept but by the blocks in use, so that the planner's account of memory is whole.
-        disk = await asyncio.to_thread(DiskTier, folder, settings.plan_disk_bytes, mapped_max=0)
-        claims = Claims(folder.with_name(folder.name + ".claims"))
-    stack: Stack[Block] = Stack(
+    folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
+    blocks_in: AbstractAsyncContextManager[Stack[Block]] = open_stack(
         MemoryCache(0),  # views hold blocks, see Blocks
-        disk,
         weigh=lambda block: block.size_bytes,
         pending_bytes_max=max(settings.plan_memory_bytes, _PENDING_BYTES_MIN),
-        claims=claims,
-        executor=disk_executor,
+        folder=folder,
+        disk_bytes=settings.plan_disk_bytes,
+        threads=decoders,  # apart from the decoders, which would stand still while the disk takes what they made
+        name="planner-disk",
     )
     try:
-        blocks = Blocks(
-            objects,
-            stack,
-            executor,
-            under_way=decoders * _UNDER_WAY,
-            limit_bytes=settings.plan_manifest_limit_bytes,
-        )
-        yield Planner(
-            blocks,
-            clock,
-            budget_bytes=settings.plan_memory_bytes,
-            time_budget_s=settings.plan_time_budget_s,
-            consulting=consulting,
-        )
+        async with blocks_in as stack:
+            blocks = Blocks(
+                objects,
+                stack,
+                executor,
+                under_way=decoders * _UNDER_WAY,
+                limit_bytes=settings.plan_manifest_limit_bytes,
+            )
+            yield Planner(
+                blocks,
+                clock,
+                budget_bytes=settings.plan_memory_bytes,
+                time_budget_s=settings.plan_time_budget_s,
+                consulting=consulting,
+            )
     finally:
-        await stack.close()
         executor.shutdown(wait=True, cancel_futures=True)
-        disk_executor.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,47 @@
+"""A stack of tiers with what it stands on: a folder that the processes of a machine share, their claims, and threads.
+
+Opened and closed as one: the stack first, which still writes to the disk, then its threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from cache.claims import Claims
+from cache.disk import DiskTier
+from cache.memory import MemoryCache
+from cache.stack import Stack
+
+V = TypeVar("V")
+
+
+@asynccontextmanager
+async def open_stack(
+    memory: MemoryCache[str, V],
+    *,
+    weigh: Callable[[V], int],
+    pending_bytes_max: int,
+    folder: Path,
+    disk_bytes: int,
+    threads: int,
+    name: str,
+) -> AsyncIterator[Stack[V]]:
+    """`disk_bytes` of values at most lie in `folder`, none where that is 0. Its claims are a file beside it. `threads`
+    called `name` do the disk's work. No mapping of a file is kept but by the values in use, so that whoever holds them
+    knows all memory."""
+    executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    disk = claims = None
+    if disk_bytes:
+        disk = await asyncio.to_thread(DiskTier, folder, disk_bytes, mapped_max=0)
+        claims = Claims(folder.with_name(folder.name + ".claims"))
+    stack = Stack(memory, disk, weigh=weigh, pending_bytes_max=pending_bytes_max, claims=claims, executor=executor)
+    try:
+        yield stack
+    finally:
+        await stack.close()
+        executor.shutdown(wait=True, cancel_futures=True)
