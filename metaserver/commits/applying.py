@@ -19,8 +19,9 @@ from metaserver.commits.conflicts import Conflicts
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.merging import Merging
 from metaserver.commits.producing import Produced, produce
-from metaserver.commits.removing import Removing, find
+from metaserver.commits.removing import Removing, find, key_of
 from metaserver.commits.replacing import replaced_files
+from metaserver.commits.summary import NOTHING, Counts, counts_of
 from metaserver.commits.writing import Writer, Written, metadata_folder, write_added
 from metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from metaserver.iceberg.manifest import ManifestFile
@@ -45,6 +46,7 @@ class Applying:
         self.request = request
         self._shape: Shape | None = None
         self._change: Change | None = None
+        self._counts = NOTHING
         self._added: tuple[Written, ...] = ()
         self._writer: Writer | None = None
         self._removing: Removing | None = None
@@ -68,15 +70,17 @@ class Applying:
             return
         check_path = self._path_check(metadata)
 
-        def read() -> Change:
-            return read_change(self.request, metadata, check_path)
+        def read() -> tuple[Change, Counts]:
+            change = read_change(self.request, metadata, check_path)
+            return change, counts_of((*change.data, *change.deletes))
 
-        change = read() if len(self.request.add) <= _IN_THREAD_FILES else await asyncio.to_thread(read)
+        few = len(self.request.add) <= _IN_THREAD_FILES
+        change, counts = read() if few else await asyncio.to_thread(read)
         if self._writer is None:
             self._begin(metadata)
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
-        self._change, self._shape = change, shape
+        self._change, self._counts, self._shape = change, counts, shape
 
     def _begin(self, metadata: TableMetadata) -> None:
         parts = self._parts
@@ -131,6 +135,7 @@ class Applying:
             writer,
             change,
             self._added,
+            self._counts,
             removed,
             metadata,
             parent,
@@ -143,10 +148,10 @@ class Applying:
     async def _check_new(self, change: Change, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
         """AlreadyExists for a file that is live, as far as that is known without reading: a change that comes again
         after its reply was lost must not count twice, and its files are not to be deleted."""
-        paths = {file.file_path for file in change.data}
-        for manifest in self._manifests.known_to_hold(listed, paths):
+        fresh = {key_of(file) for file in (*change.data, *change.deletes)}
+        for manifest in self._manifests.known_to_hold(listed, {one.file_path for one in fresh}):
             for entry in await self._manifests.entries(manifest, metadata):
-                if entry.file.file_path in paths:
+                if key_of(entry.file) in fresh:
                     raise AlreadyExists(
                         f"The file {entry.file.file_path} is in the table already, by snapshot {entry.snapshot_id}; "
                         "nothing was changed. Keep the file"

@@ -126,6 +126,8 @@ class _Attempt:
         self.made: list[tuple[_Job, Produced]] = []
         self.repeats: list[_Job] = []
         """What this group commits already, by another change of the same producer."""
+        self.refused: list[tuple[_Job, SeamarkError]] = []
+        """What others of this group are in the way of."""
         self.producers: dict[str, Last] = {}
 
 
@@ -243,7 +245,10 @@ class Commits:
             try:
                 await self._add(attempt, job)
             except SeamarkError as error:
-                job.fail(error)
+                if attempt.made:  # by what is not published yet, and may never be
+                    attempt.refused.append((job, error))
+                else:
+                    job.fail(error)
         if not attempt.made:
             return
         happened = [
@@ -256,13 +261,15 @@ class Commits:
                 group[0].caller, entry, attempt.base, attempt.metadata, instants=happened, operations=operations
             )
         except CommitUnknown as error:
-            _fail([*(job for job, _ in attempt.made), *attempt.repeats], error)
+            _fail(group, error)
             return
         assert loaded.entry is not None
         self._told.committed_together(len(attempt.made))
         for job, made in attempt.made:
             committed = _committed(made.snapshot.snapshot_id, loaded.metadata, job.uuid)
             job.land(Landed(committed, loaded.entry.metadata_location))
+        for job, refusal in attempt.refused:
+            job.fail(refusal)
         for job in attempt.repeats:
             assert job.request.producer is not None
             last = attempt.producers[job.request.producer.id]

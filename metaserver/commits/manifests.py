@@ -87,14 +87,9 @@ class Manifests:
         """What was just written."""
         self._lists.put(location, manifests, len(manifests) * _LIST_BYTES)
 
-    def remember(self, location: str, data: bytes, files: Iterable[ContentFile]) -> None:
-        """A manifest that was just written, with its live files."""
+    def remember(self, location: str, data: bytes, names: Names) -> None:
+        """A manifest that was just written."""
         self._data.put(location, data, len(data))
-        held = list(files)
-        names = Names(
-            hashes_of({file.file_path for file in held}),
-            hashes_of({file.referenced_data_file for file in held if file.referenced_data_file is not None}),
-        )
         self._names.put(location, names, names.size_bytes)
 
     async def data(self, manifest: ManifestFile) -> bytes:
@@ -164,12 +159,19 @@ def hashes_of(paths: Iterable[str]) -> Hashes:
     return np.sort(np.array([hash_key(path.encode(), _SEED) for path in paths], dtype=np.uint64))
 
 
+def names_of(files: Sequence[ContentFile]) -> Names:
+    """Of a manifest that lists these files live."""
+    return Names(
+        hashes_of({file.file_path for file in files}),
+        hashes_of({file.referenced_data_file for file in files if file.referenced_data_file is not None}),
+    )
+
+
 def _meet(ordered: Hashes, wanted: Hashes) -> bool:
     """Whether two sorted arrays have a value in common."""
     if not len(ordered) or not len(wanted):
         return False
-    places = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    return bool((ordered[places] == wanted).any())
+    return bool((ordered.take(ordered.searchsorted(wanted), mode="clip") == wanted).any())
 
 
 def _block(data: bytes, manifest: ManifestFile) -> Block:

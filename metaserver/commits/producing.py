@@ -16,7 +16,7 @@ import msgspec
 from metaserver.commits.change import Change
 from metaserver.commits.merging import Merging
 from metaserver.commits.removing import Removed
-from metaserver.commits.summary import counts_of, summary_of
+from metaserver.commits.summary import Counts, counts_of, summary_of
 from metaserver.commits.writing import Writer, Written
 from metaserver.iceberg.manifest_writer import assign_first_row_ids
 from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
@@ -37,6 +37,7 @@ async def produce(
     writer: Writer,
     change: Change,
     added: Sequence[Written],
+    counts: Counts,
     removed: Removed,
     metadata: TableMetadata,
     parent: Snapshot | None,
@@ -61,7 +62,7 @@ async def produce(
     location = await writer.manifest_list(tuple(listed), metadata, parent, sequence)
     summary = summary_of(
         change.operation,
-        counts_of((*change.data, *change.deletes)),
+        counts,
         counts_of(removed.files),
         None if parent is None else parent.summary_map(),
         change.request.summary,

@@ -29,6 +29,9 @@ class Counts(NamedTuple):
     partitions: frozenset[object]
 
 
+NOTHING = Counts({}, frozenset())
+
+
 def counts_of(files: Iterable[ContentFile]) -> Counts:
     said: dict[str, int] = {}
     partitions: set[object] = set()

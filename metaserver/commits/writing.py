@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from metaserver.clock import Clock
 from metaserver.commits.change import Change
-from metaserver.commits.manifests import Manifests, some_at_once
+from metaserver.commits.manifests import Manifests, Names, names_of, some_at_once
 from metaserver.iceberg import properties as props
 from metaserver.iceberg.content_file import ContentFile
 from metaserver.iceberg.manifest import ManifestFile
@@ -61,9 +61,17 @@ class Writer:
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> Written:
         """One, of all entries."""
-        work = partial(write_manifest, entries, metadata=metadata, spec_id=spec_id, content=content)
-        made = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
-        return await self._store(made, [entry.file for entry in entries if entry.is_live])
+
+        def work() -> tuple[WrittenManifest, Names]:
+            made = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
+            return made, names_of([entry.file for entry in entries if entry.is_live])
+
+        made, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
+        self._number += 1
+        path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
+        await self._create(path, made.data)
+        self._manifests.remember(path, made.data, names)
+        return Written(path, made)
 
     async def several(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
@@ -95,13 +103,6 @@ class Writer:
         await self._create(location, data)
         self._manifests.remember_list(location, manifests)
         return location
-
-    async def _store(self, made: WrittenManifest, files: Sequence[ContentFile]) -> Written:
-        self._number += 1
-        path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
-        await self._create(path, made.data)
-        self._manifests.remember(path, made.data, files)
-        return Written(path, made)
 
     async def _create(self, location: str, data: bytes) -> None:
         # Before the write: an error that leaves its outcome open may have left the file, too.

@@ -38,8 +38,13 @@ class File:
     snapshot_id: int
 
 
+def local(location: str) -> Path:
+    """Engines write file:///p and file:/p."""
+    return Path("/" + location.removeprefix("file:").lstrip("/"))
+
+
 def read_avro(location: str) -> list[dict[str, Any]]:
-    return list(fastavro.reader(io.BytesIO(Path(location.removeprefix("file://")).read_bytes())))  # type: ignore[arg-type]
+    return list(fastavro.reader(io.BytesIO(local(location).read_bytes())))  # type: ignore[arg-type]
 
 
 def snapshot_of(metadata: dict[str, Any], snapshot_id: int | None = None) -> dict[str, Any] | None:
@@ -99,7 +104,7 @@ def rows(snapshot: dict[str, Any] | None) -> list[Row]:
     for file in files:
         if file.content != 0:
             continue
-        table = pq.read_table(file.path.removeprefix("file://"))
+        table = pq.read_table(local(file.path))
         here = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
         gone: set[int] = set()
         vectors = [one for one in deletes if one.offset is not None and one.referenced == file.path]
@@ -112,7 +117,7 @@ def rows(snapshot: dict[str, Any] | None) -> list[Row]:
 
 def _deleted(delete: File, file: File, here: list[Row], has_vector: bool) -> set[int]:
     same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
-    path = Path(delete.path.removeprefix("file://"))
+    path = local(delete.path)
     if delete.offset is not None:
         if delete.referenced != file.path or delete.sequence < file.sequence:
             return set()
@@ -139,7 +144,7 @@ def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
     assert len({one["manifest_path"] for one in manifests}) == len(manifests)
     by_manifest = [(manifest, entries_of(manifest)) for manifest in manifests]
     for manifest, entries in by_manifest:
-        assert Path(manifest["manifest_path"].removeprefix("file://")).stat().st_size == manifest["manifest_length"]
+        assert local(manifest["manifest_path"]).stat().st_size == manifest["manifest_length"]
         counts = Counter(entry.status for entry in entries)
         said = [manifest[f"{name}_files_count"] for name in ("existing", "added", "deleted")]
         assert said == [counts[0], counts[1], counts[2]], manifest["manifest_path"]

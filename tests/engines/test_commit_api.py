@@ -1,0 +1,103 @@
+"""Snapshots that the server made, read and continued by unmodified Spark: deletes of all kinds, row ids, manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.commits.lake import BY_PART, Lake
+from tests.commits.reader import check, snapshot_of
+from tests.commits.reader import rows as read_rows
+from tests.connector.served import Served
+from tests.engines.conftest import rows
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+T = TypeVar("T")
+
+
+def _in_order(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(found, key=repr)
+
+
+class Table:
+    """One table through both doors: changes, and Spark's SQL."""
+
+    def __init__(self, served: Served, spark: SparkSession, version: int) -> None:
+        self.served, self.spark = served, spark
+        self.catalog = new_catalog(spark, served.url)
+        more = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
+        self.lake = self.run(Lake.create(served.api, f"v{version}", version=version, spec=BY_PART, **more))
+        self.name = f"{self.catalog}.db.v{version}"
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.served.run(work)  # type: ignore[no-any-return]
+
+    def commit(self, **body: Any) -> Any:
+        return self.run(self.lake.commit(body))
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(statement.replace("{t}", self.name)))
+
+    def agree(self) -> list[tuple[Any, ...]]:
+        """What Spark and the specification's reader both see."""
+        self.sql("REFRESH TABLE {t}")
+        metadata = self.run(self.lake.metadata())
+        snapshot = snapshot_of(metadata)
+        seen = _in_order(self.sql("SELECT id, part, value FROM {t}"))
+        assert seen == read_rows(snapshot)
+        return seen
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_spark_reads_and_continues_what_the_server_committed(served: Served, spark: SparkSession, version: int) -> None:
+    table = Table(served, spark, version)
+    lake = table.lake
+    files = [lake.data([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
+    head = [table.commit(add=[one]) for one in files][-1]
+    check(table.run(lake.metadata()))
+    if version == 3:
+        deletes = lake.vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
+    else:
+        deletes = [lake.position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
+        deletes.append(lake.position_deletes([(files[2]["file-path"], 1)], 0, named=True))
+    table.commit(add=deletes, **{"read-snapshot-id": head["snapshot-id"]})
+    assert len(table.agree()) == 13
+    table.commit(add=[lake.equality_deletes([10, 31], 1), lake.data([(10, 1, "upserted")])])
+    assert (10, 1, "upserted") in table.agree()
+
+    # Spark deletes by position and inserts; both go on from the server's manifests, row ids and sequence numbers.
+    table.sql("REFRESH TABLE {t}")
+    table.sql("DELETE FROM {t} WHERE id IN (1, 22)")
+    table.sql("INSERT INTO {t} VALUES (100, 0, 'by spark')")
+    seen = table.agree()
+    assert (100, 0, "by spark") in seen
+    assert not {1, 22} & {row[0] for row in seen}
+    metadata = table.run(lake.metadata())
+    head_id = metadata["current-snapshot-id"]
+    remove = [{"file-path": files[3]["file-path"]}]
+    table.commit(remove=remove, add=[lake.data([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
+    check(table.run(lake.metadata()))
+    seen = table.agree()
+    assert {row for row in seen if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
+    if version == 3:
+        ids = [row[0] for row in table.sql("SELECT _row_id FROM {t}")]
+        assert len(set(ids)) == len(ids) == len(seen)
+        assert None not in ids
+    history = [row[0] for row in table.sql("SELECT operation FROM {t}.snapshots ORDER BY committed_at")]
+    assert history[-1] == "overwrite"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Any:
+    server = Served(tmp_path, warehouse=tmp_path.as_uri())
+    server.start()
+    yield server
+    server.stop()
