@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from connector.client import At, Explanation, SeamarkClient
-from connector.errors import BadRequest, ClientError
-from metaserver.cli.options import CONTEXT, Misconfigured, load_settings, settings_flags
+from metaserver.cli.connecting import connected, served_at
+from metaserver.cli.options import CONTEXT, settings_flags
 
 _DEFAULT_LIMIT = 20
 _WIDTH = 120
@@ -59,35 +58,14 @@ def explain(
       seamark explain sales.orders "day >= DATE '2024-01-01' AND customer = 42" --files
     TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
-    try:
-        client = SeamarkClient(url or served_at(config, flags), token=token)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    try:
+    with connected(lambda: SeamarkClient(url or served_at(config, flags), token=token)) as client:
         found = client.explain(
             table, predicate, at=At(snapshot_id, ref, as_of_ms), files=files, limit=limit if files else None
         )
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    except BadRequest as error:
-        raise Misconfigured(error.message) from None
-    except ClientError as error:
-        raise click.ClickException(error.message) from None
-    finally:
-        client.close()
     if as_json:
         click.echo(json.dumps(found.json, indent=2))
     else:
         _show(found)
-
-
-def served_at(config: Path | None, flags: dict[str, Any]) -> str:
-    """The URL of the server that has this home. Misconfigured where none runs."""
-    path = load_settings(flags, config).home / "server.json"
-    try:
-        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["url"])
-    except (OSError, KeyError, msgspec.DecodeError):
-        raise Misconfigured(f"No server runs from {path.parent}; give its --url, or the --home that it has") from None
 
 
 def _show(found: Explanation) -> None:

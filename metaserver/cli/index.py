@@ -7,8 +7,7 @@ be reached, 2 when the command or the definition makes no sense.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -18,11 +17,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from connector.errors import BadRequest, ClientError
 from connector.indexes import Index, IndexClient
 from metaserver import errors
-from metaserver.cli.explain import served_at, show_size
-from metaserver.cli.options import CONTEXT, Misconfigured, settings_flags
+from metaserver.cli.connecting import connected, served_at
+from metaserver.cli.explain import show_size
+from metaserver.cli.options import CONTEXT, settings_flags
 from metaserver.index.terms import split_arguments
 
 _WIDTH = 120
@@ -51,29 +50,10 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
     @wraps(command)
     def run(url: str | None, token: str | None, config: Path | None, home: Any, **given: Any) -> None:
-        with _connected(url or served_at(config, {"home": home}), token) as client:
+        with connected(lambda: IndexClient(url or served_at(config, {"home": home}), token=token)) as client:
             command(client=client, **given)
 
     return run
-
-
-@contextmanager
-def _connected(url: str, token: str | None) -> Iterator[IndexClient]:
-    """What fails inside is told as commands tell it."""
-    try:
-        client = IndexClient(url, token=token)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    try:
-        yield client
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    except BadRequest as error:
-        raise Misconfigured(error.message) from None
-    except ClientError as error:
-        raise click.ClickException(error.message) from None
-    finally:
-        client.close()
 
 
 @index.command(context_settings=CONTEXT)

@@ -18,7 +18,7 @@ from connector.indexer import AuditLimits, Indexer
 from connector.indexes import IndexClient
 from metaserver.api.logs import configure_logging
 from metaserver.cli.build import engine_options, interruptible, open_workers
-from metaserver.cli.explain import served_at
+from metaserver.cli.connecting import served_at
 from metaserver.cli.options import CONTEXT, load_settings, settings_flags
 
 _log = structlog.get_logger("seamark.indexer")
