@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -144,11 +144,6 @@ class _Lists(msgspec.Struct, frozen=True):
         gone = [manifest for path, manifest in self.parent.items() if path not in self.own]
         return [one for one in gone if (one.added_files_count, one.existing_files_count) != (0, 0)]
 
-    @property
-    def merge_stands(self) -> bool:
-        """Whether all that the client merged is still there to be replaced by what it made of it."""
-        return all(manifest.manifest_path in self.head for manifest in self.dropped)
-
 
 class _Rebase:
     def __init__(self, parts: Parts, base: TableMetadata, append: Append) -> None:
@@ -172,8 +167,7 @@ class _Rebase:
     async def onto_head(self, folder: str) -> Rebased:
         lists = await self._lists()
         self._check_added(lists)
-        own, files = await self._own_manifests(lists, folder)
-        merged = {manifest.manifest_path for manifest in lists.dropped} if lists.merge_stands else set()
+        own, files, merged = await self._own_manifests(lists, folder)
         kept = [manifest for path, manifest in lists.head.items() if path not in merged]
         manifests, next_row_id = [*own, *kept], self._base.next_row_id
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
@@ -236,12 +230,15 @@ class _Rebase:
         if said != str(sum(manifest.added_files_count or 0 for manifest in lists.added)):
             raise Doubt("the summary and the manifest list differ about the number of files")
 
-    async def _own_manifests(self, lists: _Lists, folder: str) -> tuple[list[ManifestFile], list[tuple[str, bytes]]]:
-        """The manifests that hold what the client added, and those of them that are to be written.
+    async def _own_manifests(
+        self, lists: _Lists, folder: str
+    ) -> tuple[list[ManifestFile], list[tuple[str, bytes]], set[str]]:
+        """The manifests that hold what the client added, those of them that are to be written, and those of the head
+        that they replace.
 
         Where it merged manifests of its parent that another has merged meanwhile, its merge is undone: what it added
-        stands in a manifest of ours, the rest in the head as it was. Doubt where its manifests hold anything but its
-        own additions and, unchanged, what it merged.
+        stands in a manifest of ours, the rest in the head as it was. Likewise where their rows have got ids since.
+        Doubt where its manifests hold anything but its own additions and, unchanged, what it merged.
         """
         snapshot_id, added, dropped = self._append.snapshot.snapshot_id, lists.added, lists.dropped
         entries = await self._read([structs.replace(each, **_UNASSIGNED) for each in added])
@@ -249,11 +246,12 @@ class _Rebase:
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _row_id(entry) is not None:
                 raise Doubt("an entry has numbers that its client chose")
-        stands = lists.merge_stands
-        merged = await self._read([lists.head[each.manifest_path] for each in dropped] if stands else dropped)
-        existing = Counter(_identity(entry, stands) for each in entries for entry in each if entry.status == _EXISTING)
-        if existing != Counter(_identity(entry, stands) for each in merged for entry in each):
-            raise Doubt("what was merged is not what is there")
+        there = all(manifest.manifest_path in lists.head for manifest in dropped)
+        merged = await self._read([lists.head[each.manifest_path] for each in dropped] if there else dropped)
+        existing = [entry for each in entries for entry in each if entry.status == _EXISTING]
+        if _identities(existing) != _identities(entry for each in merged for entry in each):
+            raise Doubt("what was merged is not what was there")
+        stands = there and _row_ids(existing) == _row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
         files: list[tuple[str, bytes]] = []
         for manifest, held in zip(added, entries, strict=True):
@@ -265,7 +263,7 @@ class _Rebase:
                 files.append((place, written.data))
                 described = written.described(place, snapshot_id=snapshot_id, sequence_number=self._sequence_number)
                 own.append(described)
-        return own, files
+        return own, files, {manifest.manifest_path for manifest in dropped} if stands else set()
 
     async def _read(self, manifests: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
         if sum(manifest.manifest_length for manifest in manifests) > _MANIFESTS_LIMIT_BYTES:
@@ -326,10 +324,23 @@ def _row_id(entry: ManifestEntry) -> int | None:
     return None if own is None or own < 0 else own
 
 
-def _identity(entry: ManifestEntry, with_row_id: bool) -> tuple[Any, ...]:
-    file, row_id = entry.file, _row_id(entry) if with_row_id else None
-    said = (file.file_path, file.record_count, file.file_size_in_bytes)
-    return (*said, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, row_id)
+def _row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
+    return {entry.file.file_path: _row_id(entry) for entry in entries}
+
+
+def _identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
+    """How often each file is there, by all that a merge must not change, but for its row ids."""
+    return Counter(
+        (
+            entry.file.file_path,
+            entry.file.record_count,
+            entry.file.file_size_in_bytes,
+            entry.snapshot_id,
+            entry.sequence_number,
+            entry.file_sequence_number,
+        )
+        for entry in entries
+    )
 
 
 def rebased_summary(said: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from metaserver.catalog import rebase
 from metaserver.catalog.values import LoadedTable, TableChange
 from metaserver.errors import CommitConflict, CommitUnknown
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, Row, local, read_list, read_snapshot
@@ -192,6 +193,18 @@ async def test_random_histories_of_late_appends_come_to_what_a_plain_set_does(
         await History(it, random.Random(seed)).run(40, upgrades=upgrades, about=f"seed {seed}, version {version}")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
+async def test_long_random_histories_of_late_appends_come_to_what_a_plain_set_does(
+    tmp_path: Path, version: int, upgrades: bool
+) -> None:
+    for seed in range(100, 140):
+        async with rig(tmp_path / str(seed)) as it:
+            await create(it, version)
+            await History(it, random.Random(seed)).run(60, upgrades=upgrades, about=f"seed {seed}, version {version}")
+
+
 def _schema_change(client: Appender, made: Commit) -> None:
     made[1].append({"action": "set-properties", "updates": {"x": "1"}})
 
@@ -278,6 +291,56 @@ async def test_an_append_in_doubt_is_refused_as_without_rebase_and_changes_nothi
         assert set(read_snapshot(head(await load(it)))) == {"a", "b", "late"}, "a sound one comes through"
 
 
+async def test_an_append_to_a_branch_that_is_gone_is_refused(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        first = await append(it, {"a": 1})
+        dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first.snapshot_id}
+        await commit(it, ([], [{"action": "set-snapshot-ref", **dev}]))
+        late = Appender(await load(it), branch="dev").commit({"late": 1})
+        await commit(it, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
+        with pytest.raises(CommitConflict, match="dev is missing"):
+            await commit(it, late)
+        await commit(it, ([], [{"action": "set-snapshot-ref", **dev, "type": "tag"}]))
+        await append(it, {"b": 1})
+        with pytest.raises(CommitConflict):
+            await commit(it, late)
+
+
+async def test_a_snapshot_id_or_a_manifest_that_the_head_has_is_not_added_again(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        await append(it, {"a": 1})
+        metadata = await load(it)
+        same_id = Appender(metadata).commit({"other": 1})
+        thief = Appender(metadata)
+        first = await append(it, {"b": 1})
+        same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first.snapshot_id
+        thief.listed = {"manifest_path": first.manifests[0]}
+        stands = await load(it)
+        for request in (same_id, thief.commit({"b": 1})):
+            with pytest.raises(CommitConflict):
+                await commit(it, request)
+        assert await load(it) == stands
+
+
+async def test_more_manifests_than_are_read_to_be_sure_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        await append(it, {"a": 1})
+        late = Appender(await load(it))
+        request = late.commit({"late": 1})
+        await append(it, {"b": 1})
+        size = local(late.manifests[0]).stat().st_size
+        monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size - 1)
+        with pytest.raises(CommitConflict):
+            await commit(it, request)
+        monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size)
+        await commit(it, request)
+
+
 @pytest.mark.parametrize("value", ["none", "", "true", "overwrite"])
 async def test_only_tables_that_ask_for_it_have_their_appends_rebased(tmp_path: Path, value: str) -> None:
     async with rig(tmp_path) as it:
@@ -305,11 +368,14 @@ async def test_a_transaction_of_several_tables_is_not_rebased(tmp_path: Path) ->
             await it.catalog.transactions.commit(CALLER, changes)
 
 
-async def test_an_append_for_version_2_is_rebased_onto_a_table_that_is_of_version_3_by_now(tmp_path: Path) -> None:
+@pytest.mark.parametrize("merge", [0, 1])
+async def test_an_append_for_version_2_is_rebased_onto_a_table_that_is_of_version_3_by_now(
+    tmp_path: Path, merge: int
+) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         await append(it, {"a": 1})
-        late = Appender(await load(it)).commit({"late": 10})
+        late = Appender(await load(it), merge=merge).commit({"late": 10})
         await commit(it, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
         await append(it, {"b": 2})
         await commit(it, late)
