@@ -17,7 +17,7 @@ from connector.client import LoadedTable
 from connector.indexing import IndexTask
 from connector.locations import data_location, partition_path
 from connector.ordering import Ordering
-from connector.parquet.casting import arrow_schema
+from connector.parquet.casting import Unwritable, arrow_schema
 from connector.parquet.columns import Projection
 from connector.partitioning import Partition, Partitioner
 from connector.storage import Storage
@@ -31,6 +31,7 @@ from metaserver.index.definitions import read_definitions
 
 INDEX_FOLDER = "metadata/seamark-index"
 """Below a table's location: where the server looks for index files."""
+ENCRYPTION_KEY = "encryption.key-id"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ class WriteTarget:
 
 
 def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
+    """Unwritable where the table's files are to be encrypted, which they would not be here."""
+    if metadata.properties.get(ENCRYPTION_KEY):
+        raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); they cannot be written here")
     location = metadata.location.rstrip("/")
     projection = Projection(metadata.current_schema)
     table_uuid = metadata.table_uuid or ""

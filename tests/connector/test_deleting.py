@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyroaring
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
@@ -68,6 +68,7 @@ POSITIONS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(POSITIONS)
 def test_a_vector_is_the_one_that_the_specification_describes(positions: list[int]) -> None:
     distinct = sorted(set(positions))

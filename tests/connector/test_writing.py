@@ -19,7 +19,7 @@ from connector.locations import data_location, partition_path
 from connector.parquet.casting import Unwritable
 from connector.parquet.writing import FileWriter
 from connector.storage import Storage
-from connector.target import INDEX_FOLDER, WriteTarget
+from connector.target import INDEX_FOLDER, WriteTarget, target_of
 from connector.writing import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
 from metaserver.catalog import purge
 from metaserver.iceberg.content_file import decode_content_file
@@ -28,6 +28,7 @@ from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.transforms import apply
 from metaserver.index.index_file import open_index_file
 from tests.connector.written import order, read_by_pyiceberg, spec, table, target
+from tests.services.s3 import S3
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string"), Field(3, "day", False, "date")))
 INDEXED = {
@@ -208,6 +209,43 @@ def test_storage_that_fails_half_way_leaves_nothing_behind(tmp_path: Path, monke
     with pytest.raises(OSError, match="full"):
         write_batches(target(metadata), rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+
+
+def test_files_are_written_to_s3_and_taken_back(s3: S3, s3_bucket: str) -> None:
+    storage = Storage(
+        {
+            "s3.endpoint": s3.endpoint,
+            "s3.region": s3.region,
+            "s3.access-key-id": s3.access_key,
+            "s3.secret-access-key": s3.secret_key,
+        }
+    )
+    location = f"s3://{s3_bucket}/db/t"
+    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED), storage)
+    given = rows(300)
+
+    def there() -> dict[str, int]:
+        listed = s3.client().list_objects_v2(Bucket=s3_bucket)
+        keys = [one for one in listed.get("Contents", ()) if not one["Key"].endswith("/")]  # Arrow leaves folders
+        return {f"s3://{s3_bucket}/{one['Key']}": one["Size"] for one in keys}
+
+    written = write_batches(to, given.to_batches())
+    assert there() == {one["file-path"]: one["file-size-in-bytes"] for one in written.files} | {
+        one["location"]: one["size-in-bytes"] for one in written.index_files
+    }
+    seen = [pq.read_table(pa.BufferReader(storage.read(one["file-path"]))) for one in written.files]
+    assert sorted(one for file in seen for one in file["id"].to_pylist()) == sorted(given["id"].to_pylist())
+    written.discard(storage)
+    assert there() == {}
+    bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
+    with pytest.raises(Unwritable, match="column id is required"):
+        write_batches(to, [*given.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
+    assert there() == {}
+
+
+def test_a_table_whose_files_are_to_be_encrypted_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(Unwritable, match="encrypted"):
+        target(table(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
 
 
 def test_what_was_written_can_be_discarded_twice(tmp_path: Path) -> None:
