@@ -32,8 +32,6 @@ NO_SNAPSHOT = -1
 
 _TAIL = struct.Struct("<iI4s")
 _COMPRESSED = 1
-_CODECS = {None: None, "lz4": "lz4", "zstd": "zstd"}
-"""Compression codecs of the spec, by Arrow's names."""
 
 
 class BlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
@@ -131,7 +129,7 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
         raise Corrupt(f"{location}: the footer does not begin as one")
     payload = footer[len(MAGIC) : -TAIL_BYTES]
     if _tail(tail, location)[1] & _COMPRESSED:
-        payload = memoryview(_inflated(payload, "lz4", FOOTER_LIMIT_BYTES, f"{location}: the footer"))
+        payload = memoryview(_inflated(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
         found = msgspec.json.decode(payload, type=Footer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -143,29 +141,13 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     return found
 
 
-def blob_content(blob: BlobMetadata, stored: Part, location: str, *, limit_bytes: int) -> memoryview:
-    """What a blob holds, from its bytes in the file: a view of them where it is not compressed.
-
-    Corrupt when it cannot be inflated, or to more than `limit_bytes`.
-    """
-    what = f"{location}: blob {blob.type!r}"
-    if len(stored) != blob.length:
-        raise Corrupt(f"{what} has {len(stored)} of its {blob.length} bytes")
-    if blob.compression_codec is None:
-        return memoryview(stored)
-    codec = _CODECS.get(blob.compression_codec)
-    if codec is None:
-        raise Corrupt(f"{what} is compressed with {blob.compression_codec!r}; lz4 and zstd can be read")
-    return memoryview(_inflated(stored, codec, limit_bytes, what))
-
-
-def _inflated(stored: Part, codec: str, limit_bytes: int, what: str) -> bytes:
-    """One frame and nothing else. Streamed: the content size in its header is a claim, too."""
+def _inflated(stored: Part, limit_bytes: int, what: str) -> bytes:
+    """One LZ4 frame and nothing else. Streamed: the content size in its header is a claim, too."""
     try:
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), codec) as stream:
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:
             inflated = bytes(stream.read(limit_bytes + 1))
     except OSError as error:
-        raise Corrupt(f"{what} cannot be inflated ({codec}): {error}") from None
+        raise Corrupt(f"{what} cannot be inflated: {error}") from None
     if len(inflated) > limit_bytes:
         raise Corrupt(f"{what} inflates to more than {limit_bytes} bytes")
     return inflated

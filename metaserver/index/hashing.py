@@ -44,14 +44,11 @@ def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
     return _hash.hash_rows(parts, rows.pop(), seed)
 
 
-def file_id(path: str, size: int, records: int) -> tuple[int, int]:
-    """The identity of an immutable data file, 128 bits: a file replaced at the same path is another one."""
-    high, low = file_ids([path], [size], [records])[0].tolist()
-    return high, low
-
-
 def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
-    """uint64[files, 2]: hashes (seeds 0 and 1) of path (UTF-8), size in bytes and record count (u64, little-endian)."""
+    """The identities of immutable data files, uint64[files, 2]: a file replaced at the same path is another one.
+
+    Hashes (seeds 0 and 1) of path (UTF-8), size in bytes and record count (u64, little-endian).
+    """
     return _hash.hash_files(list(paths), np.asarray(sizes, dtype=np.uint64), np.asarray(records, dtype=np.uint64))
 
 

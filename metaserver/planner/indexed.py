@@ -1,6 +1,6 @@
 """Pruning by indexes: which files of a view hold no row that matches, as bloom filters, bitmaps and record keys tell.
 
-The rules it keeps. A file leaves only when an index that describes this very file (by its identity, `hashing.file_id`)
+The rules it keeps. A file leaves only when an index that describes this very file (by its identity, `hashing.file_ids`)
 proves that no row of it matches, in the meaning of any client (`meaning.py`). Files that no index describes stay; so do
 all files where an index is damaged, of another type of keys, or has no time left. Deletes only shrink what matches, so
 an index knows nothing of them.

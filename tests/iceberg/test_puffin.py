@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import lz4.frame
 import pyspark
@@ -23,7 +24,6 @@ from metaserver.iceberg.puffin import (
     TAIL_BYTES,
     Blob,
     Footer,
-    blob_content,
     footer_size_bytes,
     read_footer,
     write_puffin,
@@ -32,6 +32,9 @@ from tests.services.java import java_17
 from tests.services.process import CACHE
 
 TEXT = "words that repeat, and repeat, and repeat — " * 50
+
+
+INFLATED: dict[str | None, Any] = {None: bytes, "lz4": lz4.frame.decompress, "zstd": zstandard.decompress}
 
 
 def sample() -> bytes:
@@ -46,9 +49,7 @@ def sample() -> bytes:
 def read(raw: bytes) -> tuple[Footer, list[bytes]]:
     footer = read_footer(raw, len(raw), "a.puffin")
     stored = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
-    held = [
-        bytes(blob_content(b, s, "a.puffin", limit_bytes=1 << 20)) for b, s in zip(footer.blobs, stored, strict=True)
-    ]
+    held = [INFLATED[blob.compression_codec](one) for blob, one in zip(footer.blobs, stored, strict=True)]
     return footer, held
 
 
@@ -122,7 +123,7 @@ def test_a_deletion_vector_by_iceberg_java_is_read(tmp_path: Path) -> None:
     assert (footer.blobs[1].compression_codec, text) == ("zstd", b"text " * 100)
 
 
-def test_lz4_and_zstd_blobs_and_a_compressed_footer_are_read() -> None:
+def test_a_compressed_footer_and_where_compressed_blobs_lie_are_read() -> None:
     lz4_frame, zstd_frame = lz4.frame.compress(TEXT.encode()), zstandard.compress(TEXT.encode())
     blobs = [
         {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": at, "length": size}
@@ -132,15 +133,6 @@ def test_lz4_and_zstd_blobs_and_a_compressed_footer_are_read() -> None:
     payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
     _, held = read(with_footer(lz4_frame + zstd_frame, payload, flags=1))
     assert held == [TEXT.encode()] * 2
-
-
-def test_a_blob_that_inflates_past_the_limit_is_refused() -> None:
-    raw = b"".join(write_puffin([Blob("t", [bytes(1 << 20)], codec="zstd")], {}))
-    blob = read_footer(raw, len(raw), "a").blobs[0]
-    stored = raw[blob.offset : blob.offset + blob.length]
-    assert len(blob_content(blob, stored, "a", limit_bytes=1 << 20)) == 1 << 20
-    with pytest.raises(Corrupt, match="inflates to more than 1048575 bytes"):
-        blob_content(blob, stored, "a", limit_bytes=(1 << 20) - 1)
 
 
 def test_a_footer_that_inflates_without_end_is_refused() -> None:
@@ -179,14 +171,6 @@ def test_a_blob_outside_of_the_blobs_is_refused(offset: int, length: int) -> Non
         read_footer(raw, len(raw), "a")
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd", "snappy"])
-def test_a_blob_that_cannot_be_inflated_is_refused(codec: str) -> None:
-    blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": 4, "length": 5}
-    raw = with_footer(b"12345", json.dumps({"blobs": [blob | {"compression-codec": codec}]}).encode())
-    with pytest.raises(Corrupt, match=rf"a\.puffin: blob 't'.*{codec}"):
-        read(raw)
-
-
 def test_flipped_and_truncated_files_are_read_or_refused() -> None:
     """Never another error than Corrupt."""
     raw, draw = sample(), random.Random(5)
@@ -196,6 +180,6 @@ def test_flipped_and_truncated_files_are_read_or_refused() -> None:
             if broken:
                 broken[draw.randrange(len(broken))] ^= 1 << draw.randrange(8)
         try:
-            read(bytes(broken))
+            read_footer(bytes(broken), len(broken), "a")
         except Corrupt:
             continue

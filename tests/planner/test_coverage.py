@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from metaserver.clock import SystemClock
-from metaserver.index.hashing import file_id
+from metaserver.index.hashing import file_ids
 from metaserver.objects.router import open_objects
 from metaserver.planner import coverage
 from metaserver.planner.coverage import FileIds, Words, file_ids_of
@@ -37,8 +37,8 @@ async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
 
 def ids_of(files: Sequence[ContentFile]) -> Words:
     """One by one, by the function that builders call."""
-    found = [file_id(file.path, file.size, file.record_count) for file in files]
-    return np.array(found, dtype=np.uint64).reshape(-1, 2)
+    found = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
+    return np.concatenate([np.empty((0, 2), dtype=np.uint64), *found])
 
 
 async def test_every_file_of_a_random_table_is_found_by_its_identity_and_no_other(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ async def test_a_file_whose_records_nobody_counted_has_no_identity(
     table.commit(1, [table.manifest("a", [1, 2])])
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
     assert ids.identified.tolist() == [False, True]
-    wrapped = file_id(uncounted.path, uncounted.size, 2**64 - 1)
-    assert not ids.described(np.array([wrapped], dtype=np.uint64)).any()
+    wrapped = file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
+    assert not ids.described(wrapped).any()
 
 
 async def test_a_view_of_nothing_has_no_files(planner: Planner) -> None:
