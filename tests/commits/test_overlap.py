@@ -1,0 +1,180 @@
+"""Partitions across specs, and the rest of a filter, against rows: what is proved apart, within or opposite is so."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import pytest
+
+from metaserver.commits.overlap import Partitions
+from metaserver.commits.replacing import rest
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.iceberg.sort_order import UNSORTED
+from metaserver.iceberg.transforms import apply
+
+KINDS = {1: "long", 2: "string", 3: "date", 4: "double"}
+TRANSFORMS = {
+    1: ("identity", "bucket[4]", "bucket[8]", "bucket[6]", "truncate[10]", "void"),
+    2: ("identity", "bucket[8]", "truncate[1]", "truncate[2]"),
+    3: ("identity", "day", "month", "year", "bucket[4]"),
+}
+POOLS: dict[int, list[Any]] = {
+    1: [None, -1, 0, 1, 5, 9, 10, 11, 99, 2**40],
+    2: [None, "", "a", "ab", "abc", "b"],
+    3: [None, -400, -1, 0, 30, 31, 365, 400],
+}
+
+
+def _table(specs: list[PartitionSpec]) -> TableMetadata:
+    fields = tuple(Field(number, f"c{number}", False, kind) for number, kind in KINDS.items())
+    return TableMetadata(
+        format_version=2,
+        table_uuid="00000000-0000-4000-8000-000000000000",
+        location="file:///t",
+        last_updated_ms=0,
+        last_column_id=4,
+        schemas=(Schema(fields, 0),),
+        current_schema_id=0,
+        partition_specs=tuple(specs),
+        default_spec_id=0,
+        last_partition_id=2000,
+        sort_orders=(UNSORTED,),
+        default_sort_order_id=0,
+    )
+
+
+def _some_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
+    ids = itertools.count(1000 + 100 * spec_id)
+    chosen = [(source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))]
+    fields = (PartitionField(f"f{n}", transform, source, (), next(ids)) for n, (source, transform) in enumerate(chosen))
+    return PartitionSpec(spec_id, tuple(fields))
+
+
+def _tuple(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
+    return tuple(apply(one.transform, KINDS[one.source_id or 0], row[one.source_id or 0]) for one in spec.fields)
+
+
+def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"overlap: seed {seed}")
+    rng = random.Random(seed)
+    proved = 0
+    rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
+    for _ in range(60):
+        one, other = _some_spec(rng, 0), _some_spec(rng, 1)
+        partitions = Partitions(_table([one, other]))
+        pairs = [(_tuple(one, row), _tuple(other, row)) for row in rows]
+        together = set(pairs)
+        lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
+        for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
+            a, b = partitions.partition(0, left), partitions.partition(1, right)
+            meets = (left, right) in together
+            if not partitions.overlap(a, b):
+                proved += 1
+                assert not meets, (seed, one, left, other, right)
+                assert not partitions.overlap(b, a)
+            if partitions.within(a, b):
+                proved += 1
+                assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, one, left, other, right)
+    assert proved > 500
+
+
+def _two(one: tuple[str, Any], other: tuple[str, Any]) -> tuple[Partitions, Any, Any]:
+    """Partitions of one column, each of its own spec."""
+    specs = [
+        PartitionSpec(number, (PartitionField("f", transform, 1, (), 1000 + number),))
+        for number, (transform, _) in enumerate((one, other))
+    ]
+    partitions = Partitions(_table(specs))
+    return partitions, partitions.partition(0, (one[1],)), partitions.partition(1, (other[1],))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        (("bucket[8]", 3), ("bucket[16]", 11), False),
+        (("bucket[8]", 3), ("bucket[16]", 4), True),
+        (("bucket[8]", 3), ("bucket[12]", 7), False),
+        (("bucket[8]", 3), ("bucket[12]", 6), True),
+        (("identity", 34), ("truncate[10]", 30), False),
+        (("identity", 34), ("truncate[10]", 40), True),
+        (("identity", None), ("bucket[4]", 0), True),
+        (("void", None), ("bucket[4]", 0), False),
+    ],
+)
+def test_partitions_of_different_specs_are_apart_where_no_row_can_be_in_both(one: Any, other: Any, apart: bool) -> None:
+    partitions, a, b = _two(one, other)
+    assert partitions.overlap(a, b) is not apart
+
+
+def test_a_bucket_lies_within_that_of_half_as_many() -> None:
+    partitions, half, whole = _two(("bucket[8]", 3), ("bucket[16]", 11))
+    assert partitions.within(whole, half)
+    assert not partitions.within(half, whole)
+
+
+def _matches(expression: Expression, value: Any) -> bool:
+    """Iceberg's meaning for one column: comparisons match neither null nor NaN, their negations match both."""
+    match expression:
+        case Always(said):
+            return said
+        case And(children):
+            return all(_matches(child, value) for child in children)
+        case Or(children):
+            return any(_matches(child, value) for child in children)
+        case Bound(op=op, values=literals):
+            nan = isinstance(value, float) and math.isnan(value)
+            if op in (Op.IS_NULL, Op.NOT_NULL):
+                return (value is None) == (op is Op.IS_NULL)
+            if op in (Op.IS_NAN, Op.NOT_NAN):
+                return nan == (op is Op.IS_NAN)
+            if op in (Op.NOT_EQ, Op.NOT_IN):
+                return value is None or nan or value not in literals
+            if value is None or nan:
+                return False
+            compared = {
+                Op.LT: lambda: value < literals[0],
+                Op.LT_EQ: lambda: value <= literals[0],
+                Op.GT: lambda: value > literals[0],
+                Op.GT_EQ: lambda: value >= literals[0],
+                Op.EQ: lambda: value == literals[0],
+                Op.IN: lambda: value in literals,
+            }
+            return bool(compared[op]())
+    raise AssertionError(expression)
+
+
+def _some_filter(rng: random.Random, depth: int = 0) -> Any:
+    if depth < 2 and rng.random() < 0.5:
+        left, right = _some_filter(rng, depth + 1), _some_filter(rng, depth + 1)
+        return {"type": rng.choice(["and", "or"]), "left": left, "right": right}
+    op = rng.choice(["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq", "in", "not-in", "is-null", "not-null", "is-nan"])
+    made: dict[str, Any] = {"type": op, "term": "c4"}
+    if op in ("in", "not-in"):
+        made["values"] = rng.sample([0.5, 1.5, 2.5], 2)
+    elif not op.startswith(("is", "not-n")) or op == "not-eq":
+        made["value"] = rng.choice([0.5, 1.5, 2.5])
+    return made
+
+
+def test_every_row_that_a_filter_leaves_out_is_in_the_rest() -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"rest: seed {seed}")
+    rng = random.Random(seed)
+    table = _table([PartitionSpec(0, ())])
+    for _ in range(400):
+        json = _some_filter(rng)
+        bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)
+        others = rest(bound, table)
+        for value in (None, math.nan, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
+            assert _matches(bound, value) or _matches(others, value), (seed, json, value)
+            ordinary = value is not None and not math.isnan(value)
+            assert not (ordinary and _matches(bound, value) and _matches(others, value)), (seed, json, value)

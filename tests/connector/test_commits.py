@@ -1,0 +1,44 @@
+"""The client of the commit route, as a writer uses it: over its port, pickled, refused, repeated."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from connector.client import SeamarkClient
+from connector.commits import CommitClient
+from connector.errors import BadRequest, NotFound, Refused
+from tests.commits.lake import Lake
+from tests.commits.reader import rows, snapshot_of
+from tests.connector.served import Served
+
+
+@pytest.fixture
+def lake(served: Served) -> Lake:
+    made: Lake = served.run(Lake.create(served.api))
+    return made
+
+
+def test_a_change_is_committed_and_its_answer_told(served: Served, lake: Lake) -> None:
+    client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(served.url))))
+    body: dict[str, Any] = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
+    first = client.commit("db.t", body)
+    again = client.commit(("db", "t"), body)
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    assert first["snapshot-id"] == again["snapshot-id"]
+    assert rows(snapshot_of(served.run(lake.metadata()))) == [(1, 0, "a")]
+    client.client.close()
+
+
+def test_what_the_server_refuses_is_an_error_by_what_to_do(served: Served, lake: Lake) -> None:
+    client = CommitClient(SeamarkClient(served.url))
+    with pytest.raises(BadRequest, match="The change is empty"):
+        client.commit("db.t", {})
+    with pytest.raises(NotFound):
+        client.commit("db.none", {"add": [lake.data([(1, 0, "a")])]})
+    with pytest.raises(Refused, match="not live") as refused:
+        client.commit("db.t", {"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None})
+    assert (refused.value.status, refused.value.kind) == (409, "CommitFailedException")
+    client.client.close()
