@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.commits.lake import BY_PART, Lake, Row
 from tests.commits.reader import check, live_files, manifests_of, rows, snapshot_of
 from tests.connector.lake import catalog_at
 from tests.planner.lake import DataFile
+from tests.server.rig import running
 
 __all__ = ["house"]
 
@@ -328,3 +330,109 @@ async def test_many_files_go_into_several_manifests(api: Api) -> None:
     second = await lake.commit({"remove": gone, "read-snapshot-id": answer["snapshot-id"]})
     assert second["summary"]["total-data-files"] == "1000"
     check(await lake.metadata())
+
+
+async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
+    """A new default spec; its id."""
+    updates = [
+        {"action": "add-spec", "spec": {"spec-id": 0, "fields": list(fields)}},
+        {"action": "set-default-spec", "spec-id": -1},
+    ]
+    answer = await api("POST", f"/v1/namespaces/db/tables/{lake.name}", {"requirements": [], "updates": updates})
+    assert answer.status == 200, answer.raw
+    found: int = answer.json["metadata"]["default-spec-id"]
+    return found
+
+
+def _in(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str, Any]:
+    return {**file, "spec-id": spec_id, "partition": list(values)}
+
+
+async def test_while_buckets_are_doubled_writers_of_others_go_on(api: Api) -> None:
+    """A file of bucket 3 of 8 can hold rows of 3 and 11 of 16, and of no other."""
+    bucket = {"name": "b", "transform": "bucket[8]", "source-id": 1}
+    lake = await Lake.create(api, spec=[bucket])
+    lake.spec = ()
+    base = await lake.commit({"add": [_in(lake.data([(1, 0, "a")]), 0, 3)]})
+    doubled = await _evolve(api, lake, {"name": "b16", "transform": "bucket[16]", "source-id": 1})
+    await lake.commit({"add": [_in(lake.data([(2, 0, "b")]), 0, 3)]})
+    for value, status in ((3, 409), (11, 409), (4, 200), (12, 200)):
+        scope = {"partitions": [{"spec-id": doubled, "values": [value]}]}
+        add = [_in(lake.data([(value, 0, "c")]), doubled, value)]
+        answer = await lake.send({"add": add, "scope": scope, "read-snapshot-id": base["snapshot-id"]})
+        assert answer.status == status, (value, answer.raw)
+    metadata = await lake.metadata()
+    check(metadata)
+    half = await lake.send({"add": [_in(lake.data([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}})
+    assert half.status == 400
+    assert "was written by the partition spec 0" in half.error[2]
+    whole = await lake.commit({"add": [_in(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}})
+    assert whole["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
+    check(await lake.metadata())
+
+
+async def test_a_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
+    lake = await Lake.create(api, version=2)
+    one = lake.data([(1, 0, "a"), (2, 0, "b")])
+    await lake.commit({"add": [one]})
+    old = lake.position_deletes([(one["file-path"], 0)], named=True)
+    head = await lake.commit({"add": [old], "read-snapshot-id": (await lake.metadata())["current-snapshot-id"]})
+    upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
+    assert (await api("POST", "/v1/namespaces/db/tables/t", upgrade)).status == 200
+    await lake.append([(3, 0, "c")])
+    assert await seen(lake) == [(2, 0, "b"), (3, 0, "c")]
+    (vector,) = lake.vectors({one["file-path"]: {0, 1}})
+    gone = [{"file-path": old["file-path"]}]
+    scope = {"filter": {"type": "lt", "term": "id", "value": 3}}
+    body = {"add": [vector], "remove": gone, "read-snapshot-id": head["snapshot-id"], "scope": scope}
+    answer = await lake.commit(body)
+    assert (answer["summary"]["added-dvs"], answer["summary"]["removed-position-delete-files"]) == ("1", "1")
+    assert await seen(lake) == [(3, 0, "c")]
+
+
+async def test_what_was_read_must_be_an_ancestor_that_is_known(api: Api) -> None:
+    lake = await Lake.create(api)
+    ids = [(await lake.append([(n, 0, "a")]))["snapshot-id"] for n in range(4)]
+    expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": ids[:2]}]}
+    assert (await api("POST", "/v1/namespaces/db/tables/t", expire)).status == 200
+    scope = {"filter": {"type": "eq", "term": "id", "value": 77}}
+    for read, status in ((ids[0], 409), (ids[1], 200), (ids[2], 200), (None, 409), (12345, 409)):
+        body = {"add": [lake.data([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read}
+        answer = await lake.send(body)
+        assert answer.status == status, (read, answer.raw)
+    assert (await lake.send({"add": [lake.data([(5, 0, "y")])], "read-snapshot-id": 12345})).status == 200
+
+
+async def test_more_snapshots_than_are_looked_at_are_a_conflict(tmp_path: Path) -> None:
+    async with running(tmp_path, commit_history_limit=2) as server:
+        lake = await Lake.create(Api(server))
+        ids = [(await lake.append([(n, 0, "a")]))["snapshot-id"] for n in range(4)]
+        scope = {"filter": {"type": "eq", "term": "id", "value": 77}}
+        body = {"add": [lake.data([(9, 0, "z")])], "scope": scope}
+        assert (await lake.send({**body, "read-snapshot-id": ids[0]})).status == 409
+        assert (await lake.send({**body, "read-snapshot-id": ids[1]})).status == 200
+        collisions = server.parts.metrics.registry.get_sample_value(
+            "seamark_commit_collisions_total", {"reason": "history"}
+        )
+        assert collisions == 1
+
+
+async def test_a_manifest_that_is_gone_is_named_and_nothing_is_changed(api: Api) -> None:
+    lake = await Lake.create(api)
+    first = lake.data([(1, 0, "a")])
+    head = await lake.commit({"add": [first]})
+    snapshot = snapshot_of(await lake.metadata())
+    assert snapshot is not None
+    (manifest,) = manifests_of(snapshot)
+    Path(manifest["manifest_path"].removeprefix("file://")).unlink()
+    async with running(lake.folder.parent / "other", warehouse=api.server.parts.settings.warehouse_uri()) as server:
+        other = Api(server)
+        body = {"name": "t", "metadata-location": head["metadata-location"]}
+        assert (await other("POST", "/v1/namespaces/db/register", body)).status == 200
+        lake.api = other
+        gone = {"remove": [{"file-path": first["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
+        refused = await lake.send(gone)
+        assert refused.error[:2] == (500, "CorruptMetadataException")
+        assert manifest["manifest_path"] in refused.error[2]
+        assert (await lake.metadata())["current-snapshot-id"] == head["snapshot-id"]
+        await lake.append([(2, 0, "b")])
