@@ -47,6 +47,8 @@ _CONFLICT = 409
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
 """Of a batch, so much is taken at a time."""
 _SAMPLE_BYTES = 4 << 20
+_BATCH_BYTES = 4 << 10
+"""What a batch takes beside its values."""
 _INDEX_ROWS = 8_000_000
 """Of data files in one index file."""
 
@@ -56,8 +58,8 @@ Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[p
 
 @dataclass(frozen=True)
 class WriteLimits:
-    """Of one writer. `buffered_bytes` are of Arrow data, not yet in files; `index_bytes` of indexed columns of one
-    file, which is read again where it has more; `open_files` are files begun and not ended."""
+    """Of one writer. `buffered_bytes` are of Arrow data, not yet in files; `open_files` are begun and not ended;
+    `index_bytes` are of their indexed columns, of which some are read again where they have more."""
 
     buffered_bytes: int = 512 << 20
     open_files: int = 64
@@ -118,12 +120,22 @@ def write_batches(
 class _Part:
     """One partition: rows that wait, and the file that is being written."""
 
+    partition: Partition
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     file: FileWriter | None = None
     indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
     """The indexed columns of each row group of the file; None where they are too many."""
     indexed_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of memory, about: many small batches are more than their values."""
+        return self.waiting_bytes + len(self.waiting) * _BATCH_BYTES
+
+    @property
+    def written_bytes(self) -> int:
+        return self.file.size_bytes if self.file is not None else 0
 
 
 class TableWriter:
@@ -133,10 +145,12 @@ class TableWriter:
         self._target, self._limits = target, limits
         self._file_bytes = max(1, as_int(target.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT))
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
-        # A file that is sorted is sorted in memory, as one row group or several.
         self._row_group_bytes = min(row_group, self._file_bytes)
-        self._parts: dict[Partition, _Part] = {}
-        self._buffered_bytes = 0
+        self._parts: dict[str, _Part] = {}
+        """By the partition's text: 0.0 and -0.0 are two, and all NaN are one."""
+        self._open: dict[str, _Part] = {}
+        """Those that have a file."""
+        self._held_bytes = self._indexed_bytes = 0
         self._ratio: float | None = None
         """Bytes in a file for each byte of Arrow data; None before it is known."""
         self._files: list[dict[str, Any]] = []
@@ -161,23 +175,30 @@ class TableWriter:
             part = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             for partition, chosen in self._target.partitioner.split(part):
                 self._add(partition, part if chosen is None else part.take(pa.array(chosen)))
+            if self._held_bytes > self._limits.buffered_bytes:
+                self._make_room()
 
     def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
-        part = self._parts.setdefault(partition, _Part())
-        size = rows.nbytes
+        key = repr(partition)
+        part = self._parts.setdefault(key, _Part(partition))
+        self._held_bytes -= part.held_bytes
         part.waiting.append(rows)
-        part.waiting_bytes += size
-        self._buffered_bytes += size
+        part.waiting_bytes += rows.nbytes
+        self._held_bytes += part.held_bytes
         if self._is_due(part):
-            self._flush(partition)
-        while self._buffered_bytes > self._limits.buffered_bytes:
-            self._flush(max(self._parts, key=lambda one: self._parts[one].waiting_bytes))
+            self._flush(key, part)
+
+    def _make_room(self) -> None:
+        """Half of what is held goes into files, the partitions that hold most first."""
+        for key, part in sorted(self._parts.items(), key=lambda one: one[1].held_bytes, reverse=True):
+            if self._held_bytes <= self._limits.buffered_bytes // 2:
+                return
+            self._flush(key, part)
 
     def _is_due(self, part: _Part) -> bool:
         """Whether what waits fills a row group, or the rest of the file."""
-        written = part.file.size_bytes if part.file is not None else 0
-        room = self._file_bytes - written
-        if self._target.ordering is None:
+        room = self._file_bytes - part.written_bytes
+        if self._target.ordering is None:  # else the rows of a file are sorted together
             room = min(room, self._row_group_bytes)
         if part.waiting_bytes * (self._ratio or 1.0) < room:
             return False
@@ -198,22 +219,23 @@ class TableWriter:
             writer.write_table(pa.Table.from_batches(sample))
         return max(0.001, float(sink.tell()) / max(1, size))
 
-    def _flush(self, partition: Partition) -> None:
+    def _flush(self, key: str, part: _Part) -> None:
         """What waits goes into the partition's file, which ends where it is full."""
-        part = self._parts[partition]
         if not part.waiting:
             return
         rows = pa.Table.from_batches(part.waiting, self._target.arrow)
-        self._buffered_bytes -= part.waiting_bytes
+        self._held_bytes -= part.held_bytes
         part.waiting, part.waiting_bytes = [], 0
         if self._target.ordering is not None:
             rows = self._target.ordering.sorted(rows)
         if part.file is None:
-            self._close_one_too_many()
-            part.file = data_file_writer(self._target, self._target.new_location(partition))
+            if len(self._open) >= self._limits.open_files:
+                self._end(*max(self._open.items(), key=lambda one: one[1].written_bytes))
+            part.file = data_file_writer(self._target, self._target.new_location(part.partition))
+            self._open[key] = part
         self._write(part, part.file, rows)
-        if self._target.ordering is not None or part.file.size_bytes >= self._file_bytes:
-            self._end(partition)
+        if self._target.ordering is not None or part.written_bytes >= self._file_bytes:
+            self._end(key, part)
 
     def _write(self, part: _Part, file: FileWriter, rows: pa.Table) -> None:
         before = file.size_bytes
@@ -228,44 +250,44 @@ class TableWriter:
             self._ratio = (file.size_bytes - before) / rows.nbytes
         if part.indexed is not None and self._indexed:
             columns = {one: column_at(rows, places) for one, places in self._indexed.items()}
+            size = sum(column.nbytes for column in columns.values())
             part.indexed.append(columns)
-            part.indexed_bytes += sum(column.nbytes for column in columns.values())
-            if part.indexed_bytes > self._limits.index_bytes:
-                part.indexed = None
+            part.indexed_bytes += size
+            self._indexed_bytes += size
+            if self._indexed_bytes > self._limits.index_bytes:
+                self._indexed_bytes -= part.indexed_bytes
+                part.indexed, part.indexed_bytes = None, 0
 
-    def _close_one_too_many(self) -> None:
-        opened = [one for one, part in self._parts.items() if part.file is not None]
-        if len(opened) >= self._limits.open_files:
-            self._end(max(opened, key=lambda one: self._size(self._parts[one])))
-
-    @staticmethod
-    def _size(part: _Part) -> int:
-        return part.file.size_bytes if part.file is not None else 0
-
-    def _end(self, partition: Partition) -> None:
-        part = self._parts.pop(partition)
+    def _end(self, key: str, part: _Part) -> None:
+        """The partition's file ends; what waits is of the next."""
         assert part.file is not None
-        file = data_file(part.file, self._target, partition)
+        file = data_file(part.file, self._target, part.partition)
         self._files.append(file)
-        if part.waiting:
-            self._parts[partition] = _Part(part.waiting, part.waiting_bytes)
-        self._indexes.add(file, part.indexed)
+        del self._open[key]
+        indexed = part.indexed
+        self._indexed_bytes -= part.indexed_bytes
+        part.file, part.indexed, part.indexed_bytes = None, [], 0
+        if not part.waiting:
+            del self._parts[key]
+        self._indexes.add(file, indexed)
 
     def close(self) -> WrittenFiles:
         """Ends all files; what was written."""
-        while waiting := [one for one, part in self._parts.items() if part.waiting]:
-            self._flush(waiting[0])
-        for partition in list(self._parts):
-            self._end(partition)
+        while self._parts:
+            key, part = next(iter(self._parts.items()))
+            self._flush(key, part)
+            if key in self._open:
+                self._end(key, part)
         index_files, skipped = self._indexes.close()
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
         """Deletes what was written, as far as storage lets it. Never raises."""
-        for part in self._parts.values():
+        for part in self._open.values():
             if part.file is not None:
                 part.file.abort()
         self._parts.clear()
+        self._open.clear()
         WrittenFiles(tuple(self._files), tuple(self._indexes.written)).discard(self._target.storage)
 
 
@@ -321,6 +343,75 @@ def _joined(groups: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 # With a commit
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where rows go, and what becomes of those that are there: the table as it stood when a write began.
+
+    `target` is picklable, for whoever writes files; `change` is what the commit says besides those.
+    """
+
+    table: Name
+    target: WriteTarget
+    branch: str
+    change: Mapping[str, Any]
+
+    def commit(
+        self,
+        client: SeamarkClient,
+        written: WrittenFiles,
+        *,
+        producer: tuple[str, int] | None = None,
+        summary: Mapping[str, str] | None = None,
+    ) -> dict[str, Any] | None:
+        """The commit's answer; None where there is nothing to do. See `commit`."""
+        if not written.files and "filter" not in self.change.get("replace", {}):
+            return None
+        body: dict[str, Any] = {**self.change, "branch": self.branch, "summary": dict(summary or {})}
+        body |= {"table-uuid": self.target.table_uuid, "add": list(written.files)}
+        body |= {"index-files": list(written.index_files)}
+        if producer is not None:
+            body["producer"] = {"id": producer[0], "sequence": producer[1]}
+        return commit(CommitClient(client), self.table, body, written, self.target.storage)
+
+
+APPEND, OVERWRITE, OVERWRITE_PARTITIONS = "append", "overwrite", "overwrite_partitions"
+WRITE_MODES = (APPEND, OVERWRITE, OVERWRITE_PARTITIONS)
+
+
+def destination(
+    client: SeamarkClient,
+    table: Name,
+    mode: str = APPEND,
+    *,
+    where: str | Mapping[str, Any] | bool = True,
+    branch: str = MAIN,
+) -> Destination:
+    """Of a write by `append`, `overwrite` (of what `where` holds) or `overwrite_partitions`.
+
+    ValueError for another mode, or a predicate that no expression can say.
+    """
+    change: dict[str, Any] = {"operation": "append"}
+    if mode == OVERWRITE:
+        change = {"replace": {"filter": _expression(client, table, where) if isinstance(where, str) else where}}
+    elif mode == OVERWRITE_PARTITIONS:
+        change = {"replace": {"partitions": "written"}}
+    elif mode != APPEND:
+        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(WRITE_MODES)}")
+    loaded = client.load_table(table)
+    metadata = decode_table(loaded.metadata, loaded.location)
+    if mode != APPEND:
+        head = metadata.refs.get(branch)
+        change["read-snapshot-id"] = None if head is None else head.snapshot_id
+    return Destination(table, target_of(metadata, Storage(loaded.storage)), branch, change)
+
+
+def _expression(client: SeamarkClient, table: Name, where: str) -> Any:
+    said = client.explain(table, where)
+    if said.not_used:
+        raise ValueError(f"no expression can say {said.not_used[0]!r}, of the predicate {where!r}")
+    return said.filter
+
+
 def append(
     client: SeamarkClient,
     table: Name,
@@ -336,7 +427,7 @@ def append(
     where rows do not fit the table. Whatever goes wrong, nothing is visible; where the commit's outcome is not known
     (Unreachable, ServerFailed), files stay, as they may be visible.
     """
-    return _written(client, table, rows, {"operation": "append"}, branch, producer, summary)
+    return _written(client, rows, destination(client, table, branch=branch), producer, summary)
 
 
 def overwrite(
@@ -351,12 +442,7 @@ def overwrite(
 ) -> dict[str, Any] | None:
     """Puts rows in the place of those that a predicate holds, in SQL or as an Iceberg expression in JSON; of all by
     default. BadRequest where the predicate holds only some rows of a file. Otherwise as `append`."""
-    if isinstance(where, str):
-        said = client.explain(table, where)
-        if said.not_used:
-            raise ValueError(f"no expression can say {said.not_used[0]!r}, of the predicate {where!r}")
-        where = said.filter
-    return _written(client, table, rows, {"replace": {"filter": where}}, branch, producer, summary)
+    return _written(client, rows, destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary)
 
 
 def overwrite_partitions(
@@ -369,32 +455,18 @@ def overwrite_partitions(
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
     """Puts rows in the place of all rows of the partitions that they are of. Otherwise as `append`."""
-    return _written(client, table, rows, {"replace": {"partitions": "written"}}, branch, producer, summary)
+    return _written(client, rows, destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary)
 
 
 def _written(
     client: SeamarkClient,
-    table: Name,
     rows: Rows,
-    change: Mapping[str, Any],
-    branch: str,
+    into: Destination,
     producer: tuple[str, int] | None,
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
-    loaded = client.load_table(table)
-    metadata = decode_table(loaded.metadata, loaded.location)
-    target = target_of(metadata, Storage(loaded.storage))
-    written = write_batches(target, batches_of(rows))
-    if not written.files and "filter" not in change.get("replace", {}):
-        return None
-    body: dict[str, Any] = {**change, "branch": branch, "summary": dict(summary or {})}
-    body |= {"table-uuid": target.table_uuid, "add": list(written.files), "index-files": list(written.index_files)}
-    if "replace" in change:
-        head = metadata.refs.get(branch)
-        body["read-snapshot-id"] = None if head is None else head.snapshot_id
-    if producer is not None:
-        body["producer"] = {"id": producer[0], "sequence": producer[1]}
-    return commit(CommitClient(client), table, body, written, target.storage)
+    written = write_batches(into.target, batches_of(rows))
+    return into.commit(client, written, producer=producer, summary=summary)
 
 
 def commit(
