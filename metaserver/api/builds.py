@@ -12,16 +12,26 @@ Writers are never waited for and never wait.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import structlog
 from aiohttp import web
 
+from metaserver.api.build_state import (
+    ACTION,
+    Build,
+    load_build,
+    move,
+    progress_of,
+    require_alone,
+    require_inflight,
+    roll_back_abandoned,
+    shown,
+    tell_progress,
+)
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.index_state import READER, Files, TableIndexes, held_files, load, missing, snapshots_named
+from metaserver.api.index_state import READER, Files, held_files, load, missing, snapshots_named
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.api.keys import CLOCK, REGISTRY, SETTINGS, STORE, TIMELINE
 from metaserver.api.listings import FILE_COLUMNS, items
@@ -30,9 +40,8 @@ from metaserver.api.paging import page_size
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.purge import INDEX_FOLDER
-from metaserver.errors import BadRequest, CommitConflict, NotFound
+from metaserver.errors import BadRequest, CommitConflict
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.index.definitions import IndexDefinition
 from metaserver.index.packing import Longs
 from metaserver.index.registering import read_index_file
 from metaserver.planner.lookup import files_at
@@ -41,71 +50,17 @@ from metaserver.store.port import (
     EntryKind,
     IndexFile,
     Instant,
-    InstantFilter,
     InstantState,
     MoveInstant,
     RecordInstant,
 )
 from metaserver.wire import decode_as, decode_page_token, encode_page_token
 
-ACTION = "indexing"
-ABANDONED_MS = 3_600_000
-"""A build that was silent for so long is rolled back when the next one on its table begins."""
-HEARD_OF_MS = 300_000
-"""As long a build excludes others after it was last heard of: after that its builder is taken to be gone."""
 REGISTERED_MAX = 1000
 """Index files in one request."""
-_UNDER_WAY_MAX = 1000
 _FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
 _COUNT = {"type": "integer"}
-_log = structlog.get_logger("seamark.indexes")
 
-_PROGRESS: dict[str, Any] = {
-    "type": "object",
-    "required": ["files-done", "files-total", "rows-done", "rows-total", "index-files", "size-in-bytes", "eta-ms"],
-    "properties": {
-        "files-done": {"type": "integer", "description": "Data files in the index files that this build registered."},
-        "files-total": {"type": "integer", "description": "Data files that were missing when it began."},
-        "rows-done": _COUNT,
-        "rows-total": _COUNT,
-        "index-files": _COUNT,
-        "size-in-bytes": _COUNT,
-        "eta-ms": {
-            "type": ["integer", "null"],
-            "description": "When it will be done, at its speed so far, in ms since the epoch; null at first.",
-        },
-    },
-}
-BUILD_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["build-id", "index", "state", "snapshot-id", "table-uuid", "folder", "definition-id", "progress"],
-    "properties": {
-        "build-id": {"type": "string", "description": "Id of its instant on the table's timeline."},
-        "index": {"type": "string"},
-        "state": {"enum": [state.value for state in InstantState]},
-        "reason": {"type": ["string", "null"], "description": "Why it was rolled back."},
-        "snapshot-id": {"type": ["integer", "null"], "description": "The current snapshot when it began."},
-        "table-uuid": {"type": "string", "description": "What index files name."},
-        "folder": {"type": "string", "description": "Where its index files go, under names not used before."},
-        "definition-id": {"type": "string", "description": "What index files carry."},
-        "kind": {"type": "string"},
-        "terms": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "field-id": _COUNT,
-                    "name": {"type": "string", "description": "The column's, now."},
-                    "transform": {"type": "string"},
-                    "source-type": {"type": "string"},
-                    "type": {"type": "string", "description": "Of the term's values."},
-                },
-            },
-        },
-        "fpp": {"type": "number"},
-        "progress": _PROGRESS,
-    },
-}
 _BUILD = Parameter("build", "path", "Id of the build.", {"type": "string"}, True)
 _AT = (NAMESPACE, TABLE, INDEX, _BUILD)
 _ONE = Answer(200, "The build as it stands", {"$ref": "#/components/schemas/IndexBuild"})
@@ -142,17 +97,6 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     row: int
 
 
-@dataclass(frozen=True)
-class _Build:
-    table: TableIndexes
-    definition: IndexDefinition
-    instant: Instant
-
-    @property
-    def folder(self) -> str:
-        return str(self.instant.summary["folder"])
-
-
 @describe(
     "startIndexBuild",
     "Begins to build an index: an instant on the timeline, and a folder for its index files",
@@ -185,9 +129,9 @@ async def start_index_build(request: web.Request) -> web.Response:
     definition = defined_index(table.metadata, name)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before it is built")
-    await _roll_back_abandoned(request, table)
+    await roll_back_abandoned(request, table)
     if body.exclusive:
-        await _require_alone(request, table, name)
+        await require_alone(request, table, name)
     held = await held_files(request, table.metadata, snapshots_named(table.metadata))
     live = table.registered.live(definition.id)
     lag = [(one.files, await missing(request, one, live)) for one in held]
@@ -224,11 +168,11 @@ async def start_index_build(request: web.Request) -> web.Response:
     if body.exclusive:
         # Again, now that others can see this one: of two that begin at once at least one gives way.
         try:
-            await _require_alone(request, table, name, but=build_id)
+            await require_alone(request, table, name, but=build_id)
         except CommitConflict:
-            await _move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was under way"})
+            await move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was under way"})
             raise
-    return json_response(_shown(_Build(table, definition, instant)))
+    return json_response(shown(Build(table, definition, instant)))
 
 
 @describe(
@@ -240,7 +184,7 @@ async def start_index_build(request: web.Request) -> web.Response:
 )
 async def load_index_build(request: web.Request) -> web.Response:
     allow(request, path_namespace(request))
-    return json_response(_shown(await _build(request)))
+    return json_response(shown(await load_build(request)))
 
 
 @describe(
@@ -282,7 +226,7 @@ async def list_index_build_files(request: web.Request) -> web.Response:
     allow(request, path_namespace(request))
     most = request.app[SETTINGS].page_limit
     limit = page_size(request.query.get("limit", str(most)), "limit", most)
-    build = await _build(request, inflight=True)
+    build = await load_build(request, inflight=True)
     metadata = build.table.metadata
     token = _token(request, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
     held = await held_files(request, metadata, token.snapshots)
@@ -358,13 +302,13 @@ async def register_index_files(request: web.Request) -> web.Response:
         raise BadRequest(f"At most {REGISTERED_MAX} index files can be registered or replaced in one request")
     if not body.index_files:
         raise BadRequest("index-files is empty; name what the build has written")
-    build = await _build(request, inflight=True)
+    build = await load_build(request, inflight=True)
     add = await asyncio.gather(*(_checked(request, build, one) for one in body.index_files))
     registry = request.app[REGISTRY]
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
-    build = await _build(request)
-    await _tell_progress(request, build)
-    return json_response(_shown(build))
+    build = await load_build(request)
+    await tell_progress(request, build)
+    return json_response(shown(build))
 
 
 @describe(
@@ -389,37 +333,16 @@ async def finish_index_build(request: web.Request) -> web.Response:
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
-    build = await _build(request)
+    build = await load_build(request)
     if build.instant.state is not states[body.outcome]:  # else it was said before
-        _require_inflight(build.instant)
+        require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
-        await _move(request, build.instant, states[body.outcome], {**_progress(build), **reason})
-        build = await _build(request)
-    return json_response(_shown(build))
+        await move(request, build.instant, states[body.outcome], {**progress_of(build), **reason})
+        build = await load_build(request)
+    return json_response(shown(build))
 
 
-async def _build(request: web.Request, *, inflight: bool = False) -> _Build:
-    """NotFound unless it is a build of this index of this table; CommitConflict where it has ended, and must not."""
-    name, build_id = path_name(request, "index"), path_name(request, "build")
-    table = await load(request, path_namespace(request), path_name(request, "table"))
-    instant = await request.app[STORE].instant(build_id)
-    mine = instant is not None and instant.action == ACTION and instant.uuid == table.entry.uuid
-    if instant is None or not mine or instant.summary.get("index") != name:
-        raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; begin one with seamark index build")
-    definition = defined_index(table.metadata, name)
-    if inflight:
-        _require_inflight(instant)
-        if definition.id != instant.summary["definition"]:
-            raise CommitConflict(f"The index {name} was defined anew since the build {build_id} began; begin another")
-    return _Build(table, definition, instant)
-
-
-def _require_inflight(instant: Instant) -> None:
-    if instant.state is not InstantState.INFLIGHT:
-        raise CommitConflict(f"The build {instant.id} is {instant.state.value}; begin another")
-
-
-async def _checked(request: web.Request, build: _Build, wanted: _RegisteredFile) -> IndexFile:
+async def _checked(request: web.Request, build: Build, wanted: _RegisteredFile) -> IndexFile:
     """The index file as the registry will list it, from what it says itself. BadRequest where it is another."""
     file = await read_index_file(
         request.app[READER],
@@ -435,67 +358,7 @@ async def _checked(request: web.Request, build: _Build, wanted: _RegisteredFile)
     return file
 
 
-def _progress(build: _Build) -> dict[str, Any]:
-    """By what is registered of the build's folder, whatever became of it since."""
-    mine = [one for one in build.table.registered.files if one.location.startswith(build.folder + "/")]
-    said, began_ms = build.instant.summary, build.instant.requested_ms
-    done = sum(one.rows for one in mine)
-    latest_ms = max((one.created_ms for one in mine), default=began_ms)
-    left = max(0, said["rows-total"] - done)
-    return {
-        "files-done": sum(one.files for one in mine),
-        "files-total": said["files-total"],
-        "rows-done": done,
-        "rows-total": said["rows-total"],
-        "index-files": len(mine),
-        "size-in-bytes": sum(one.size_bytes for one in mine),
-        "eta-ms": latest_ms + left * (latest_ms - began_ms) // done if done else None,
-    }
-
-
-async def _tell_progress(request: web.Request, build: _Build) -> None:
-    """On the timeline, for those who watch. Of several at once, one may be told last that is not the furthest."""
-    try:
-        await _move(request, build.instant, InstantState.INFLIGHT, _progress(build))
-    except CommitConflict:
-        _log.info("a build ended while index files were registered", build=build.instant.id)
-
-
-async def _move(request: web.Request, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
-    now_ms = request.app[CLOCK].now_ms()
-    summary = {**instant.summary, **more, "active-ms": now_ms}
-    await request.app[STORE].transact(
-        [MoveInstant(id=instant.id, expected=instant.state, state=state, now_ms=now_ms, summary=summary)]
-    )
-    request.app[TIMELINE].notify()
-
-
-async def _require_alone(request: web.Request, table: TableIndexes, name: str, *, but: str = "") -> None:
-    """CommitConflict while another build of the index is under way."""
-    since_ms = request.app[CLOCK].now_ms() - HEARD_OF_MS
-    for one in await _under_way(request, table):
-        if one.id != but and one.summary["index"] == name and one.summary["active-ms"] >= since_ms:
-            raise CommitConflict(f"The build {one.id} of the index {name}, by {one.who}, is under way; try again later")
-
-
-async def _under_way(request: web.Request, table: TableIndexes) -> list[Instant]:
-    where = InstantFilter(uuid=table.entry.uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
-    return await request.app[STORE].instants(where, _UNDER_WAY_MAX)
-
-
-async def _roll_back_abandoned(request: web.Request, table: TableIndexes) -> None:
-    """Builds of this table whose builder died long ago; what they registered stays."""
-    silent_since_ms = request.app[CLOCK].now_ms() - ABANDONED_MS
-    for instant in await _under_way(request, table):
-        if instant.summary["active-ms"] < silent_since_ms:
-            reason = f"abandoned: nothing was heard of it for {ABANDONED_MS // 60_000} minutes"
-            try:
-                await _move(request, instant, InstantState.ROLLED_BACK, {"reason": reason})
-            except CommitConflict:
-                continue  # it ended, or began to speak
-
-
-def _token(request: web.Request, build: _Build) -> _Token | None:
+def _token(request: web.Request, build: Build) -> _Token | None:
     text = request.query.get("page-token")
     if text is None:
         return None
@@ -512,33 +375,6 @@ def _token(request: web.Request, build: _Build) -> _Token | None:
                 f"The snapshot {snapshot_id} of the listing has expired; begin it again without page-token"
             )
     return token
-
-
-def _shown(build: _Build) -> dict[str, Any]:
-    said = build.instant.summary
-    return {
-        "build-id": build.instant.id,
-        "index": said["index"],
-        "state": build.instant.state.value,
-        "reason": said.get("reason"),
-        "snapshot-id": build.instant.snapshot_id,
-        "table-uuid": build.instant.uuid,
-        "folder": build.folder,
-        "definition-id": said["definition"],
-        "kind": build.definition.kind,
-        "terms": [
-            {
-                "field-id": term.column_id,
-                "name": term.name,
-                "transform": term.transform,
-                "source-type": term.source,
-                "type": term.kind,
-            }
-            for term in build.definition.terms
-        ],
-        **build.definition.parameters,
-        "progress": _progress(build),
-    }
 
 
 def add_routes(app: web.Application) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
 from metaserver.api.bitmaps import BITMAP_SCHEMA
-from metaserver.api.builds import BUILD_SCHEMA
+from metaserver.api.build_state import BUILD_SCHEMA
 from metaserver.api.commits import COMMITTED_SCHEMA
 from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.api import builds, index_state
+from metaserver.api import build_state, index_state
 from metaserver.index.index_file import KINDS
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
@@ -170,7 +170,7 @@ async def test_an_exclusive_build_gives_way_to_another_of_its_index_that_is_aliv
     assert (await alone("other")).status == 200
     await table("POST", at(first, "/finish"))
     assert (await alone()).status == 200
-    monkeypatch.setattr(builds, "HEARD_OF_MS", -1)
+    monkeypatch.setattr(build_state, "HEARD_OF_MS", -1)
     assert (await alone()).status == 200
 
 
@@ -359,7 +359,7 @@ async def test_a_build_that_was_abandoned_is_rolled_back_by_the_next(
     await register(table, silent, write(silent, "a", index_bytes(silent, FILES[:2])))
     await begin(table)
     assert [one["state"] for one in await instants(table)] == ["inflight", "inflight"]
-    monkeypatch.setattr(builds, "ABANDONED_MS", -1)
+    monkeypatch.setattr(build_state, "ABANDONED_MS", -1)
     await begin(table)
     states = [one["state"] for one in await instants(table)]
     assert sorted(states) == ["inflight", "rolled_back", "rolled_back"]
