@@ -183,6 +183,43 @@ def test_memory_is_bounded_whatever_is_written(tmp_path: Path) -> None:
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
+def test_many_partitions_have_few_files_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: set[int] = set()
+    most = 0
+    begin, close = FileWriter._opened, FileWriter.close
+
+    def begun(self: FileWriter, count: int) -> Any:
+        nonlocal most
+        opened.add(id(self))
+        most = max(most, len(opened))
+        return begin(self, count)
+
+    def closed(self: FileWriter) -> dict[str, Any]:
+        made = close(self)
+        opened.discard(id(self))
+        return made
+
+    monkeypatch.setattr(FileWriter, "_opened", begun)
+    monkeypatch.setattr(FileWriter, "close", closed)
+    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
+    given = rows(1000)
+    limits = WriteLimits(buffered_bytes=300_000, open_files=7)
+    written = write_batches(target(metadata), given.to_batches(max_chunksize=100), limits=limits)
+    check(metadata, written, given)
+    assert most == 7
+    assert len(written.files) < 400, "not a file for each batch and partition"
+
+
+def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) -> None:
+    schema = Schema((Field(1, "ratio", False, "double"),))
+    metadata = table(tmp_path, schema, spec=spec(("identity", 1)))
+    batches = [pa.RecordBatch.from_pydict({"ratio": [0.0, -0.0, float("nan"), None]}) for _ in range(3)]
+    written = write_batches(target(metadata), batches)
+    assert sorted(str(file["partition"]) for file in written.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
+    for file in written.files:
+        assert {str(one) for one in _column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
+
+
 def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED)
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
