@@ -12,9 +12,12 @@ import pytest
 
 from connector.client import CURRENT, At
 from connector.indexes import IndexClient
+from connector.parquet.casting import Unwritable
+from connector.planning import open_table, plan
 from connector.reading import scan
-from connector.upserts import delete, upsert
+from connector.upserts import Report, delete, upsert
 from connector.writing import append
+from tests.connector import typed
 from tests.connector.served import Served
 
 COLUMNS = ("id", "land", "ts", "note")
@@ -103,3 +106,236 @@ def test_rows_come_in_the_place_of_those_with_their_keys(
     gone = delete(client, "db.t", where="ts = 1", mode=mode)
     assert gone.deleted == 1
     assert [one[0] for one in held(client)] == [2, 9]
+
+
+# What is read and written for it
+
+
+def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
+    """Keys 0, 1, …, one after the other over the files, or each file every so-manieth."""
+    create(client, **table)
+    for file in range(files):
+        first, step = (file * rows_each, 1) if sorted_keys else (file, files)
+        ids = pa.array(range(first, first + rows_each * step, step), pa.int64())
+        append(client, "db.t", pa.table({"id": ids, "note": pa.array(["old"] * rows_each)}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
+    client: IndexClient, mode: str, indexed: bool
+) -> None:
+    files, each = 40, 250
+    seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
+    keys = list(range(3, 10_000, 997))
+    holding = {(key % files if indexed else key // each) for key in keys}
+    given = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
+    report = upsert(client, "db.t", given, keys=["id"], mode=mode)
+    assert (report.updated, report.inserted) == (len(keys), 0)
+    if mode == "merge-on-read":
+        assert report.files_read == (0 if indexed else len(holding))
+        assert (report.files_written, report.files_removed) == (2, 0)
+    else:
+        assert (report.files_read, report.files_removed) == (len(holding), len(holding))
+        assert report.files_written <= len(holding)
+    found = scan(client, "db.t", ["id", "note"]).to_arrow()
+    assert found.num_rows == files * each
+    notes = dict(zip(found["id"].to_pylist(), found["note"].to_pylist(), strict=True))
+    assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
+
+
+def test_only_the_buckets_of_the_keys_are_read(client: IndexClient) -> None:
+    create(client, spec=[("bucket[16]", 1)])
+    for start in range(0, 4000, 1000):
+        append(client, "db.t", pa.table({"id": list(range(start, start + 1000))}))
+    report = upsert(client, "db.t", rows((77, "de")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.files_read) == (1, 1)  # the other three files of the bucket by their bounds
+    report = upsert(client, "db.t", rows((77, "fr"), (3999, "fr"), (10_000, "fr")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted) == (2, 1)
+    assert report.files_read <= 7  # of three buckets, those whose bounds hold any of the keys; 65 files there are
+
+
+def test_keys_too_many_to_name_are_located_by_range_and_bucket(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connector.locating.PLAN_VALUES_MAX", 5)
+    monkeypatch.setattr("connector.upserts._SCOPE_VALUES_MAX", 5)
+    create(client, spec=[("bucket[64]", 1)])
+    append(client, "db.t", pa.table({"id": list(range(2000))}))
+    buckets = len(list(plan(client, open_table(client, "db.t", CURRENT))))
+    report = upsert(client, "db.t", pa.table({"id": list(range(100, 110)), "note": ["x"] * 10}), keys=["id"])
+    assert (report.updated, report.inserted) == (10, 0)
+    assert 0 < report.files_read <= 10 < buckets
+    assert [one[0] for one in held(client)] == list(range(2000))
+    assert [one[0] for one in held(client) if one[3] == "x"] == list(range(100, 110))
+
+
+def test_files_that_the_index_does_not_cover_are_read(client: IndexClient, served: Served) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "old"), (2, "old")))
+    client.put_index("db.t", "ids", kind="record", columns=["id"])
+    append(client, "db.t", rows((3, "old"), (4, "old")))
+    found = client.lookup("db.t", {"id": [1, 3]})
+    assert (found.complete, found.rows.num_rows) == (False, 1)
+    report = upsert(client, "db.t", rows((1, "new"), (3, "new"), (5, "new")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted, report.files_read) == (2, 1, 1)
+    assert [one[:2] for one in held(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
+
+
+def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Served) -> None:
+    create(client, properties=BY_ID)
+    append(client, "db.t", rows((1, "old"), (2, "old")))
+    for file in files_of(served):
+        if "seamark-index" in file.parts:
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+            file.write_bytes(data)
+    report = upsert(client, "db.t", rows((2, "new"), (3, "new")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted) == (1, 1)
+    assert [one[:2] for one in held(client)] == [(1, "old"), (2, "new"), (3, "new")]
+
+
+# Which row counts
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_latest_row_counts_wherever_it_is(client: IndexClient, mode: str) -> None:
+    create(client)
+    upsert(client, "db.t", rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"])
+    given = rows(
+        (1, "b", 4),  # older than what is stored
+        (2, "b", None),  # as late as what is stored
+        (3, "x", 9),
+        (3, "b", 9),  # the last of the latest
+        (3, "x", 8),
+        (3, "x", None),
+        (4, "b", 0),  # later than null
+        (5, "b", None),
+        (6, "b", None),  # null is before all
+    )
+    report = upsert(client, "db.t", given, keys=["id"], precombine="ts", mode=mode)
+    assert [one[:2] for one in held(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
+    assert (report.inserted, report.updated, report.stale) == (1, 3, 2)
+    assert upsert(client, "db.t", given.slice(0, 1), keys=["id"], precombine="ts", mode=mode).snapshot_id is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_that_are_not_named_stay(client: IndexClient, mode: str) -> None:
+    create(client, spec=[("identity", 2)])
+    upsert(client, "db.t", rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
+    given = rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
+    report = upsert(client, "db.t", given, keys=["id"], columns=["note"], mode=mode)
+    assert held(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
+    assert (report.inserted, report.updated) == (1, 1)
+    assert report.files_read == 1
+    every = upsert(client, "db.t", rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode)
+    assert held(client)[0] == (1, "it", 7, "z")
+    assert every.updated == 1
+
+
+def test_a_table_that_has_a_key_several_times_has_it_once_afterwards(client: IndexClient) -> None:
+    create(client, properties=BY_ID)
+    append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 3, "y"), (1, "c", 2, "z")))
+    append(client, "db.t", rows((1, "d", None, "w"), (2, "e", 1)))
+    report = upsert(client, "db.t", rows((1, "", 3, "new")), keys=["id"], columns=["note"], precombine="ts")
+    assert held(client) == [(1, "b", 3, "new"), (2, "e", 1, None)]
+    assert (report.updated, report.deleted) == (1, 3)
+
+
+# Keys
+
+
+@pytest.mark.parametrize("way", ["lookup", "scan"])
+def test_keys_of_every_type_are_found(client: IndexClient, way: str) -> None:
+    for number, (kind, samples) in enumerate(typed.SAMPLES.items()):
+        name = f"k{number}"
+        fields = [
+            {"id": 1, "name": "k", "required": False, "type": kind},
+            {"id": 2, "name": "v", "required": False, "type": "int"},
+        ]
+        create(client, name, fields=fields, properties={"seamark.index.k": "record(k)"})
+        values = list({repr(one): one for one in samples}.values())
+        append(
+            client,
+            f"db.{name}",
+            pa.table({"k": typed.array(kind, [*values, None]), "v": pa.array([0] * (len(values) + 1))}),
+        )
+        chosen = values[1:]
+        given = pa.table({"k": typed.array(kind, chosen), "v": pa.array([1] * len(chosen))})
+        report = upsert(client, f"db.{name}", given, keys=["k"], mode="merge-on-read", way=way)
+        assert (report.updated, report.inserted) == (len(chosen), 0), kind
+        read = scan(client, f"db.{name}").to_arrow()
+        pairs = zip(typed.plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
+        wanted = [(values[0], 0), (None, 0), *((one, 1) for one in chosen)]
+        assert sorted(map(repr, pairs)) == sorted(map(repr, wanted)), kind
+        gone = delete(client, f"db.{name}", keys=given.select(["k"]), mode="copy-on-write", way=way)
+        assert gone.deleted == len(chosen), kind
+
+
+@pytest.mark.parametrize("properties", [{}, {"seamark.index.k": "record(land, id)"}])
+def test_keys_of_several_columns_are_found_whole(client: IndexClient, properties: dict[str, str]) -> None:
+    create(client, properties=properties, spec=[("identity", 2)])
+    append(client, "db.t", rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
+    report = upsert(client, "db.t", rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
+    assert (report.updated, report.inserted) == (1, 1)
+    found = sorted((one[0], str(one[1]), one[2]) for one in held(client))
+    assert found == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "says"),
+    [
+        (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
+        (rows((1, "de")), {"keys": ["nothing"]}, "no column nothing"),
+        (rows((1, "de")), {"keys": []}, "at least one"),
+        (rows((1, "de")), {"keys": ["id", "id"]}, "each once"),
+        (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
+        (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
+        (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
+        (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
+        (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
+        ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
+        (rows((1, "de")), {"keys": ["id"], "way": "lookup"}, "no record index is on the key id"),
+    ],
+)
+def test_what_is_no_upsert_is_refused_and_leaves_nothing(
+    client: IndexClient, served: Served, given: Any, how: dict[str, Any], says: str
+) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "de")))
+    before = files_of(served)
+    with pytest.raises(Unwritable, match=says):
+        upsert(client, "db.t", given, **how)
+    assert files_of(served) == before
+    assert held(client) == [(1, "de", None, None)]
+
+
+def test_modes_and_ways_that_there_are_not_are_refused(client: IndexClient) -> None:
+    create(client, properties={"write.merge.mode": "sometimes"})
+    with pytest.raises(Unwritable, match=r"write.merge.mode is 'sometimes'"):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"])
+    with pytest.raises(ValueError, match="mode is 'fast'"):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"], mode="fast")
+    with pytest.raises(ValueError, match="way is 'guess'"):
+        delete(client, "db.t", keys=rows((1, "de")).select(["id"]), way="guess")
+    with pytest.raises(ValueError, match="by keys or by a predicate"):
+        delete(client, "db.t")
+
+
+def test_the_table_says_in_which_mode(client: IndexClient) -> None:
+    create(client, properties={"write.update.mode": "merge-on-read", "write.delete.mode": "merge-on-read"})
+    upsert(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")), keys=["id"])
+    report = upsert(client, "db.t", rows((1, "b")), keys=["id"])
+    assert (report.files_written, report.files_removed) == (2, 0)
+    report = delete(client, "db.t", keys=pa.table({"id": [2]}))
+    assert (report.files_written, report.files_removed) == (1, 1)  # a new deletion vector in the place of the first
+    assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+
+
+def test_nothing_to_do_makes_no_snapshot(client: IndexClient, served: Served) -> None:
+    create(client)
+    assert upsert(client, "db.t", rows(), keys=["id"]) == Report()
+    assert delete(client, "db.t", keys=[]) == Report()
+    assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()
+    assert delete(client, "db.t", where="id = 5") == Report()
+    assert files_of(served) == set()
