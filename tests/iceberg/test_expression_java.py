@@ -21,7 +21,7 @@ from metaserver.iceberg.expression_json import expression_json, parse_expression
 from metaserver.iceberg.reading import read
 from metaserver.iceberg.schema import Schema
 from tests.iceberg.samples import field, schema
-from tests.services.java import java_17
+from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 
 SOURCE = """
@@ -111,7 +111,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
         *(Path(pyspark.__file__).parent / "jars").glob("slf4j-api-*.jar"),
     ]
     assert len(jars) == 2, "run `make jars`"
-    argv = [java_17(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", ":".join(map(str, jars)), str(source)]
+    argv = [java_17(), "-Xmx256m", *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(source)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         stdin, stdout = child.stdin, child.stdout
         assert stdin is not None

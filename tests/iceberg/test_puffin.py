@@ -28,7 +28,7 @@ from metaserver.iceberg.puffin import (
     read_footer,
     write_puffin,
 )
-from tests.services.java import java_17
+from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 
 TEXT = "words that repeat, and repeat, and repeat — " * 50
@@ -96,7 +96,8 @@ def java(*args: str) -> list[str]:
         *(CACHE / "jars").glob("iceberg-spark-runtime-*.jar"),
         *Path(pyspark.__file__).parent.glob("jars/slf4j-api-*"),
     ]
-    argv = [java_17(), "-cp", ":".join(map(str, jars)), str(Path(__file__).with_name("PuffinPeer.java")), *args]
+    peer = Path(__file__).with_name("PuffinPeer.java")
+    argv = [java_17(), *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(peer), *args]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

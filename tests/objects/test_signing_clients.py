@@ -23,7 +23,7 @@ from metaserver.errors import SeamarkError
 from metaserver.objects.signing import cache_control, sign
 from metaserver.objects.vending import storage_config
 from metaserver.settings import Settings
-from tests.services.java import java_17
+from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 from tests.services.s3 import S3
 
@@ -94,7 +94,8 @@ async def test_icebergs_java_client_works_on_its_table_and_on_no_other(signer: S
         pytest.fail("Iceberg's jars are missing: run `make jars`")
     properties = {**signer.client_properties(), "s3.multipart.part-size-bytes": str(5 << 20)}
     argv = [
-        *(java_17(), "-Xmx512m", "-cp", ":".join(map(str, jars)), str(Path(__file__).with_name("SignedFiles.java"))),
+        *(java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))),
+        str(Path(__file__).with_name("SignedFiles.java")),
         *(signer.table, signer.table.replace("t-0", "t-1") + "/secret"),
         *(f"{name}={value}" for name, value in properties.items()),
     ]

@@ -16,6 +16,8 @@ from pathlib import Path
 from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, http_ok
 
 RCK = REPO / "tests" / "rck"
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of every JVM of the tests: none lives long enough to win back what its optimizing compiler costs."""
 
 
 def java_17() -> str:
@@ -52,7 +54,7 @@ def java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
     """Iceberg's `RESTCatalogServer` over a JDBC catalog in SQLite, strict about namespaces; yields its base URL."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
-    argv = [java_17(), "-Xmx1g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", rck_classpath()]
+    argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", rck_classpath()]
     env = {
         "CATALOG_REST_PORT": str(port),
         "CATALOG_WAREHOUSE": f"file:{warehouse}",

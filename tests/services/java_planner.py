@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import pyspark
 
-from tests.services.java import java_17
+from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).with_name("JavaPlanner.java")
@@ -108,7 +108,7 @@ def java_planner(log: Path) -> Iterator[JavaPlanner]:
     """Compiles where that was not done yet, starts the JVM, and ends it by closing its input."""
     classpath = _classpath()
     classes = _compiled(classpath)
-    argv = [java_17(), "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Diceberg.worker.num-threads=2"]
+    argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]
     argv += ["-cp", ":".join([str(classes), *classpath]), "JavaPlanner"]
     with log.open("ab") as err:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err)

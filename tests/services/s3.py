@@ -18,7 +18,7 @@ from typing import Any
 import botocore.config
 import botocore.session
 
-from tests.services.java import java_17
+from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok, port_answers
 
 CONFIG = DEPLOY / "s3" / "versitygw.env"
@@ -116,7 +116,7 @@ def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> Mana
         "<pattern>%d %level %logger %msg%n</pattern></encoder></appender>"
         '<root level="WARN"><appender-ref ref="out"/></root></configuration>'
     )
-    argv = [java_17(), "-Xmx512m", f"-Dlogback.configurationFile={logging}", "-cp", f"{jars}/*"]
+    argv = [java_17(), "-Xmx512m", *SHORT_LIVED, f"-Dlogback.configurationFile={logging}", "-cp", f"{jars}/*"]
     return ManagedProcess([*argv, "org.gaul.s3proxy.Main", "--properties", str(properties)], log=log, cwd=root.parent)
 
 

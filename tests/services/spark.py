@@ -12,7 +12,7 @@ import pyspark.util
 from pyspark.sql import SparkSession
 
 from connector.spark.session import add_catalog, catalog_conf, iceberg_jars, open_session, session_conf
-from tests.services.java import java_17
+from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 
 _numbers = itertools.count()
@@ -37,6 +37,7 @@ def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterat
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.memory": "1500m",
+        "spark.driver.extraJavaOptions": " ".join(SHORT_LIVED),
     }
     session = open_session("seamark-tests", {**session_conf(iceberg_jars(CACHE / "jars")), **scratch, **(conf or {})})
     try:
