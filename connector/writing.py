@@ -359,6 +359,120 @@ class Destination:
     change: Mapping[str, Any]
 
     def commit(
+        self,
+        client: SeamarkClient,
+        written: WrittenFiles,
+        *,
+        producer: tuple[str, int] | None = None,
+        summary: Mapping[str, str] | None = None,
+    ) -> dict[str, Any] | None:
+        """The commit's answer; None where there is nothing to do. See `commit`."""
+        if not written.files and "filter" not in self.change.get("replace", {}):
+            return None
+        body: dict[str, Any] = {**self.change, "branch": self.branch, "summary": dict(summary or {})}
+        body |= {"table-uuid": self.target.table_uuid, "add": list(written.files)}
+        body |= {"index-files": list(written.index_files)}
+        if producer is not None:
+            body["producer"] = {"id": producer[0], "sequence": producer[1]}
+        return commit(CommitClient(client), self.table, body, written, self.target.storage)
+
+
+APPEND, OVERWRITE, OVERWRITE_PARTITIONS = "append", "overwrite", "overwrite_partitions"
+WRITE_MODES = (APPEND, OVERWRITE, OVERWRITE_PARTITIONS)
+
+
+def destination(
+    client: SeamarkClient,
+    table: Name,
+    mode: str = APPEND,
+    *,
+    where: str | Mapping[str, Any] | bool = True,
+    branch: str = MAIN,
+) -> Destination:
+    """Of a write by `append`, `overwrite` (of what `where` holds) or `overwrite_partitions`.
+
+    ValueError for another mode, or a predicate that no expression can say.
+    """
+    change: dict[str, Any] = {"operation": "append"}
+    if mode == OVERWRITE:
+        change = {"replace": {"filter": _expression(client, table, where) if isinstance(where, str) else where}}
+    elif mode == OVERWRITE_PARTITIONS:
+        change = {"replace": {"partitions": "written"}}
+    elif mode != APPEND:
+        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(WRITE_MODES)}")
+    loaded = client.load_table(table)
+    metadata = decode_table(loaded.metadata, loaded.location)
+    if mode != APPEND:
+        head = metadata.refs.get(branch)
+        change["read-snapshot-id"] = None if head is None else head.snapshot_id
+    return Destination(table, target_of(metadata, Storage(loaded.storage)), branch, change)
+
+
+def _expression(client: SeamarkClient, table: Name, where: str) -> Any:
+    said = client.explain(table, where)
+    if said.not_used:
+        raise ValueError(f"no expression can say {said.not_used[0]!r}, of the predicate {where!r}")
+    return said.filter
+
+
+def append(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    *,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Adds rows, with one commit, whose answer it is (docs/reference/openapi.json); None where there are no rows.
+
+    `producer` is an id and a sequence number: what was committed under them before is not committed again. Unwritable
+    where rows do not fit the table. Whatever goes wrong, nothing is visible; where the commit's outcome is not known
+    (Unreachable, ServerFailed), files stay, as they may be visible.
+    """
+    return _written(client, rows, destination(client, table, branch=branch), producer, summary)
+
+
+def overwrite(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    *,
+    where: str | Mapping[str, Any] | bool = True,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Puts rows in the place of those that a predicate holds, in SQL or as an Iceberg expression in JSON; of all by
+    default. BadRequest where the predicate holds only some rows of a file. Otherwise as `append`."""
+    return _written(client, rows, destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary)
+
+
+def overwrite_partitions(
+    client: SeamarkClient,
+    table: Name,
+    rows: Rows,
+    *,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Puts rows in the place of all rows of the partitions that they are of. Otherwise as `append`."""
+    return _written(client, rows, destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary)
+
+
+def _written(
+    client: SeamarkClient,
+    rows: Rows,
+    into: Destination,
+    producer: tuple[str, int] | None,
+    summary: Mapping[str, str] | None,
+) -> dict[str, Any] | None:
+    written = write_batches(into.target, batches_of(rows))
+    return into.commit(client, written, producer=producer, summary=summary)
+
+
+def commit(
     commits: CommitClient, table: Name, body: dict[str, Any], written: WrittenFiles, storage: Storage
 ) -> dict[str, Any]:
     """The commit's answer. What was written is deleted where it certainly is in no snapshot, nor ever will be.
@@ -375,7 +489,7 @@ class Destination:
         if body.get("producer") is None or error.status == _CONFLICT:
             written.discard(storage)
         raise
-    if answer["duplicate"] and answer["summary"].get(WRITE_ID, mark) != mark:
+    if answer["duplicate"] and (answer["summary"] or {}).get(WRITE_ID, mark) != mark:
         written.discard(storage)
     return answer
 
