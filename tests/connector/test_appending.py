@@ -98,15 +98,34 @@ def test_nothing_is_committed_for_no_rows(client: IndexClient, served: Served) -
     assert files_of(served) == set()
 
 
-def test_a_producers_sequence_is_in_the_table_once(client: IndexClient) -> None:
+def test_a_producers_sequence_is_in_the_table_once(client: IndexClient, served: Served) -> None:
     first = append(client, "db.t", rows(1), producer=("job", 1))
+    before = files_of(served)
     again = append(client, "db.t", rows(1), producer=("job", 1))
+    assert files_of(served) == before, "of the second write no file is left"
     assert first is not None
     assert again is not None
     assert (first["duplicate"], again["duplicate"]) == (False, True)
     assert again["snapshot-id"] == first["snapshot-id"]
     append(client, "db.t", rows(2), producer=("job", 2))
     assert seen(client) == {"de": [1, 2]}
+
+
+def test_files_of_a_commit_whose_first_answer_was_lost_are_kept(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = CommitClient.commit
+
+    def asked_again(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+        commit(self, table, body)
+        return commit(self, table, body)
+
+    monkeypatch.setattr(CommitClient, "commit", asked_again)
+    answer = append(client, "db.t", rows(1, 2), producer=("job", 1))
+    assert answer is not None
+    assert answer["duplicate"]
+    assert seen(client) == {"de": [1, 2]}
+    assert len(files_of(served)) == 4
 
 
 def test_partitions_that_rows_are_of_are_replaced(client: IndexClient) -> None:
