@@ -18,13 +18,15 @@ from bench import connect
 from bench.demo import DemoFailed, Options, home
 from bench.ssb.queries import QUERIES
 from connector.spark.session import catalog_conf
+from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO, http_ok
 
 
 def demo(**env: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, as `make demo` starts it: the tests' JVM is not its."""
     argv = [sys.executable, "-m", "bench.demo"]
-    environment = {**os.environ, "SCALE": "0.01", "FILES": "30", "COLUMNS": "120", **env}
+    java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
+    environment = {**os.environ, **java, "SCALE": "0.01", "FILES": "30", "COLUMNS": "120", **env}
     return subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, timeout=600)
 
 

@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.java import RCK, java_17
+from tests.services.java import RCK, SHORT_LIVED, java_17
 
 # What the kit itself leaves out, whatever the server can do: its base class says false for empty namespaces, nested
 # namespaces and names with slashes, and one test is disabled.
@@ -76,7 +76,7 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", what: str = "all") -
         **os.environ,
         "PATH": f"{java_home / 'bin'}:{os.environ['PATH']}",
         "REPORTS": str(folder / "reports"),
-        "RCK_OPTS": " ".join([*OPTIONS, f"-Djava.io.tmpdir={temporary}"]),
+        "RCK_OPTS": " ".join([*OPTIONS, *SHORT_LIVED, f"-Djava.io.tmpdir={temporary}"]),
         "TMPDIR": str(temporary),
     }
     left_behind = [path for path in KIT_FOLDERS if not path.exists()]
