@@ -229,6 +229,11 @@ class ColdIndex:
         return self.files_bytes + self.blob.size_bytes
 
     @property
+    def is_full(self) -> bool:
+        """Whether it has read about as much as it may keep; one that is opened anew has room."""
+        return isinstance(self.blob, ColdBitmap) and 2 * self.blob.size_bytes > FILLED_MAX_BYTES
+
+    @property
     def bitmap(self) -> ColdBitmap:
         assert isinstance(self.blob, ColdBitmap)
         return self.blob

@@ -174,8 +174,8 @@ class Indexes:
         except SeamarkError as error:
             log.info("index file not asked by range", location=file.location, reason=str(error))
             return None
-        if said is None:
-            self._cold.discard(file.location)  # it may have grown to what one may take
+        if said is None and cold.is_full:
+            self._cold.discard(file.location)
         elif self._cold.get(file.location) is cold:
             self._cold.put(file.location, cold, cold.size_bytes)
         return said

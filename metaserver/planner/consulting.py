@@ -101,7 +101,8 @@ class Consulting:
         files = [file for some in wanted.values() for file in some]
         if not files:
             return None
-        opened, asked = await self._opened(projected, files)
+        until_s = self._clock.monotonic() + self._wait_s
+        opened, asked = await self._opened(projected, files, until_s)
         usable: dict[str, Described] = {**{location: one.cold for location, one in asked.items()}, **opened}
         described = {
             definition_id: [usable[file.location] for file in some if file.location in usable]
@@ -114,7 +115,7 @@ class Consulting:
                 answers.setdefault(key, {})[location] = hits
         late = any(file.location not in usable and not self._indexes.is_beyond_us(file) for file in files)
         afar = {location: one.cold for location, one in asked.items()}
-        return Probe(view, projected, coverage, opened, answers, afar, files, late)
+        return Probe(view, projected, coverage, opened, answers, afar, files, until_s, late)
 
     def settle(self, probe: Probe, entry: Entry) -> None:
         """After a plan: counts what indexes were good for, and has those looked at that broke, behind its back."""
@@ -138,7 +139,7 @@ class Consulting:
             return None
 
     async def _opened(
-        self, projected: Projected, files: Sequence[IndexFile]
+        self, projected: Projected, files: Sequence[IndexFile], until_s: float
     ) -> tuple[dict[str, OpenIndex], dict[str, _Answer]]:
         """By location, those that are there in time, and those that were asked from afar; the others are on their
         way."""
@@ -152,7 +153,6 @@ class Consulting:
                 opened[file.location] = held
         if not absent:
             return opened, {}
-        until_s = self._clock.monotonic() + self._wait_s
         large = [file for file in absent if self._indexes.has_cold_door(file)]
         fresh = not all(self._indexes.is_coming(file) for file in large)
         tasks = {file.location: self._indexes.fetch(file) for file in absent}
@@ -201,7 +201,7 @@ class Consulting:
             for file in probe.listed
             if file.location in wanted
         ]
-        await asyncio.wait(tasks, timeout=self._wait_s)
+        await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
         loaded = [_result(task) for task in tasks]
         for task in tasks:
             task.cancel()

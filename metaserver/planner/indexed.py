@@ -251,6 +251,8 @@ class Probe:
     """These index files, by location."""
     listed: Sequence[IndexFile] = ()
     """All index files that the plan might use."""
+    until_s: float = 0.0
+    """So long, in monotonic time, the plan may wait for index files."""
     late: bool = False
     """Whether an index file was not there in time."""
     damaged: dict[str, str] = field(default_factory=dict)
