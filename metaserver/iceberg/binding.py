@@ -61,6 +61,8 @@ _NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
 _NANITY = frozenset({Op.IS_NAN, Op.NOT_NAN})
 _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 _SETS = frozenset({Op.IN, Op.NOT_IN})
+_PLACES = (Above, Below, Between)
+"""A tuple, as in other places that each plan passes: a union of classes is built anew each time, and asked slowly."""
 
 
 def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool) -> Expression:
@@ -137,25 +139,24 @@ class _Binder:
 
 def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
     """`trusted`: what the schema requires was required of the data that is read."""
+    if transform != IDENTITY and not is_known(transform):
+        raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
     if isinstance(column.type, str):
         kind, result, accepted = _types(column.type, transform)
     else:
         kind = result = type_name(column.type)
         accepted = False
-    if transform != IDENTITY:
-        if not is_known(transform):
-            raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
-        if not accepted:
-            raise BadRequest(f"Cannot bind: {transform} cannot transform {kind} values from '{column.name}'")
+    if transform != IDENTITY and not accepted:
+        raise BadRequest(f"Cannot bind: {transform} cannot transform {kind} values from '{column.name}'")
     required = column.required
     parent = column.parent
     while parent is not None:
         ancestor = schema.index.by_id[parent]
-        if isinstance(ancestor.type, ListType | MapType):
+        if isinstance(ancestor.type, (ListType, MapType)):
             kind, required = type_name(ancestor.type), False
         required = required and ancestor.required
         parent = ancestor.parent
-    never_null = trusted and required and name_of(transform) not in ("bucket", VOID)
+    never_null = trusted and required and (transform == IDENTITY or name_of(transform) not in ("bucket", VOID))
     return _Term(column.id, column.name, kind, transform, result, never_null)
 
 
@@ -203,7 +204,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
     apart = []
     single = Op.EQ if op == Op.IN else Op.NOT_EQ
     for literal in literals:
-        if isinstance(literal, Above | Below | Between):
+        if isinstance(literal, _PLACES):
             apart.append(_comparison(single, term, literal))
         else:
             # -0.0 equals 0.0 to Python but not to every reader: both stay
@@ -221,7 +222,7 @@ def _order(value: Value) -> tuple[Value, float]:
 
 
 def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
-    if not isinstance(literal, Above | Below | Between):
+    if not isinstance(literal, _PLACES):
         return term.predicate(op, literal)
     match literal:
         case Above() | Below() if term.result in FLOATS:

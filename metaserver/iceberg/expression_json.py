@@ -11,7 +11,7 @@ ORs, counts as one level: it is read in a loop and becomes one node.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expressions import (
@@ -43,10 +43,13 @@ _LITERAL_FIELDS = ("value", "values", "right")
 _PATH_MAX = 200
 _OPS = {op.value: op for op in Op}
 
+_Path: TypeAlias = tuple[Any, str]
+"""Where something stands in the tree: (path of what it is in, or None, step). Written out where something is wrong."""
+
 
 def parse_expression(json: object, *, depth_max: int = DEPTH_MAX, nodes_max: int = NODES_MAX) -> Expression:
     """The unbound expression; constants in junctions are folded. Raises BadRequest naming the place in the tree."""
-    return _Parser(depth_max, nodes_max).expression(json, "filter", 0)
+    return _Parser(depth_max, nodes_max).expression(json, (None, "filter"), 0)
 
 
 class _Parser:
@@ -55,13 +58,13 @@ class _Parser:
         self._nodes_max = nodes_max
         self._nodes = 0
 
-    def expression(self, json: object, path: str, depth: int) -> Expression:
+    def expression(self, json: object, path: _Path, depth: int) -> Expression:
         self._count(1)
         if depth > self._depth_max:
             raise BadRequest(f"Invalid expression: it is nested deeper than {self._depth_max} levels")
-        if isinstance(json, bool):
-            return Always(json)
         if not isinstance(json, dict):
+            if isinstance(json, bool):
+                return Always(json)
             raise _error(path, f"expected an object or a boolean, not {_shown(json)}")
         kind = _kind(json, path)
         op = _OPS.get(kind)
@@ -71,35 +74,36 @@ class _Parser:
             case "and" | "or":
                 return self._junction(json, kind, path, depth)
             case "not":
-                return Not(self.expression(_required(json, "child", path), f"{path}.child", depth + 1))
+                return Not(self.expression(_required(json, "child", path), (path, ".child"), depth + 1))
             case "true" | "false":
                 return TRUE if kind == "true" else FALSE
             case "literal" if isinstance(json.get("value"), bool):
                 return Always(json["value"])
         raise _error(path, f"unknown type of expression {kind!r}")
 
-    def _junction(self, json: dict[str, object], kind: str, path: str, depth: int) -> Expression:
+    def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
         # from left to right: the stack holds what is still to be read, the next on top
-        rest: list[tuple[object, str]] = [(json, path)]
+        rest: list[tuple[object, _Path]] = [(json, path)]
         while rest:
             node, at = rest.pop()
             if isinstance(node, dict) and "type" in node and _kind(node, at) == kind:
                 self._count(1)
-                rest.append((_required(node, "right", at), _longer(at, "right")))
-                rest.append((_required(node, "left", at), _longer(at, "left")))
+                rest.append((_required(node, "right", at), (at, _RIGHT)))
+                rest.append((_required(node, "left", at), (at, _LEFT)))
             else:
                 children.append(self.expression(node, at, depth + 1))
         return all_of(*children) if kind == "and" else any_of(*children)
 
-    def _predicate(self, op: Op, json: dict[str, object], path: str) -> Unbound:
+    def _predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
         unary, listed = op in UNARY, op in SETS
         operand = "term"
         if "term" not in json:
             operand = "child" if unary or listed else "left"
             if operand not in json and (unary or listed or "right" not in json):
                 raise _error(path, f"{op} needs a term")
-        name, transform = _term(_required(json, operand, path), f"{path}.{operand}")
+        term = _required(json, operand, path)
+        name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
         wanted = None if unary else "values" if listed else "value" if operand == "term" else "right"
         for field in _LITERAL_FIELDS:
             if field in json and field != wanted:
@@ -108,17 +112,17 @@ class _Parser:
             return Unbound(op, name, transform, ())
         given = _required(json, wanted, path)
         if listed:
-            return Unbound(op, name, transform, self._values(given, f"{path}.values"))
+            return Unbound(op, name, transform, self._values(given, (path, ".values")))
         self._count(1)
-        return Unbound(op, name, transform, (_literal(given, f"{path}.{wanted}"),))
+        return Unbound(op, name, transform, (_literal(given, (path, f".{wanted}")),))
 
-    def _values(self, json: object, path: str) -> tuple[object, ...]:
+    def _values(self, json: object, path: _Path) -> tuple[object, ...]:
         if isinstance(json, dict) and json.get("type") == "literals":
-            json, path = json.get("values"), f"{path}.values"
+            json, path = json.get("values"), (path, ".values")
         if not isinstance(json, list | tuple):
             raise _error(path, f"expected an array, not {_shown(json)}")
         self._count(len(json))
-        return tuple(_literal(value, f"{path}[{index}]") for index, value in enumerate(json))
+        return tuple([_literal(value, (path, f"[{index}]")) for index, value in enumerate(json)])
 
     def _count(self, nodes: int) -> None:
         self._nodes += nodes
@@ -126,19 +130,31 @@ class _Parser:
             raise BadRequest(f"Invalid expression: it has more than {self._nodes_max} predicates and values")
 
 
-def _longer(path: str, step: str) -> str:
-    # the path of a chain would grow with every link; its first links say enough
-    return f"{path}.{step}" if len(path) < _PATH_MAX else f"{path.removesuffix('…')}…"
+_LEFT, _RIGHT = ".left", ".right"
 
 
-def _kind(json: dict[str, object], path: str) -> str:
+def _written(path: _Path) -> str:
+    steps = []
+    at: _Path | None = path
+    while at is not None:
+        at, step = at
+        steps.append(step)
+    text = ""
+    for step in reversed(steps):
+        # the path of a chain would grow with every link; its first links say enough
+        cut = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
+        text = f"{text.removesuffix('…')}…" if cut else text + step
+    return text
+
+
+def _kind(json: dict[str, object], path: _Path) -> str:
     kind = json.get("type")
     if isinstance(kind, str):
         return kind if kind in _OPS else kind.lower().replace("_", "-")
     return _text(json, "type", path)
 
 
-def _term(json: object, path: str) -> tuple[str, str]:
+def _term(json: object, path: _Path) -> tuple[str, str]:
     """The name of the column and the transform."""
     if isinstance(json, str):
         return json, IDENTITY
@@ -151,36 +167,38 @@ def _term(json: object, path: str) -> tuple[str, str]:
     if kind != "transform":
         raise _error(path, f"expected a reference or a transform, not {kind!r}")
     inner = _required(json, "term", path)
-    if isinstance(inner, dict) and _kind(inner, f"{path}.term") != "reference":
-        raise _error(f"{path}.term", "expected a column; a transform of anything else is not supported")
-    return _term(inner, f"{path}.term")[0], canonical(_text(json, "transform", path))
+    if isinstance(inner, dict) and _kind(inner, (path, ".term")) != "reference":
+        raise _error((path, ".term"), "expected a column; a transform of anything else is not supported")
+    return _term(inner, (path, ".term"))[0], canonical(_text(json, "transform", path))
 
 
-def _text(json: dict[str, object], field: str, path: str) -> str:
+def _text(json: dict[str, object], field: str, path: _Path) -> str:
     value = _required(json, field, path)
     if not isinstance(value, str):
-        raise _error(f"{path}.{field}", f"expected a name, not {_shown(value)}")
+        raise _error((path, f".{field}"), f"expected a name, not {_shown(value)}")
     return value
 
 
-def _literal(json: object, path: str) -> object:
+def _literal(json: object, path: _Path) -> object:
+    if isinstance(json, (str, int, float)):  # a bool is an int
+        return json
     if isinstance(json, dict) and json.get("type") == "literal":
-        json, path = json.get("value"), f"{path}.value"
+        json, path = json.get("value"), (path, ".value")
     if json is None:
         raise _error(path, "null is no literal; use is-null or not-null, and finite numbers")
-    if not isinstance(json, bool | int | float | str):
+    if not isinstance(json, (str, int, float)):
         raise _error(path, f"expected a literal, not {_shown(json)}")
     return json
 
 
-def _required(json: dict[str, object], field: str, path: str) -> object:
+def _required(json: dict[str, object], field: str, path: _Path) -> object:
     if field not in json:
         raise _error(path, f"missing field {field!r}")
     return json[field]
 
 
-def _error(path: str, why: str) -> BadRequest:
-    return BadRequest(f"Invalid expression at {path}: {why}")
+def _error(path: _Path, why: str) -> BadRequest:
+    return BadRequest(f"Invalid expression at {_written(path)}: {why}")
 
 
 def _shown(json: object) -> str:
@@ -191,18 +209,18 @@ def _shown(json: object) -> str:
 def expression_json(expression: Expression) -> Any:
     """JSON of an unbound or bound expression. Junctions of many become balanced trees of two, shallow to parse."""
     match expression:
-        case Always(value):
-            return value
+        case Bound(op, _, name, _, transform, result, values):
+            return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
         case And(children):
             return _pairs("and", children)
         case Or(children):
             return _pairs("or", children)
+        case Always(value):
+            return value
         case Not(child):
             return {"type": "not", "child": expression_json(child)}
         case Unbound(op, name, transform, literals):
             return _predicate_json(op, name, transform, list(literals))
-        case Bound(op, _, name, _, transform, result, values):
-            return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
 
 
 def _pairs(kind: str, children: tuple[Expression, ...]) -> Any:

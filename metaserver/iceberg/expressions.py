@@ -4,7 +4,7 @@ Two stages share the tree's shape. An *unbound* expression is what a client sent
 one refers to columns by id, carries values in the form below, and has no `Not` in it: binding pushes negation into
 the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
 
-Nodes are msgspec structs, because every plan makes some; `Bound` is a dataclass, which `dataclasses.replace` copies.
+Nodes are msgspec structs, because every plan makes some dozens; `msgspec.structs.replace` copies them.
 
 Values of bound predicates, by Iceberg type:
 
@@ -22,7 +22,6 @@ Values of bound predicates, by Iceberg type:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -88,8 +87,7 @@ class Unbound(msgspec.Struct, frozen=True, gc=False):
     literals: tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True, gc=False):
     """A predicate on one column. `kind` is the column's type and `result` the term's (the same for identity).
 
     `values` are of type `result`: none for the null and NaN operations, one for comparisons and prefixes, two or more,
@@ -124,7 +122,7 @@ def predicates_of(expression: Expression) -> list[Bound]:
     """The predicates of a bound expression, from left to right."""
     if isinstance(expression, Bound):
         return [expression]
-    if isinstance(expression, And | Or):
+    if isinstance(expression, (And, Or)):
         return [predicate for child in expression.children for predicate in predicates_of(child)]
     return []
 

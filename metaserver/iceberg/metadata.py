@@ -82,7 +82,7 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
     def sort_order(self, order_id: int) -> SortOrder | None:
         return next((order for order in self.sort_orders if order.order_id == order_id), None)
 
-    @property
+    @cached_property
     def current_schema(self) -> Schema:
         schema = self.schema(self.current_schema_id)
         if schema is None:

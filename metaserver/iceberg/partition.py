@@ -7,6 +7,7 @@ of the past are kept even when their source columns are gone, so that old files 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import msgspec
 
@@ -36,13 +37,26 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
         return f"{self.field_id}: {self.name}: {self.transform}({sources})"
 
 
-class PartitionSpec(msgspec.Struct, frozen=True, rename="kebab"):
+class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
     spec_id: Int32
     fields: tuple[PartitionField, ...]
 
     @property
     def last_field_id(self) -> int:
         return max((field.field_id or 0 for field in self.fields), default=FIELD_ID_START - 1)
+
+    def fields_of(self, column_id: int) -> tuple[PartitionField, ...]:
+        """The fields that have an id and this column as their only source."""
+        return self._by_source.get(column_id, ())
+
+    @cached_property
+    def _by_source(self) -> dict[int, tuple[PartitionField, ...]]:
+        found: dict[int, tuple[PartitionField, ...]] = {}
+        for field in self.fields:
+            if field.field_id is not None and len(field.sources) == 1:
+                source = field.sources[0]
+                found[source] = (*found.get(source, ()), field)
+        return found
 
     def same_fields(self, other: PartitionSpec) -> bool:
         """Equal but for spec and field ids (spec: such a spec is not added twice)."""

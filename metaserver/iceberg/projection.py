@@ -17,8 +17,11 @@ A predicate on a transform that the field does not have is projected by way of i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from metaserver.iceberg.binding import OPPOSITE
 from metaserver.iceberg.evaluation import NULL_MATCHES
@@ -52,21 +55,51 @@ from metaserver.iceberg.transforms import (
 RANGES_MAX = 200
 """Ranges that one predicate on a transform may become; Java too stops at 200 values of an `in`."""
 
+_EQUALITIES = frozenset({Op.EQ, Op.IN})
 _COMPARISONS = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
 _NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
 _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 
 
-def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
-    """What the partition of every matching row satisfies: a bound expression whose columns are partition fields.
+class Projected(msgspec.Struct, frozen=True, gc=False):
+    """A bound expression as the partitions of one spec see it, and so each part of it: made once for a plan.
 
-    Its predicates have a field's id as `column_id`, its name, and the type of its values as `kind` and `result`.
+    `possible` is the inclusive projection and, of a predicate, `certain` the strict one: bound expressions whose
+    columns are partition fields. Their predicates have a field's id as `column_id`, its name, and the type of its
+    values as `kind` and `result`.
     """
+
+    expression: Expression
+    possible: Expression
+    certain: Expression = FALSE
+    decides: bool = False
+    """Whether a partition's values may tell anything of a predicate in it."""
+    parts: tuple[Projected, ...] = ()
+    """Of a junction, those of its children."""
+
+
+def project(expression: Expression, spec: PartitionSpec) -> Projected:
     match expression:
         case Bound():
-            # fields of one source each tell something else, like bucket(7, x) and bucket(5, x)
-            fields = _fields(expression, spec)
-            return all_of(*[_projected(expression, field) for field in fields]) if fields else TRUE
+            if not spec.fields_of(expression.column_id):
+                return Projected(expression, TRUE)
+            possible, certain = _inclusive(expression, spec), strict(expression, spec)
+            return Projected(expression, possible, certain, possible != TRUE or certain != FALSE)
+        case And(children) | Or(children):
+            parts = tuple([project(child, spec) for child in children])
+            join = all_of if isinstance(expression, And) else any_of
+            possible = join(*[part.possible for part in parts])
+            return Projected(expression, possible, FALSE, any(part.decides for part in parts), parts)
+        case Always():
+            return Projected(expression, expression)
+    raise TypeError(f"not a bound expression: {expression}")
+
+
+def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
+    """What the partition of every matching row satisfies, in the form of `Projected`."""
+    match expression:
+        case Bound():
+            return _inclusive(expression, spec)
         case And(children):
             return all_of(*[inclusive(child, spec) for child in children])
         case Or(children):
@@ -76,9 +109,25 @@ def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
     raise TypeError(f"not a bound expression: {expression}")
 
 
+def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
+    # fields of one source each tell something else, like bucket(7, x) and bucket(5, x)
+    return all_of(*[_projected(predicate, field) for field in spec.fields_of(predicate.column_id)])
+
+
 def strict(predicate: Bound, spec: PartitionSpec) -> Expression:
-    """What is true only of partitions whose rows all match the predicate, in the form of `inclusive`."""
-    return any_of(*(_strict(predicate, field) for field in _fields(predicate, spec)))
+    """What is true only of partitions whose rows all match the predicate, in the form of `Projected`."""
+    return any_of(*[_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
+
+
+def deciding_fields(projected: Projected, spec: PartitionSpec) -> dict[int, str]:
+    """The partition fields that may decide a predicate, by id, with the type that their values must be of for that."""
+    if not projected.decides:
+        return {}
+    if isinstance(projected.expression, Bound):
+        predicate = projected.expression
+        fields = spec.fields_of(predicate.column_id)
+        return {field.field_id or 0: _result_type(field.transform, predicate.kind) for field in fields}
+    return {field_id: kind for part in projected.parts for field_id, kind in deciding_fields(part, spec).items()}
 
 
 def source_ranges(predicate: Bound) -> Expression:
@@ -114,14 +163,44 @@ def source_ranges(predicate: Bound) -> Expression:
     return _within(_source(predicate), found)
 
 
-def _fields(predicate: Bound, spec: PartitionSpec) -> list[PartitionField]:
-    """The fields that can decide the predicate; a transform of several columns is unknown to us (spec: v3)."""
-    source = (predicate.column_id,)
-    return [field for field in spec.fields if field.sources == source and field.field_id is not None]
+class _Mapping(NamedTuple):
+    """What a field's transform does to values of a type, whatever the predicate."""
+
+    transform: str
+    """Canonical."""
+    is_ordered: bool
+    """As `ranges.is_ordered`; no for identity."""
+    is_bucket: bool
+    is_same: bool
+    """The field holds the values themselves."""
+    is_rounded: bool
+    """Whether Java up to 0.10 stored results before 1970 one too high."""
+
+
+@lru_cache(maxsize=1024)
+def _mapping(transform: str, kind: str) -> _Mapping | None:
+    """None where nothing is known of the results; so it is of a transform of several columns (spec: v3)."""
+    transform = canonical(transform)
+    if transform == VOID or not is_known(transform) or not accepts(transform, kind):
+        return None
+    return _Mapping(
+        transform,
+        is_ordered(transform, kind),
+        name_of(transform) == "bucket",
+        transform == IDENTITY or (transform, kind) == ("day", "date"),
+        transform in CALENDAR and (transform, kind) != ("day", "date"),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _result_type(transform: str, kind: str) -> str:
+    return result_type(canonical(transform), kind)
 
 
 def _strict(predicate: Bound, field: PartitionField) -> Expression:
     projected = _negated(_projected(replace(predicate, op=OPPOSITE[predicate.op]), field))
+    if projected == FALSE:
+        return FALSE
     if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
         return projected
     # negation turns "no value" into "all", null included, which the predicate does not match
@@ -145,23 +224,24 @@ def _negated(expression: Expression) -> Expression:
 
 def _projected(predicate: Bound, field: PartitionField) -> Expression:
     """The inclusive projection of one predicate onto one field of its column."""
-    transform, kind, op = canonical(field.transform), predicate.kind, predicate.op
-    if transform == VOID or not is_known(transform) or not accepts(transform, kind):
+    kind, op = predicate.kind, predicate.op
+    mapping = _mapping(field.transform, kind)
+    if mapping is None:
         return TRUE
-    if predicate.transform == transform != IDENTITY:
-        return _same_transform(predicate, field)
+    transform = mapping.transform
     if predicate.transform != IDENTITY:
+        if predicate.transform == transform:
+            return _same_transform(predicate, field, mapping)
         return _by_source(source_ranges(predicate), field)
-    if op in _NULLITY or transform == IDENTITY or (transform, kind) == ("day", "date"):
+    if op in _NULLITY or mapping.is_same:
         return _target(predicate, field, op, *predicate.values)
-    ordered = is_ordered(transform, kind)
-    if op in (Op.EQ, Op.IN) and (ordered or name_of(transform) == "bucket"):
-        return _among(predicate, field, map(function(transform, kind), predicate.values))
-    if not ordered:
+    if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
+        return _among(predicate, field, mapping, map(function(transform, kind), predicate.values))
+    if not mapping.is_ordered:
         return TRUE if op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:
         found = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
-        if _may_be_rounded_up(transform, kind):
+        if mapping.is_rounded:
             found = list(map(_widened, found))
         return _within(_target(predicate, field, op), found)
     return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
@@ -179,13 +259,13 @@ def _by_source(expression: Expression, field: PartitionField) -> Expression:
     return expression
 
 
-def _same_transform(predicate: Bound, field: PartitionField) -> Expression:
+def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
     """The term is the field, but for results that old writers rounded up."""
     op, values = predicate.op, predicate.values
-    if op in _NULLITY or not _may_be_rounded_up(predicate.transform, predicate.kind):
+    if op in _NULLITY or not mapping.is_rounded:
         return _target(predicate, field, op, *values)
-    if op in (Op.EQ, Op.IN):
-        return _among(predicate, field, values)
+    if op in _EQUALITIES:
+        return _among(predicate, field, mapping, values)
     if op in _COMPARISONS:
         return _within(_target(predicate, field, op), [_widened(span) for span in _ranges(predicate)])
     # results up to 0 may stand for those one lower
@@ -204,18 +284,13 @@ def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
     return _target(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
 
 
-def _among(predicate: Bound, field: PartitionField, results: Iterable[Value | None]) -> Expression:
+def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
     """The field holds one of the results, none of them null."""
     distinct = {result for result in results if result is not None}
-    if _may_be_rounded_up(canonical(field.transform), predicate.kind):
+    if mapping.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
     values: list[Any] = sorted(distinct)
     return _target(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
-
-
-def _may_be_rounded_up(transform: str, kind: str) -> bool:
-    """Whether Java up to 0.10 stored results before 1970 one too high."""
-    return transform in CALENDAR and (transform, kind) != ("day", "date")
 
 
 def _widened(results: Range) -> Range:
@@ -224,7 +299,7 @@ def _widened(results: Range) -> Range:
 
 def _target(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
     """A predicate on the field, which one on its source became."""
-    result = result_type(canonical(field.transform), predicate.kind)
+    result = _result_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
 
 

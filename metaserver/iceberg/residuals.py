@@ -6,13 +6,13 @@ A predicate that all rows of the partition match is TRUE, one that none can matc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from metaserver.iceberg.evaluation import may_match, must_match
 from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Or, Value, all_of, any_of
 from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.projection import inclusive, strict
+from metaserver.iceberg.projection import Projected, project
 from metaserver.iceberg.schema import Schema
 
 _Partition: TypeAlias = Mapping[int, Value | None]
@@ -38,35 +38,24 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
 
 
 class Residuals:
-    """The residuals of a bound expression for the partitions of one spec; prepared once, then pure and shareable."""
+    """The residuals of a bound expression for the partitions of one spec; pure and shareable."""
 
-    def __init__(self, expression: Expression, spec: PartitionSpec) -> None:
-        self._expression = expression
-        self._of = _prepared(expression, spec)
+    def __init__(self, expression: Expression, spec: PartitionSpec, projected: Projected | None = None) -> None:
+        """`projected` is what `project` makes of the two, where that is at hand."""
+        self._projected = project(expression, spec) if projected is None else projected
 
     def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
         """The residual for a file with these partition values by field id; one that is not there decides nothing."""
-        return self._expression if self._of is None else self._of(partition)
+        return _residual(self._projected, partition)
 
 
-def _prepared(expression: Expression, spec: PartitionSpec) -> Callable[[_Partition], Expression] | None:
-    """The expression's residual by partition; None where no partition decides anything."""
-    match expression:
-        case And(children) | Or(children):
-            join = all_of if isinstance(expression, And) else any_of
-            parts = [(child, _prepared(child, spec)) for child in children]
-            if all(part is None for _, part in parts):
-                return None
-            return lambda values: join(*(child if part is None else part(values) for child, part in parts))
-        case Bound():
-            possible, certain = inclusive(expression, spec), strict(expression, spec)
-            if possible == TRUE and certain == FALSE:
-                return None
-            return lambda values: _decided(expression, possible, certain, values)
-    return None
-
-
-def _decided(predicate: Bound, possible: Expression, certain: Expression, values: _Partition) -> Expression:
-    if must_match(certain, values):
-        return TRUE
-    return predicate if may_match(possible, values) else FALSE
+def _residual(projected: Projected, values: _Partition) -> Expression:
+    expression = projected.expression
+    if not projected.decides:
+        return expression
+    if isinstance(expression, Bound):
+        if must_match(projected.certain, values):
+            return TRUE
+        return expression if may_match(projected.possible, values) else FALSE
+    parts = [_residual(part, values) for part in projected.parts]
+    return all_of(*parts) if isinstance(expression, And) else any_of(*parts)

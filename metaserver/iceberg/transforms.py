@@ -25,6 +25,9 @@ VOID = "void"
 _WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
 _PLAIN = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
 _WIDTH_MAX = 2**31 - 1
+_REMEMBERED_MAX = 20
+"""Characters of a transform whose canonical spelling is remembered: as many as the longest has,
+`truncate[2147483647]`. Clients may send any text."""
 
 _TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 _DATES = _TIMESTAMPS | {"date"}
@@ -40,6 +43,10 @@ _SOURCES: dict[str, frozenset[str]] = {
 
 def canonical(transform: str) -> str:
     """The canonical spelling. Raises BadRequest for a width that is zero or over 32 bits."""
+    return _remembered(transform) if len(transform) <= _REMEMBERED_MAX else _canonical(transform)
+
+
+def _canonical(transform: str) -> str:
     if match := _WIDTH.fullmatch(transform):
         width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
         if not 0 < width <= _WIDTH_MAX:
@@ -47,6 +54,9 @@ def canonical(transform: str) -> str:
         return f"{match[1].lower()}[{width}]"
     lower = transform.lower()
     return lower if lower in _PLAIN else transform
+
+
+_remembered = lru_cache(maxsize=1024)(_canonical)
 
 
 def accepts(transform: str, source_type: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from datetime import date
+from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from math import isfinite
@@ -43,6 +43,11 @@ _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float
 
 _EPOCH = date(1970, 1, 1).toordinal()
 _DAYS_PER_400_YEARS = 146_097
+_DATETIME_EPOCH = datetime(1970, 1, 1)
+_DATETIME_FIRST, _DATETIME_LAST = (
+    (at - _DATETIME_EPOCH) // timedelta(microseconds=1) for at in (datetime.min, datetime.max)
+)
+"""What the standard library can say, in microseconds since the epoch."""
 
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(E[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _DATE = r"([+-]?\d{4,9})-(\d\d)-(\d\d)"
@@ -301,6 +306,9 @@ def iso_time(nanos: int) -> str:
 
 def iso_timestamp(nanos: int) -> str:
     """Nanoseconds since the epoch, without an offset."""
+    micros, rest = divmod(nanos, NANOS_PER_MICRO)
+    if not rest and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
+        return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
     days, within = divmod(nanos, NANOS_PER_DAY)
     return f"{iso_date(days)}T{iso_time(within)}"
 

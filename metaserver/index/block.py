@@ -99,6 +99,7 @@ class Block:
         "_memory",
         "address",
         "partition_columns",
+        "partition_fields",
         "size_bytes",
     )
 
@@ -118,7 +119,9 @@ class Block:
         self.address = int(self._arrays.__array_interface__["data"][0])
         """Of the arrays, for kernels."""
         self._columns = {entry.column_id: entry for entry in self._directory.columns}
-        self.partition_columns = tuple(self._column(entry.values) for entry in self._directory.partition)
+        self.partition_columns = tuple([self._column(entry.values) for entry in self._directory.partition])
+        self.partition_fields = tuple([(entry.field_id, entry.kind) for entry in self._directory.partition])
+        """(partition field id, type) in the order of the partition tuple."""
 
     def __repr__(self) -> str:
         return f"<Block {self.location}: {self.rows} rows, {self.size_bytes} bytes>"
@@ -195,11 +198,6 @@ class Block:
         if entry is None or entry.counts is None or entry.values is None:
             return None
         return Column(self._arrays, entry.counts, self.rows), Column(self._arrays, entry.values, entry.total)
-
-    @property
-    def partition_fields(self) -> tuple[tuple[int, str], ...]:
-        """(partition field id, type) in the order of the partition tuple."""
-        return tuple((entry.field_id, entry.kind) for entry in self._directory.partition)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
         return tuple(

@@ -269,7 +269,8 @@ class _Groups:
         groups, sequences, deletes = collected.columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
-        self._distinct: Longs = np.unique(sequences)
+        # Not of nothing: numpy imports modules for it, tens of milliseconds in the first plan of a process.
+        self._distinct: Longs = np.unique(sequences) if len(sequences) else sequences
         # Sequence numbers by rank, so that group and rank together are one number to search for.
         self._keys: Longs = self._key(self._groups, np.searchsorted(self._distinct, sequences[order]))
         self.deletes: list[int] = deletes[order].tolist()

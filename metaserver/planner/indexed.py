@@ -15,13 +15,14 @@ of the same, leaves the file out. That comes last, file by file, for files that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Op, Or, all_of, any_of, predicates_of
 from metaserver.iceberg.partition import PartitionField, PartitionSpec

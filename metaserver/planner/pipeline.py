@@ -65,6 +65,7 @@ def prune(
         selection.rows(),
         schema=question.schema,
         bound=question.bound,
+        projected=question.projected,
         metadata=_without_history(question.metadata),
         stages=tuple(stages),
         snapshot_id=question.snapshot_id,
@@ -84,7 +85,7 @@ def _steps(
     bound = question.bound
     if question.request.filter == TRUE:  # of a filter that is true of all rows, files without rows are left out
         return
-    by_spec = {number: demand for number, demand in question.projections.items() if number in subject.view.specs}
+    by_spec = {number: demand for number, demand in question.demands.items() if number in subject.view.specs}
     if any(demand != TRUE for demand in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
     yield "column_stats", partial(narrow_by_stats, expression=bound, expired=expired)

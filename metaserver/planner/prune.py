@@ -41,10 +41,10 @@ Sides = tuple[Side, ...]
 def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
     """`by_spec`: for each partition spec id what the filter demands of its partition values (`projection.inclusive`).
     Files of a spec that is not in it are kept."""
-    spec_ids = selection.view.spec_ids
-    if len(by_spec) == 1 and (spec_ids == next(iter(by_spec))).all():
+    if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         _narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
         return
+    spec_ids = selection.view.spec_ids
     for spec_id, expression in by_spec.items():
         mine = spec_ids == spec_id
         part = Selection(selection.view, np.where(mine, selection.state, 0).astype(np.uint8), selection.mask)
@@ -331,12 +331,15 @@ def _partition_leaf(selection: Selection, bound: Bound) -> None:
     column = selection.view.partition(bound.column_id, bound.kind)
     if form_of(bound.kind) is None:
         return
-    part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
+    part = selection
+    if not column.is_known:
+        part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
     if form_of(bound.kind) is Form.FLOATS:
         _narrow_floats(part, column, bound)
     else:
         _narrow_values(part, column, bound)
-    selection.state[column.known] = part.state[column.known]
+    if part is not selection:
+        selection.state[column.known] = part.state[column.known]
 
 
 def _narrow_values(selection: Selection, column: PartitionColumn, bound: Bound) -> None:
@@ -402,6 +405,10 @@ def _narrow_values_out(selection: Selection, column: PartitionColumn, bound: Bou
 
 def _keep_nulls(selection: Selection, column: PartitionColumn, *, nulls: bool) -> None:
     """Keeps files whose value is null, or those whose value is not."""
+    if not column.has_nulls:
+        if nulls:
+            selection.clear()
+        return
     selection.state[column.nulls == (0 if nulls else 1)] = 0
     for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
         packed = column.packed[number]

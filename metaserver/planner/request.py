@@ -11,7 +11,7 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.binding import bind
 from metaserver.iceberg.expressions import TRUE, Bound, Expression, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.projection import inclusive
+from metaserver.iceberg.projection import Projected, project
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.snapshot import Snapshot
 
@@ -72,9 +72,14 @@ class Question(msgspec.Struct, frozen=True, dict=True):
         return predicates_of(self.bound)
 
     @cached_property
-    def projections(self) -> dict[int, Expression]:
+    def projected(self) -> dict[int, Projected]:
+        """The filter as the partitions of each spec see it, by spec id."""
+        return {spec.spec_id: project(self.bound, spec) for spec in self.metadata.partition_specs}
+
+    @property
+    def demands(self) -> dict[int, Expression]:
         """By spec id, what the filter demands of partition values."""
-        return {spec.spec_id: inclusive(self.bound, spec) for spec in self.metadata.partition_specs}
+        return {spec_id: projected.possible for spec_id, projected in self.projected.items()}
 
 
 def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot | None:

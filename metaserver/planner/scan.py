@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
-from metaserver.iceberg.expressions import Expression, Value, predicates_of
+from metaserver.iceberg.expressions import Expression, Value
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.projection import Projected, deciding_fields, project
 from metaserver.iceberg.residuals import Residuals
 from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.transforms import canonical, result_type
 from metaserver.index.packing import Longs
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.view import TableView, comparable
@@ -63,7 +63,9 @@ class Scan:
         considered: int,
         complete: bool = True,
         indexes: tuple[IndexUse, ...] = (),
+        projected: Mapping[int, Projected] = MappingProxyType({}),
     ) -> None:
+        """`projected` is `bound` by the ids of the metadata's specs, as far as that is at hand."""
         self.view = view
         self.rows = rows
         self.schema = schema
@@ -77,6 +79,7 @@ class Scan:
         """Live files of the snapshot, those of manifests that did not have to be read included."""
         self.metadata = metadata
         """Of the table when it was planned; partition specs are looked up in it."""
+        self._projected = projected
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
         self._kinds: dict[int, dict[int, str]] = {}
@@ -127,13 +130,17 @@ class Scan:
         kinds = self._kinds.get(spec_id)
         if kinds is None:
             spec = self.metadata.spec(spec_id)
-            kinds = self._kinds[spec_id] = {} if spec is None else dict(_kinds(self.bound, spec))
+            kinds = (
+                {} if spec is None else deciding_fields(self._projected.get(spec_id) or project(self.bound, spec), spec)
+            )
+            self._kinds[spec_id] = kinds
         return kinds
 
     def _residuals_of(self, spec_id: int) -> Residuals | None:
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
-            self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec)
+            known = self._projected.get(spec_id)
+            self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, known)
         return self._by_spec[spec_id]
 
     def deletes(self, row: int) -> tuple[int, ...]:
@@ -143,11 +150,3 @@ class Scan:
     def deletes_of(self, rows: Longs) -> list[tuple[int, ...]]:
         """As `deletes`, of many rows at once."""
         return self._deletes.applying_to(rows)
-
-
-def _kinds(expression: Expression, spec: PartitionSpec) -> Iterator[tuple[int, str]]:
-    """(partition field id, type of its values) of the fields that the expression's predicates are projected to."""
-    for predicate in predicates_of(expression):
-        for field in spec.fields:
-            if field.sources == (predicate.column_id,) and field.field_id is not None:
-                yield field.field_id, result_type(canonical(field.transform), predicate.kind)

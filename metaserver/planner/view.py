@@ -95,10 +95,10 @@ class StatsColumn:
 class PartitionColumn:
     """One partition field's values; exact, unlike bounds. `known` bool[blocks]: the block's spec has the field.
 
-    `nulls` uint8[blocks]: how many of the values are null, 0 none, 1 all, 2 some.
+    `nulls` uint8[blocks]: how many of the values are null, 0 none, 1 all, 2 some. `has_nulls` where it is not all 0.
     """
 
-    __slots__ = ("known", "nulls", "packed", "sides")
+    __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
     def __init__(self, view: TableView, field_id: int, kind: str) -> None:
         found = [block.partition_column(field_id) for block in view.blocks]
@@ -109,6 +109,9 @@ class PartitionColumn:
             [1 if packed is None else 0 if packed.presence == NONE else 2 for packed in self.packed], dtype=np.uint8
         )
         self.sides = _sides(view, self.packed)
+        self.has_nulls = bool(self.nulls.any())
+        self.is_known = bool(self.known.all())
+        """In all blocks."""
 
     @property
     def size_bytes(self) -> int:
