@@ -32,7 +32,9 @@ from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.planner.answer import Answer, Longs, dialect_of
+from metaserver.index.packing import Longs
+from metaserver.planner.answer import Answer
+from metaserver.planner.partition_text import dialect_of
 from metaserver.planner.request import Question, ScanRequest, expired_ancestor
 from metaserver.planner.scan import Scan
 from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count

@@ -22,8 +22,9 @@ from metaserver.iceberg.manifest import ManifestFile, decode_manifest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.table_json import decode_table
 from metaserver.index.block import Block, encode_block
-from metaserver.planner.answer import FILES_PER_PIECE, PYICEBERG, STANDARD, Answer, dialect_of
+from metaserver.planner.answer import FILES_PER_PIECE, Answer
 from metaserver.planner.deletes import DeleteIndex
+from metaserver.planner.partition_text import PYICEBERG, STANDARD, dialect_of
 from metaserver.planner.scan import Scan
 from metaserver.planner.view import TableView
 from tests.planner.kinds import pool, to_bytes
@@ -107,10 +108,11 @@ def scan(
     data: list[tuple[ManifestFile, Block]],
     deletes: list[tuple[ManifestFile, Block]] | None = None,
     where: object = True,
+    view: TableView | None = None,
 ) -> Scan:
-    """Every file, whatever the filter."""
+    """Every file, whatever the filter; `view` may be one that is there."""
     deletes = deletes or []
-    view = TableView(
+    view = view or TableView(
         [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
     )
     bound = bind(parse_expression(where), table.current_schema, table.schemas, case_sensitive=True)
@@ -317,6 +319,23 @@ def test_a_date_promoted_to_a_timestamp_is_written_as_one() -> None:
     spec = (PartitionField(1000, "a", 3, "identity"),)
     plan = scan(metadata(spec, kinds={**KINDS, 3: "timestamp"}), [block([a_file(partition=(1,))], 0, spec)])
     assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == ["1970-01-02T00:00:00"]
+
+
+def test_plans_of_one_view_are_each_spelt_by_their_own_metadata() -> None:
+    """Tables that were registered from one metadata file share views, whatever became of each; dialects, too."""
+    spec = (PartitionField(1000, "a", 3, "identity"),)
+    days = metadata(spec)
+    promoted = metadata(spec, kinds={**KINDS, 3: "timestamp"})
+    plan = scan(days, [block([a_file(partition=(1,))], 0, spec)])
+    other = scan(promoted, [], view=plan.view)
+    for _ in range(2):
+        for one, dialect, expected in (
+            (plan, STANDARD, "1970-01-02"),
+            (other, STANDARD, "1970-01-02T00:00:00"),
+            (plan, PYICEBERG, 1),
+            (other, PYICEBERG, 86_400_000_000),
+        ):
+            assert answered(one, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
 
 def test_a_manifest_of_an_unknown_spec_is_named() -> None:
