@@ -8,6 +8,7 @@ attempt has written serves the next where it still fits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from metaserver.catalog.parts import Parts
@@ -19,7 +20,7 @@ from metaserver.commits.conflicts import Conflicts
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.merging import Merging
 from metaserver.commits.producing import Produced, produce
-from metaserver.commits.removing import Removing, find, key_of
+from metaserver.commits.removing import Removing, find, key_of, live
 from metaserver.commits.replacing import replaced_files
 from metaserver.commits.summary import NOTHING, Counts, counts_of
 from metaserver.commits.writing import Writer, Written, metadata_folder, write_added
@@ -81,6 +82,22 @@ class Applying:
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._shape = change, counts, shape
+
+    async def warm(self, metadata: TableMetadata) -> None:
+        """Reads before the turn what will be looked through in it, so that others wait for less. What comes of it is
+        nobody's yet: it is asked again on what stands then."""
+        change = self._change
+        assert change is not None
+        if not (change.removes or change.deletes):
+            return
+        parent = head_of(self.request.branch, metadata)
+        listed = live(await self._manifests.listed(parent))
+        named = {one.file_path for one in self.request.remove}
+        named |= {file.referenced_data_file for file in change.deletes if file.referenced_data_file is not None}
+        await self._manifests.holding(listed, named)
+        if change.replaced is not None:
+            with contextlib.suppress(BadRequest):
+                await replaced_files(self._planner, metadata, parent, change.replaced)
 
     def _begin(self, metadata: TableMetadata) -> None:
         parts = self._parts

@@ -175,6 +175,7 @@ class Commits:
                 return self._repeated(job, last, entry, loaded.metadata)
             head_of(request.branch, loaded.metadata)  # before anything is written
             await applying.prepare(loaded.metadata)
+            await applying.warm(loaded.metadata)
             landed = await self._in_turn(namespace, name, job)
         except CommitUnknown:
             raise  # its files may be live

@@ -436,3 +436,15 @@ async def test_a_manifest_that_is_gone_is_named_and_nothing_is_changed(api: Api)
         assert manifest["manifest_path"] in refused.error[2]
         assert (await lake.metadata())["current-snapshot-id"] == head["snapshot-id"]
         await lake.append([(2, 0, "b")])
+
+
+async def test_of_two_deletion_vectors_for_one_file_the_second_is_refused(api: Api) -> None:
+    lake = await Lake.create(api, version=3)
+    one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    head = await lake.commit({"add": [one, two]})
+    said = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
+    first = await lake.send({"add": lake.vectors({one["file-path"]: {0}}), **said})
+    second = await lake.send({"add": lake.vectors({one["file-path"]: {1}}), **said})
+    other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **said})
+    assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
+    assert await seen(lake) == [(2, 0, "b"), (4, 0, "d")]

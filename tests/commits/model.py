@@ -52,7 +52,7 @@ class Change:
 
     @property
     def inserted(self) -> list[Row]:
-        return [(one + 100 * self.number, self.part, f"new{self.number}") for one in sorted(self.ids)]
+        return [(one, self.part, f"new{self.number}") for one in sorted(self.ids)]
 
     def updated(self, row: Row) -> Row:
         return (row[0], row[1], f"{row[2]}+{self.number}")
@@ -78,15 +78,15 @@ class Change:
         return self.kind in BLIND
 
 
-def some_change(rng: random.Random, version: int, number: int) -> Change:
+def some_change(rng: random.Random, version: int, number: int, parts: tuple[int, ...]) -> Change:
     hows = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
     return Change(
         kind=rng.choice((*BLIND, *READING) if number == 1 or rng.random() < 0.2 else READING),
-        part=rng.choice(PARTS),
+        part=rng.choice(parts),
         ids=frozenset(rng.sample(range(6), rng.randint(1, 4))),
         how=rng.choice(hows),
         scope=rng.choice(["partitions", "filter", "ids", "all"]),
-        isolation=rng.choice(["serializable", "serializable", "snapshot"]),
+        isolation=rng.choice(["serializable", "snapshot"]),
         number=number,
     )
 
@@ -120,11 +120,12 @@ class Case:
             snapshot_id = (await lake.commit({"add": added}))["snapshot-id"]
         if rng.random() < 0.6:
             snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
-        changes = []
+        changes: list[Change] = []
         for number in (1, 2):
-            change = some_change(rng, version, number)
+            near = tuple(one.part for one in changes) * 3  # so that they meet more often than not
+            change = some_change(rng, version, number, (*PARTS, *near))
             while not _does_something(change, base):
-                change = some_change(rng, version, number)
+                change = some_change(rng, version, number, (*PARTS, *near))
             changes.append(change)
         return Case(lake, version, base, snapshot_id, *changes)
 

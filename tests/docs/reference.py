@@ -40,7 +40,8 @@ ADVICE = {
     "NoSuchPlanId": "The plan is not one of this table's, or its snapshot has expired since. Plan again.",
     "NoSuchPlanTask": "The plan task is not one of this table's, or its snapshot has expired since. Plan again.",
     "NotAcceptable": "The answer does not exist in the form that was asked for.",
-    "AlreadyExists": "The name is taken, by a table or by a view: they share one space of names.",
+    "AlreadyExists": "The name is taken, by a table or by a view: they share one space of names. Or, of a change, "
+    "a file is in the table already: keep it.",
     "NamespaceNotEmpty": "Drop or move what lives in the namespace first. What was dropped does not count.",
     "TooLarge": "The body is larger than `body_limit_bytes`.",
     "Unprocessable": "Well formed, but contradicts itself or an earlier request with the same idempotency key.",
