@@ -49,7 +49,7 @@ class Seamark:
     def running(self) -> bool:
         return self._process.running()
 
-    def start(self, timeout_s: float = 30.0) -> Seamark:
+    def start(self, timeout_s: float = 90.0) -> Seamark:
         """Starts the server and waits until /readyz says so."""
         self._process.start(lambda: http_ok(f"{self.base_url}/readyz"), timeout_s=timeout_s)
         return self
@@ -71,7 +71,7 @@ class Seamark:
         """The server outlives this interpreter; its log and home are the caller's to clean up."""
         self._process.leave_running()
 
-    def restart(self, timeout_s: float = 30.0) -> Seamark:
+    def restart(self, timeout_s: float = 90.0) -> Seamark:
         """Ends what runs and starts again on the same port, home and database."""
         self._process.stop()
         return self.start(timeout_s)

@@ -15,7 +15,7 @@ from typing import Any
 
 import trino.dbapi
 
-from tests.services.java import java_25_home
+from tests.services.java import SHORT_LIVED, java_25_home
 from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok
 from tests.services.s3 import S3
 
@@ -83,7 +83,8 @@ def trino_server(folder: Path, *, uri: str, token: str = "unused", s3: S3 | None
         "catalog.config-dir": str(ETC / "catalog"),
         "plugin.dir": str(_plugin_folder()),
     }
-    argv = [str(home / "bin" / "java"), f"@{ETC / 'jvm.config'}", "-cp", f"{JARS / 'lib'}/*"]
+    options = [f"@{ETC / 'jvm.config'}", SHORT_LIVED[0]]  # the garbage collector is the file's
+    argv = [str(home / "bin" / "java"), *options, "-cp", f"{JARS / 'lib'}/*"]
     argv += [f"-D{key}={value}" for key, value in node.items()]
     env = {
         "SEAMARK_URI": uri,
