@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from metaserver.index import cold
 from tests.api.client import Api
 from tests.api.stored import Stored, some_row
 from tests.api.test_bitmaps import decoded, filter_json, indexed_table, pages, some_tree
@@ -33,7 +34,8 @@ class Afar(Watched):
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Running]:
+async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)  # so that nothing is there by chance
     async with running(tmp_path, index_whole_bytes=0) as server:
         yield server
 

@@ -17,13 +17,15 @@ from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.table_json import decode_table
+from metaserver.index import cold
 from metaserver.index.definitions import PREFIX, read_definitions
 from metaserver.index.index_file import open_index_file
 from metaserver.index.indexes import OpenIndex
 from metaserver.index.kinds import KINDS
 from metaserver.index.registry import Registry
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.coverage import Coverage, FileIds
+from metaserver.planner.coverage import Coverage, FileIds, coverages_bytes
+from metaserver.planner.covers import Covers
 from metaserver.planner.indexed import COMBINATIONS_MAX, KEYS_MAX, Projected, project
 from metaserver.planner.request import Question, ScanRequest
 from metaserver.planner.scan import Scan
@@ -384,16 +386,45 @@ async def test_a_large_index_of_any_kind_is_asked_by_a_few_reads(rig: Rig, kind:
     assert len(storage.ranges) == before
 
 
-async def test_rows_of_files_that_are_left_are_asked_of_bitmaps_far_away(rig: Rig) -> None:
+async def test_rows_of_files_that_are_left_are_asked_of_bitmaps_far_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)  # so that sections are not there by chance
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await far_away(rig, path)
+    assert await rig.planned(planning, eq(12)) == [1]
+    asked = len(storage.ranges)
     scan = await rig.scan(planning, both(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
+    assert len(storage.ranges) == asked + 1, "the section of one file"
     plain = await rig.scan(await rig.planning(), both(eq(12), eq(14)))
     assert plain.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
+
+
+async def test_a_plan_that_asks_by_rows_from_afar_waits_no_longer_than_it_was_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
+    table = await rig.create(b="bitmap(id)")
+    path = await table.index("b", FILES)
+    planning, storage = await far_away(rig, path, index_wait_s=0.6)
+    assert await rig.planned(planning, eq(12)) == [1]
+    assert await rig.planned(planning, eq(14)) == [1]
+    asked = len(storage.ranges)
+
+    async def never(location: str, start: int, length: int) -> bytes:
+        storage.ranges.append(location)
+        await asyncio.Event().wait()
+        return b""
+
+    monkeypatch.setattr(storage, "read_range", never)
+    async with asyncio.timeout(20):
+        scan = await rig.scan(planning, both(eq(12), eq(14)))
+    assert (numbers_of(scan), scan.complete) == ([1], False)
+    assert len(storage.ranges) == asked + 1
 
 
 async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Rig) -> None:
@@ -460,6 +491,13 @@ async def test_what_covers_a_view_is_found_once_and_is_on_the_planners_account(r
     second = await rig.scan(planning, eq(18))
     assert (numbers_of(plain), numbers_of(first), numbers_of(second)) == ([1], [1], [1])
     assert planning.planner.stats().added_bytes - after < after - before
+    covers, definition, entry = Covers(planning.indexes), table.definitions["b"], await table.entry()
+    kept = coverages_bytes(first.view)
+    looked_up = await covers.bitmaps(first.view, definition, entry)
+    assert coverages_bytes(first.view) == kept, "lookups share what plans found"
+    assert (await covers.bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
+    await table.index("b", [0])
+    assert (await covers.bitmaps(first.view, definition, await table.entry())).coverage is not looked_up.coverage
 
 
 async def test_damage_that_a_question_finds_widens_the_plan_and_the_file_is_quarantined(rig: Rig) -> None:

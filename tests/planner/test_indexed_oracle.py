@@ -31,6 +31,7 @@ import pytest
 from metaserver.clock import SystemClock
 from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import And, Bound, predicates_of
+from metaserver.index import cold
 from metaserver.index.registry import Registry
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.scan import Scan
@@ -141,8 +142,10 @@ async def _planned_from_afar(
                 await asyncio.Event().wait()
             return await super().read(location, limit_bytes=limit_bytes)
 
-    async with open_planning(folder, registry, wrap=Afar, index_whole_bytes=0, index_wait_s=0.5) as planning:
-        return [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in drawn]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cold, "_GUESS_BYTES", 64)  # so that nothing is there by chance
+        async with open_planning(folder, registry, wrap=Afar, index_whole_bytes=0, index_wait_s=0.5) as planning:
+            return [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in drawn]
 
 
 async def _planned_damaged(
