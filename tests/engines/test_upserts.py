@@ -1,0 +1,100 @@
+"""Upserts and deletes from plain Python, between Spark's own: native Iceberg Spark reads what a plain dict says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from connector.client import SeamarkClient
+from connector.upserts import MODES, delete, upsert
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+Model = dict[int, tuple[str | None, int]]
+
+
+@dataclass(frozen=True)
+class Lake:
+    client: SeamarkClient
+    spark: SparkSession
+    db: str
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(text.format(db=self.db)))
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    with Seamark(tmp_path_factory.mktemp("upserts")) as server:
+        client = SeamarkClient(server.base_url)
+        made = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db")
+        made.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+        yield made
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "partitioned"),
+    [
+        (3, ""),
+        (3, "PARTITIONED BY (bucket(4, id))"),
+        (3, "PARTITIONED BY (land)"),
+        (2, "PARTITIONED BY (bucket(4, id))"),
+    ],
+)
+def test_spark_and_we_change_one_table_in_turn(lake: Lake, version: int, partitioned: str) -> None:
+    seed = 10 * version + len(partitioned)
+    rng = random.Random(seed)
+    name = f"t{seed}"
+    lake.sql(
+        f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partitioned} TBLPROPERTIES "
+        f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read', 'write.delete.mode' = 'merge-on-read')"
+    )
+    model: Model = {}
+    kinds = ["upsert", "merge", "upsert", "delete", "where", "merge"]
+    rng.shuffle(kinds)
+    for step, kind in enumerate(["upsert", *kinds]):
+        some = rng.sample(range(60), 12)
+        given: Model = {one: (rng.choice(("de", "fr", None)), step) for one in some}
+        note = f"seed {seed}, step {step}, {kind}"
+        match kind:
+            case "upsert":
+                table = pa.table(
+                    {
+                        "id": list(given),
+                        "land": pa.array([one[0] for one in given.values()], pa.string()),
+                        "v": pa.array([one[1] for one in given.values()], pa.int32()),
+                    }
+                )
+                upsert(lake.client, f"db.{name}", table, keys=["id"], mode=rng.choice(MODES))
+                model |= given
+            case "delete":
+                delete(lake.client, f"db.{name}", keys=pa.table({"id": some}), mode=rng.choice(MODES))
+                model = {one: row for one, row in model.items() if one not in given}
+            case "where":
+                delete(lake.client, f"db.{name}", where=f"v = {step - 1}", mode=rng.choice(MODES))
+                model = {one: row for one, row in model.items() if row[1] != step - 1}
+            case "merge":
+                listed = ", ".join(f"({one}, {land!r}, {v})" for one, (land, v) in given.items()).replace(
+                    "None", "null"
+                )
+                lake.sql(
+                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, land, v)) s "
+                    "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+                )
+                model |= given
+        found = {one: (land, v) for one, land, v in lake.sql(f"SELECT id, land, v FROM {{db}}.{name}")}
+        assert found == model, note
+        assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(model),)], note
