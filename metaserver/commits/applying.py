@@ -129,7 +129,7 @@ class Applying:
     async def apply(self, metadata: TableMetadata) -> Produced:
         """The snapshot on the head of the branch in `metadata`; stored, and nobody knows of it.
 
-        Collision, a CommitConflict, where the change cannot be applied to what stands there now.
+        Collision where the change cannot be applied to what stands there now.
         """
         await self.prepare(metadata)
         change, writer = self._change, self._writer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from metaserver.errors import CommitConflict
 
-
-class Collision(CommitConflict):
-    """Applied to what stands now, the change would be wrong. `reason` is one of a few words, for who counts."""
+class Collision(Exception):
+    """Applied to what stands now, the change would be wrong; its client hears CommitConflict. `reason` is one of a few
+    words, for who counts."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+        self.message = message

@@ -126,7 +126,7 @@ class _Attempt:
         self.made: list[tuple[_Job, Produced]] = []
         self.repeats: list[_Job] = []
         """What this group commits already, by another change of the same producer."""
-        self.refused: list[tuple[_Job, SeamarkError]] = []
+        self.refused: list[tuple[_Job, SeamarkError | Collision]] = []
         """What others of this group are in the way of."""
         self.producers: dict[str, Last] = {}
 
@@ -179,9 +179,11 @@ class Commits:
             landed = await self._in_turn(namespace, name, job)
         except CommitUnknown:
             raise  # its files may be live
-        except (SeamarkError, IdempotencyTaken) as error:
-            if isinstance(error, Collision):
-                self._told.collided(error.reason)
+        except Collision as collision:
+            self._told.collided(collision.reason)
+            self._clean_up(applying.written)
+            raise CommitConflict(collision.message) from None
+        except (SeamarkError, IdempotencyTaken):
             self._clean_up(applying.written)
             raise
         self._clean_up(applying.written if landed.committed.duplicate else applying.unneeded)
@@ -245,7 +247,7 @@ class Commits:
         for job in group:
             try:
                 await self._add(attempt, job)
-            except SeamarkError as error:
+            except (SeamarkError, Collision) as error:
                 if attempt.made:  # by what is not published yet, and may never be
                     attempt.refused.append((job, error))
                 else:
