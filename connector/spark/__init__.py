@@ -1,1 +1,5 @@
-"""Seamark from PySpark: sessions and jobs."""
+"""Seamark from PySpark: sessions, readers, writers and jobs."""
+
+from connector.spark.writing import write
+
+__all__ = ["write"]

@@ -1,0 +1,186 @@
+"""DataFrames written by our tasks and committed by the server, as Iceberg's own reader in the same Spark finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from connector.client import SeamarkClient
+from connector.errors import Refused
+from connector.indexes import IndexClient
+from connector.spark import write
+from connector.spark.session import connect
+from connector.spark.writing import WriteReport
+from connector.target import WriteTarget
+from tests.services.seamark import Seamark
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+EVERYTHING = (
+    "id",
+    "IF(id % 7 = 0, NULL, CAST(id % 20 AS int)) AS n",
+    "CASE WHEN id % 11 = 0 THEN float('NaN') WHEN id % 5 = 0 THEN -0.0F ELSE CAST(id % 4 AS float) END AS f",
+    "CASE WHEN id % 13 = 0 THEN double('NaN') WHEN id % 6 = 0 THEN NULL ELSE CAST(id AS double) / 3 END AS d",
+    "CAST(id % 50 AS decimal(9,2)) / 4 AS p",
+    "IF(id % 9 = 0, NULL, concat('sé', id % 30)) AS s",
+    "CAST(concat('b', id % 5) AS binary) AS b",
+    "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day",
+    "TIMESTAMP'2026-01-01 00:00:00' + make_interval(0, 0, 0, 0, CAST(id % 50 AS int)) AS ts",
+    "TIMESTAMP_NTZ'2026-01-01 00:00:00' + make_interval(0, 0, 0, 0, CAST(id % 50 AS int)) AS nt",
+    "id % 3 = 0 AS ok",
+    "IF(id % 8 = 0, NULL, named_struct('a', IF(id % 4 = 0, NULL, CAST(id % 6 AS int)), 'u', concat('u', id))) AS st",
+    "IF(id % 6 = 0, NULL, array(named_struct('x', CAST(id AS int)), NULL)) AS li",
+    "IF(id % 10 = 0, NULL, map('k', CAST(id AS int))) AS m",
+)
+COLUMNS = (
+    "id bigint NOT NULL, n int, f float, d double, p decimal(18,4), s string, b binary, day date, ts timestamp, "
+    "nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, li array<struct<x: int>>, m map<string, int>"
+)
+
+
+@dataclass(frozen=True)
+class Rig:
+    spark: SparkSession
+    server: Seamark
+
+    def sql(self, text: str) -> DataFrame:
+        return self.spark.sql(text.replace("{db}", "writes.db"))
+
+    def write(self, frame: DataFrame, table: str, **given: Any) -> WriteReport:
+        return write(frame, f"db.{table}", uri=self.server.base_url, **given)
+
+    def files(self, table: str) -> list[str]:
+        """Data files that are on storage, whoever wrote them."""
+        target = WriteTarget.of(SeamarkClient(self.server.base_url).load_table(f"db.{table}"))
+        location = Path(urlsplit(target.location).path)
+        return sorted(str(path) for path in (location / "data").rglob("*.parquet"))
+
+
+def rows(frame: DataFrame) -> list[str]:
+    return sorted(repr(tuple(row)) for row in frame.collect())
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Seamark(tmp_path_factory.mktemp("writes")) as server:
+        connect(spark, "writes", server.base_url)
+        made = Rig(spark, server)
+        made.sql("CREATE NAMESPACE writes.db")
+        yield made
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_iceberg_reads_the_rows_of_a_frame_of_every_type(rig: Rig, version: int) -> None:
+    table = f"everything_{version}"
+    rig.sql(
+        f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (day, bucket(2, id)) "
+        f"TBLPROPERTIES ('format-version'='{version}')"
+    )
+    frame = rig.spark.range(300).selectExpr(*EVERYTHING)
+    report = rig.write(frame, table)
+    assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)
+    as_written = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(as_written)
+    where = "day = DATE'2026-01-02' AND n > 3 AND s LIKE 'sé1%'"
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == rows(as_written.where(where))
+
+
+def test_rows_of_a_partition_come_together_into_one_file_and_stay_apart_where_nobody_shuffles(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.spread (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, k))")
+    frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "id % 97 AS k")
+    assert rig.write(frame, "spread").files == 4
+    assert rig.write(frame, "spread", distribution="none").files == 16
+    assert rig.sql("SELECT count(*), count(DISTINCT id) FROM {db}.spread").collect()[0] == (8000, 4000)
+
+
+def test_files_of_a_sorted_table_hold_ranges_of_its_order_each_sorted_by_it(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.ordered (id bigint, v double) USING iceberg")
+    rig.sql("ALTER TABLE {db}.ordered WRITE ORDERED BY v DESC NULLS LAST")
+    frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id % 50 = 0, NULL, double((id * 7919) % 4001)) AS v")
+    rig.spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # or so few rows are one task's
+    try:
+        report = rig.write(frame, "ordered")
+    finally:
+        rig.spark.conf.unset("spark.sql.adaptive.coalescePartitions.enabled")
+    found = rig.sql(
+        "SELECT readable_metrics.v.lower_bound, readable_metrics.v.upper_bound, sort_order_id FROM {db}.ordered.files"
+    ).collect()
+    bounds = sorted((low, high) for low, high, _ in found if low is not None)
+    assert len(found) == report.files > 1
+    assert all(one[1] <= other[0] for one, other in pairwise(bounds)), bounds
+    assert {order for _, _, order in found} == {1}
+    for path in rig.files("ordered"):
+        values = pq.read_table(path).column("v").to_pylist()
+        there = [one for one in values if one is not None]
+        assert there == sorted(there, reverse=True)
+        assert values[len(there) :] == [None] * (len(values) - len(there))
+
+
+def test_an_overwrite_takes_the_place_of_what_its_filter_holds(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
+    made = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
+    rig.write(made, "days")
+    new = rig.spark.range(100, 103).selectExpr("id", "DATE'2026-01-02' AS day")
+    rig.write(new, "days", mode="overwrite", where="day = '2026-01-02'")
+    expected = rows(made.where("day <> DATE'2026-01-02'").union(new))
+    assert rows(rig.sql("SELECT * FROM {db}.days")) == expected
+    with pytest.raises(Refused, match="some may match the filter and some not"):
+        rig.write(new, "days", mode="overwrite", where="id < 5")
+    assert rows(rig.sql("SELECT * FROM {db}.days")) == expected
+    rig.write(new, "days", mode="overwrite")
+    assert rows(rig.sql("SELECT * FROM {db}.days")) == rows(new)
+
+
+def test_an_overwrite_of_partitions_leaves_the_others(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
+    made = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
+    rig.write(made, "parts")
+    new = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
+    rig.write(new, "parts", mode="overwrite_partitions")
+    assert rows(rig.sql("SELECT * FROM {db}.parts")) == rows(made.where("k = 2").union(new))
+
+
+def test_index_files_come_with_the_rows_and_leave_files_out_of_the_next_plan(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.indexed (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, id))")
+    client = IndexClient(rig.server.base_url)
+    client.put_index("db.indexed", "by_k", kind="bloom", columns=["k"])
+    frame = rig.spark.range(4000).selectExpr("id", "id * 7919 % 100003 AS k")
+    report = rig.write(frame, "indexed")
+    index = client.index("db.indexed", "by_k")
+    assert (report.index_files > 0, index.health, index.files) == (True, "ok", report.files)
+    assert client.explain("db.indexed", "k = 7919").files == 1
+    assert rows(rig.sql("SELECT id FROM {db}.indexed WHERE k = 7919")) == ["(1,)"]
+
+
+def test_a_job_that_fails_leaves_nothing_visible_and_its_failed_task_no_file(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
+    before = rig.sql("SELECT * FROM {db}.failing.snapshots").count()
+    broken = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
+    with pytest.raises(PySparkException, match="id"):
+        rig.write(broken, "failing")
+    assert rig.sql("SELECT * FROM {db}.failing.snapshots").count() == before
+    assert rig.files("failing") == []
+
+
+def test_a_write_with_a_producer_happens_once_and_its_repeat_leaves_no_files(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.once (id bigint) USING iceberg")
+    frame = rig.spark.range(10)
+    first = rig.write(frame, "once", producer=("job", 1))
+    files = rig.files("once")
+    again = rig.write(frame, "once", producer=("job", 1))
+    assert again.commit is not None
+    assert (again.commit["duplicate"], again.snapshot_id) == (True, first.snapshot_id)
+    assert rig.files("once") == files
+    assert rig.sql("SELECT * FROM {db}.once").count() == 10
