@@ -68,16 +68,17 @@ class OpenTable:
     snapshot_id: int | None
     storage: Storage
     history: tuple[Snapshot, ...]
-    """The snapshots of the table that were asked for, in any order."""
+    """Snapshots, in any order: those that a branch or tag names, or all."""
 
     @property
     def is_current_schema(self) -> bool:
         return self.schema.id == self.metadata.current_schema_id
 
 
-def open_table(client: SeamarkClient, table: Name, at: At) -> OpenTable:
-    """BadRequest for a snapshot, branch or tag that there is not."""
-    loaded = client.load_table(table, history=at.snapshot_id is not None or at.as_of_ms is not None)
+def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = False) -> OpenTable:
+    """With `history` all of its snapshots are told. BadRequest for a snapshot, branch or tag that there is not."""
+    named = at.snapshot_id is not None or at.as_of_ms is not None
+    loaded = client.load_table(table, history=history or named)
     metadata = decode_table(loaded.metadata, str(table))
     snapshot_id, schema = _at(metadata, at)
     short = msgspec.structs.replace(
@@ -121,7 +122,7 @@ def plan(
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
-    body |= {} if where == TRUE else {"filter": expression_json(where)}
+    body |= {} if where == TRUE else {"filter": expression_json(_in_sql(where))}
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
     return _tasks(client, table.name, body)
 
@@ -130,8 +131,9 @@ def plan_appends(
     client: SeamarkClient, table: OpenTable, start: int | None, end: int, where: Expression = TRUE
 ) -> Iterator[ScanTask]:
     """The files that append snapshots added after `start`, up to and with `end`."""
-    body: dict[str, Any] = {"end-snapshot-id": end, **({} if start is None else {"start-snapshot-id": start})}
-    body |= {} if where == TRUE else {"filter": expression_json(where)}
+    body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
+    body |= {} if start is None else {"start-snapshot-id": start}
+    body |= {} if where == TRUE else {"filter": expression_json(_in_sql(where))}
     return _tasks(client, table.name, body)
 
 
@@ -176,7 +178,8 @@ def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
 
 
 def _in_sql(where: Expression) -> Expression:
-    """For the route's meaning `sql`, to which NaN is in no order: here it is above every number."""
+    """What the server is asked for: here NaN is above every number. To plans, as to Iceberg's metrics, and to the
+    meaning `sql` of bitmaps it is in no order, so that files of nothing else above a number would be left out."""
     match where:
         case And(children):
             return all_of(*map(_in_sql, children))

@@ -507,6 +507,23 @@ def test_files_of_older_schemas_are_read_by_the_schema_of_the_snapshot(served: S
             assert listed(found) == listed(oracle.select(["id", *names])), sql
 
 
+def test_nan_is_above_the_bounds_by_which_a_plan_leaves_files_out(served: Served, client: SeamarkClient) -> None:
+    kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
+    with lake.catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        table = catalog.create_table("db.n", schema=kind)
+        for start in (0, 10):
+            table.append(pa.table({"id": [start, start + 1, start + 2], "f": [1.0, math.nan, None]}, schema=kind))
+        table.append(pa.table({"id": [20], "f": [1.5]}, schema=kind))
+    for where, ids in (
+        ("f > 2", [1, 11]),
+        ("NOT f <= 1.0", [1, 11, 20]),
+        ("f < 2", [0, 10, 20]),
+        ("f <> 1", [1, 11, 20]),
+    ):
+        assert sorted(scan(client, "db.n", ["id"], where).to_arrow()["id"].to_pylist()) == ids, where
+
+
 def test_what_an_older_file_lacks_is_its_default_or_its_partitions_value(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     fields = [pa.field("b", pa.int32(), metadata={"PARQUET:field_id": "2"})]

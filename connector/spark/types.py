@@ -1,0 +1,110 @@
+"""Iceberg's types as Spark has them, as its own Iceberg catalog says them; and Arrow data in the form Spark takes.
+
+Uuids are text to Spark, fixed bytes binary. Inside of structs, lists and maps anything may be null: Spark compares the
+types of Arrow batches with those declared, and the batches of all files are alike so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as spark
+
+from metaserver.iceberg.schema import ListType, MapType, StructType, Type, type_name
+from metaserver.iceberg.types import base_name
+from metaserver.iceberg.values import decimal_precision, decimal_scale
+
+_PLAIN: dict[str, spark.DataType] = {
+    "boolean": spark.BooleanType(),
+    "int": spark.IntegerType(),
+    "long": spark.LongType(),
+    "float": spark.FloatType(),
+    "double": spark.DoubleType(),
+    "date": spark.DateType(),
+    "timestamp": spark.TimestampNTZType(),
+    "timestamptz": spark.TimestampType(),
+    "string": spark.StringType(),
+    "uuid": spark.StringType(),
+    "binary": spark.BinaryType(),
+    "fixed": spark.BinaryType(),
+}
+_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+_HYPHENS = (8, 13, 18, 23)
+_UUID_CHARACTERS = 36
+Convert = Callable[[pa.Array], pa.Array]
+
+
+def spark_type(kind: Type) -> spark.DataType:
+    """ValueError for a type that Spark has no equal of: time, nanoseconds, variant, geometry, geography."""
+    match kind:
+        case StructType(fields):
+            return spark.StructType([spark.StructField(one.name, spark_type(one.type)) for one in fields])
+        case ListType():
+            return spark.ArrayType(spark_type(kind.element))
+        case MapType():
+            return spark.MapType(spark_type(kind.key), spark_type(kind.value))
+    name = base_name(kind)
+    if name == "decimal":
+        return spark.DecimalType(decimal_precision(kind), decimal_scale(kind))
+    if name not in _PLAIN:
+        raise ValueError(f"Spark has no type for {type_name(kind)}")
+    return _PLAIN[name]
+
+
+def for_spark(kind: Type) -> Convert | None:
+    """What makes of an array of `plain_type(kind)` one that Spark takes; None where it is one."""
+    match kind:
+        case StructType(fields):
+            inner = [for_spark(one.type) for one in fields]
+            if any(inner):
+                return lambda array: _struct(array, inner)
+        case ListType():
+            element = for_spark(kind.element)
+            if element is not None:
+                return lambda array: _list(array, element)
+        case MapType():
+            key, value = for_spark(kind.key), for_spark(kind.value)
+            if key or value:
+                return lambda array: _map(array, key, value)
+        case str() if kind == "uuid":
+            return _uuids
+        case str() if base_name(kind) == "fixed":
+            return lambda array: array.cast(pa.binary())
+    return None
+
+
+def _struct(array: pa.Array, inner: list[Convert | None]) -> pa.Array:
+    parts = [pc.struct_field(array, [number]) for number in range(len(inner))]
+    made = [part if convert is None else convert(part) for part, convert in zip(parts, inner, strict=True)]
+    return pa.StructArray.from_arrays(made, [one.name for one in array.type], mask=array.is_null())
+
+
+def _list(array: pa.Array, element: Convert) -> pa.Array:
+    whole = pa.concat_arrays([array])
+    return pa.ListArray.from_arrays(whole.offsets, element(whole.values), mask=whole.is_null())
+
+
+def _map(array: pa.Array, key: Convert | None, value: Convert | None) -> pa.Array:
+    whole = pa.concat_arrays([array])
+    keys = whole.keys if key is None else key(whole.keys)
+    items = whole.items if value is None else value(whole.items)
+    return pa.MapArray.from_arrays(whole.offsets, keys, items, mask=whole.is_null())
+
+
+def _uuids(array: pa.Array) -> pa.Array:
+    """Text, as `123e4567-e89b-12d3-a456-426614174000`."""
+    rows = len(array)
+    if not rows:
+        return pa.array([], pa.string())
+    data = array.buffers()[1]
+    raw = np.frombuffer(data, dtype=np.uint8)[array.offset * 16 : (array.offset + rows) * 16].reshape(rows, 16)
+    text = np.full((rows, _UUID_CHARACTERS), ord("-"), dtype=np.uint8)
+    places = [one for one in range(_UUID_CHARACTERS) if one not in _HYPHENS]
+    text[:, places[::2]] = _DIGITS[raw >> 4]
+    text[:, places[1::2]] = _DIGITS[raw & 15]
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * _UUID_CHARACTERS)
+    made = pa.StringArray.from_buffers(rows, offsets.buffers()[1], pa.py_buffer(text.tobytes()))
+    return pc.if_else(array.is_valid(), made, None)

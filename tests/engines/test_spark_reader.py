@@ -1,0 +1,399 @@
+"""`format("seamark")` against Iceberg's own reader in the same Spark: the same rows, whatever is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.types import DecimalType, DoubleType, IntegerType, LongType, StringType
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+from connector.building import InProcess, build
+from connector.changes import changes, history
+from connector.client import At, SeamarkClient
+from connector.indexes import IndexClient
+from connector.planning import open_table, plan
+from connector.reading import TaskReader, scan, wanted_of
+from connector.spark.filters import expression_of
+from connector.spark.reader import PUSHDOWN
+from connector.spark.session import connect, read
+from metaserver.iceberg.expressions import TRUE
+from tests.services.seamark import Seamark
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+MERGE_ON_READ = ", ".join(f"'write.{what}.mode'='merge-on-read'" for what in ("delete", "update", "merge"))
+COPY_ON_WRITE = ", ".join(f"'write.{what}.mode'='copy-on-write'" for what in ("delete", "update", "merge"))
+
+
+@dataclass(frozen=True)
+class Rig:
+    spark: SparkSession
+    server: Seamark
+
+    def sql(self, text: str) -> DataFrame:
+        return self.spark.sql(text.replace("{db}", "reads.db"))
+
+    def ours(self, table: str, schema: str | None = None, **options: Any) -> DataFrame:
+        given = {name.replace("_", "-"): str(value) for name, value in options.items()}
+        reader = self.spark.read.format("seamark").options(uri=self.server.base_url, table=f"db.{table}", **given)
+        return (reader if schema is None else reader.schema(schema)).load()
+
+    def snapshots(self, table: str) -> list[int]:
+        found = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        return [row[0] for row in found.collect()]
+
+
+def rows(frame: DataFrame) -> list[str]:
+    return sorted(repr(tuple(row)) for row in frame.collect())
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Seamark(tmp_path_factory.mktemp("reads")) as server:
+        connect(spark, "reads", server.base_url)
+        made = Rig(spark, server)
+        made.sql("CREATE NAMESPACE reads.db")
+        yield made
+
+
+def fill(rig: Rig, table: str, version: int) -> None:
+    """All types, two schemas, two specs, nulls, NaN and both zeros; rows deleted and updated on the way."""
+    rig.sql(
+        f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
+        "b binary, day date, ts timestamp, nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, "
+        "li array<struct<x: int>>, m map<string, int>) USING iceberg PARTITIONED BY (bucket(3, id)) "
+        f"TBLPROPERTIES ('format-version'='{version}', {MERGE_ON_READ})"
+    )
+    hours = "make_interval(0, 0, 0, 0, id % 50)"
+    first = (
+        "id, IF(id % 7 = 0, NULL, CAST(id % 20 AS int)), CASE WHEN id % 11 = 0 THEN float('NaN') WHEN id % 5 = 0 THEN "
+        "-0.0F ELSE CAST(id % 4 AS float) END, CASE WHEN id % 13 = 0 THEN double('NaN') WHEN id % 6 = 0 THEN NULL "
+        "WHEN id % 5 = 0 THEN -0.0D WHEN id % 17 = 0 THEN double('Infinity') ELSE CAST(id % 4 AS double) END, "
+        "CAST(id % 50 AS decimal(9,2)) / 4, IF(id % 9 = 0, NULL, concat('s', id % 30)), "
+        "CAST(concat('b', id % 5) AS binary), date_add(DATE'2026-01-01', CAST(id % 40 AS int)), "
+        f"TIMESTAMP'2026-01-01 00:00:00' + {hours}, TIMESTAMP_NTZ'2026-01-01 00:00:00' + {hours}, id % 3 = 0, "
+        "IF(id % 8 = 0, NULL, named_struct('a', IF(id % 4 = 0, NULL, CAST(id % 6 AS int)), 'u', concat('u', id))), "
+        "IF(id % 6 = 0, NULL, array(named_struct('x', CAST(id AS int)), NULL)), "
+        "IF(id % 10 = 0, NULL, map('k', CAST(id AS int)))"
+    )
+    rig.sql(f"INSERT INTO {{db}}.{table} SELECT {first} FROM range(200)")
+    rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 10 = 3")
+    with RestCatalog("sea", uri=rig.server.base_url) as catalog:
+        changed = catalog.load_table(f"db.{table}")
+        with changed.update_schema() as update:
+            update.rename_column("s", "text")
+            update.update_column("n", LongType())
+            update.update_column("f", DoubleType())
+            update.update_column("p", DecimalType(18, 2))
+            update.add_column(("st", "z"), DoubleType())
+            update.rename_column("st.a", "aa")
+            update.add_column(("li", "y"), StringType())
+            update.add_column("late", IntegerType())
+            update.delete_column("day")
+        with changed.update_spec() as spec:
+            spec.add_identity("text")
+    second = first.replace("'u', concat('u', id)", "'u', concat('u', id), 'z', double(id)").replace("('a',", "('aa',")
+    second = second.replace("named_struct('x', CAST(id AS int))", "named_struct('x', CAST(id AS int), 'y', 'why')")
+    second = second.replace("date_add(DATE'2026-01-01', CAST(id % 40 AS int)), ", "") + ", CAST(id AS int)"
+    rig.sql(f"INSERT INTO {{db}}.{table} SELECT {second} FROM range(200, 300)")
+    rig.sql(f"ALTER TABLE {{db}}.{table} CREATE BRANCH dev")
+    rig.sql(f"INSERT INTO {{db}}.{table}.branch_dev SELECT {second} FROM range(1000, 1010)")
+    rig.sql(f"UPDATE {{db}}.{table} SET late = -1 WHERE id % 25 = 4")
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def table(request: pytest.FixtureRequest, rig: Rig) -> str:
+    name = f"v{request.param}"
+    fill(rig, name, request.param)
+    return name
+
+
+NAN, INF = float("nan"), float("inf")
+AT = datetime(2026, 1, 1, 5)
+FILTERS: list[tuple[str, Filter]] = [
+    ("id = 17", EqualTo(("id",), 17)),
+    ("id IN (1, 2, 150, 5000)", In(("id",), (1, 2, 150, 5000))),
+    ("id NOT IN (1, 2, 3)", Not(In(("id",), (1, 2, 3)))),
+    ("n IS NULL", IsNull(("n",))),
+    ("n IS NOT NULL", IsNotNull(("n",))),
+    ("n <> 5", Not(EqualTo(("n",), 5))),
+    ("NOT (n > 5)", Not(GreaterThan(("n",), 5))),
+    ("n <=> NULL", EqualNullSafe(("n",), None)),
+    ("n <=> 5", EqualNullSafe(("n",), 5)),
+    ("NOT (n <=> 5)", Not(EqualNullSafe(("n",), 5))),
+    ("f = 0.0D", EqualTo(("f",), 0.0)),
+    ("f > 2", GreaterThan(("f",), 2.0)),
+    ("f <= 2", LessThanOrEqual(("f",), 2.0)),
+    ("NOT (f > 2)", Not(GreaterThan(("f",), 2.0))),
+    ("NOT (f <= 2)", Not(LessThanOrEqual(("f",), 2.0))),
+    ("f = double('NaN')", EqualTo(("f",), NAN)),
+    ("f <> double('NaN')", Not(EqualTo(("f",), NAN))),
+    ("f < double('NaN')", LessThan(("f",), NAN)),
+    ("f >= double('NaN')", GreaterThanOrEqual(("f",), NAN)),
+    ("f > double('NaN')", GreaterThan(("f",), NAN)),
+    ("d <= double('NaN')", LessThanOrEqual(("d",), NAN)),
+    ("NOT (d < double('NaN'))", Not(LessThan(("d",), NAN))),
+    ("f IN (1.0D, double('NaN'))", In(("f",), (1.0, NAN))),
+    ("f NOT IN (0.0D, double('NaN'))", Not(In(("f",), (0.0, NAN)))),
+    ("d IN (0.0D, 2.0D)", In(("d",), (0.0, 2.0))),
+    ("d >= double('Infinity')", GreaterThanOrEqual(("d",), INF)),
+    ("d > double('Infinity')", GreaterThan(("d",), INF)),
+    ("d < double('Infinity')", LessThan(("d",), INF)),
+    ("d = double('Infinity')", EqualTo(("d",), INF)),
+    ("d <> double('Infinity')", Not(EqualTo(("d",), INF))),
+    ("d > double('-Infinity')", GreaterThan(("d",), -INF)),
+    ("d <> 0.0D", Not(EqualTo(("d",), 0.0))),
+    ("d < 0.0D", LessThan(("d",), 0.0)),
+    ("p = 3.25", EqualTo(("p",), Decimal("3.25"))),
+    ("p < 3.3", LessThan(("p",), Decimal("3.3"))),
+    ("text = 's7'", EqualTo(("text",), "s7")),
+    ("text > 's5'", GreaterThan(("text",), "s5")),
+    ("text LIKE 's1%'", StringStartsWith(("text",), "s1")),
+    ("text NOT LIKE 's1%'", Not(StringStartsWith(("text",), "s1"))),
+    ("text IN ('s1', NULL)", In(("text",), ("s1", None))),
+    ("text NOT IN ('s1', NULL)", Not(In(("text",), ("s1", None)))),
+    ("b = CAST('b3' AS binary)", EqualTo(("b",), b"b3")),
+    ("b > CAST('b3' AS binary)", GreaterThan(("b",), b"b3")),
+    ("ts >= TIMESTAMP'2026-01-01 05:00:00'", GreaterThanOrEqual(("ts",), AT.replace(tzinfo=UTC))),
+    ("nt < TIMESTAMP_NTZ'2026-01-01 05:00:00'", LessThan(("nt",), AT)),
+    ("ok", EqualTo(("ok",), True)),
+    ("NOT ok", Not(EqualTo(("ok",), True))),
+    ("st IS NULL", IsNull(("st",))),
+    ("st.aa = 2", EqualTo(("st", "aa"), 2)),
+    ("st.aa IS NULL", IsNull(("st", "aa"))),
+    ("NOT (st.aa >= 2)", Not(GreaterThanOrEqual(("st", "aa"), 2))),
+    ("st.z > 250", GreaterThan(("st", "z"), 250.0)),
+    ("late IS NULL", IsNull(("late",))),
+]
+
+
+def test_filters_mean_what_spark_means_by_them(rig: Rig, table: str) -> None:
+    asked = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
+    judged = rig.sql(f"SELECT id, {asked} FROM {{db}}.{table}").collect()
+    with closing(SeamarkClient(rig.server.base_url)) as client:
+        opened = open_table(client, f"db.{table}", At())
+        for number, (sql, given) in enumerate(FILTERS):
+            where = expression_of(given, opened.schema)
+            assert where is not None, sql
+            reader = TaskReader(wanted_of(opened, ["id"], where), opened.storage)
+            found = [one for batch in reader.read_all(plan(client, opened, where)) for one in batch["id"].to_pylist()]
+            assert sorted(found) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
+
+
+def test_what_cannot_be_exact_is_left_to_spark(rig: Rig, table: str) -> None:
+    with closing(SeamarkClient(rig.server.base_url)) as client:
+        schema = open_table(client, f"db.{table}", At()).schema
+    for given in (
+        StringContains(("text",), "s"), EqualTo(("n",), "5"), EqualTo(("text",), 5), EqualTo(("n",), True),
+        EqualTo(("nt",), AT.replace(tzinfo=UTC)), EqualTo(("nothing",), 5), EqualTo(("li", "x"), 5),
+        Not(StringEndsWith(("text",), "s")), EqualTo(("st",), 1), LessThan(("m",), 1), EqualTo(("ts",), AT),
+    ):  # fmt: skip
+        assert expression_of(given, schema) is None, given
+
+
+def test_rows_are_those_of_icebergs_reader(rig: Rig, table: str) -> None:
+    native, ours = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.ours(table)
+    assert ours.schema.simpleString() == native.schema.simpleString()
+    assert rows(ours) == rows(native)
+    where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
+    wanted = rows(native.where(where).select("id", "text", "_file", "_pos"))
+    assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == wanted
+    # Of one `load()` several queries: what one of them asked for must not stick to it.
+    for other in ("id = 17", "true"):
+        assert rows(ours.where(other).select("id")) == rows(native.where(other).select("id")), other
+    assert rig.ours(table, where=where, limit=3).count() == 3
+    assert rows(rig.ours(table, "text string, id bigint").limit(1000)) == rows(native.select("text", "id"))
+
+
+def test_snapshots_branches_and_tags_are_read_by_the_schemas_that_icebergs_reader_takes(rig: Rig, table: str) -> None:
+    first, _, last, *_ = rig.snapshots(table)
+    rig.sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")
+    for options, version in (
+        ({"snapshot_id": first}, first),
+        ({"snapshot_id": last}, last),
+        ({"branch": "dev"}, "'dev'"),
+        ({"tag": "then"}, "'then'"),
+    ):
+        wanted = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
+        found = rig.ours(table, **options)
+        assert found.columns == wanted.columns
+        assert rows(found) == rows(wanted)
+    at = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][0]
+    assert rows(rig.ours(table, as_of=at.isoformat(), columns="id")) == rows(
+        rig.ours(table, snapshot_id=last).select("id")
+    )
+
+
+def test_filters_are_pushed_where_that_is_asked_for(rig: Rig, table: str) -> None:
+    native = rig.sql(f"SELECT id, text, n FROM {{db}}.{table}")
+    rig.spark.conf.set(PUSHDOWN, "true")
+    for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
+        found = rig.ours(table, columns="id,text,n", push_filters="true").where(where)
+        assert rows(found) == rows(native.where(where))
+        assert ("Filter " in plan_of(found)) == asked_again
+    rig.spark.conf.set(PUSHDOWN, "false")
+    with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
+        rig.ours(table, push_filters="true").where("n = 3").collect()
+
+
+def plan_of(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def test_what_makes_no_sense_is_refused(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
+    for told, options in (
+        ("no column 'nothing'", {"columns": "id,nothing"}),
+        ("Unknown options snapshot", {"snapshot": 5}),
+        ("branch or tag 'away'", {"branch": "away"}),
+        ("both given", {"branch": "dev", "snapshot_id": 1}),
+        ("limit is 'some'", {"limit": "some"}),
+    ):
+        with pytest.raises(PySparkException, match=told):
+            rig.ours("one", **options)
+    with pytest.raises(PySparkException, match="exactly: UPPER"):
+        rig.ours("one", where="upper(text) = 'S1'").collect()
+    with pytest.raises(PySparkException, match="text is string in the table"):
+        rig.ours("one", "text int").collect()
+    assert rig.ours("one").collect() == []
+
+
+# What changed
+
+
+@pytest.mark.parametrize(("version", "mode"), [(2, MERGE_ON_READ), (3, MERGE_ON_READ), (2, COPY_ON_WRITE)])
+def test_changes_lead_from_the_rows_before_to_those_after(rig: Rig, version: int, mode: str) -> None:
+    table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
+    rig.sql(
+        f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
+        f"TBLPROPERTIES ('format-version'='{version}', {mode})"
+    )
+    for statement in (
+        "INSERT INTO {t} SELECT /*+ REPARTITION(1) */ id, 0 FROM range(40)",
+        "DELETE FROM {t} WHERE id % 5 = 1",
+        "UPDATE {t} SET v = 2 WHERE id IN (2, 14)",
+        f"CALL reads.system.rewrite_data_files(table => 'db.{table}', options => map('rewrite-all', 'true'))",
+        "DELETE FROM {t} WHERE id % 5 = 2",
+    ):
+        rig.sql(statement.replace("{t}", f"{{db}}.{table}"))
+    with closing(SeamarkClient(rig.server.base_url)) as client:
+        opened = open_table(client, f"db.{table}", At(), history=True)
+        snapshots = [one.snapshot_id for one in history(opened, None, opened.snapshot_id or 0)]
+
+        def at(snapshot: int) -> Counter[Any]:
+            found = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
+            return Counter((row["id"], row["v"]) for row in found.to_pylist())
+
+        state = [Counter[Any](), *map(at, snapshots)]
+        reader = TaskReader(wanted_of(opened, None, TRUE), opened.storage)
+        for first, last in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
+            told: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
+            start = snapshots[first - 1] if first else None
+            for kind, task in changes(client, opened, start, snapshots[last - 1]):
+                for batch in reader.read(task):
+                    told[kind] += Counter(zip(*batch.to_pydict().values(), strict=True))
+            assert not told["delete"] - (state[first] + told["insert"])
+            assert state[first] + told["insert"] - told["delete"] == state[last], (first, last)
+            if (first, last) == (3, 4):
+                assert not told["insert"]  # files were rewritten, no rows changed
+    frame = rig.ours(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
+    assert frame.columns == ["id", "v", "_change_type"]
+    told = Counter(row[2] for row in frame.collect())
+    assert told["delete"] - told["insert"] == 8
+
+
+def test_appends_between_snapshots_are_those_of_icebergs_incremental_read(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
+    for start in (0, 10, 20):
+        rig.sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
+    first, _, last = rig.snapshots("a")
+    both = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
+    native = rig.spark.read.options(**both).table("reads.db.a")
+    found = rig.ours("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
+    assert rows(found) == rows(native.where("n = 1"))
+    with pytest.raises(PySparkException, match="is not an ancestor"):
+        rig.ours("a", start_snapshot_id=5).collect()
+
+
+def test_a_stream_reads_each_appended_row_once_over_restarts(rig: Rig, tmp_path: Path) -> None:
+    rig.sql("CREATE TABLE {db}.s (id bigint, v string) USING iceberg PARTITIONED BY (bucket(2, id))")
+    rig.sql("INSERT INTO {db}.s SELECT id, 'a' FROM range(10)")
+
+    def run(**options: str) -> list[str]:
+        reader = rig.spark.readStream.format("seamark").options(uri=rig.server.base_url, table="db.s", **options)
+        query = (
+            reader.load().writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(once=True).start(str(tmp_path / "out"))
+        )  # fmt: skip
+        query.awaitTermination()
+        return rows(rig.spark.read.parquet(str(tmp_path / "out")).select("id", "v"))
+
+    assert run() == rows(rig.sql("SELECT * FROM {db}.s"))
+    rig.sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
+    rig.sql("ALTER TABLE {db}.s ADD PARTITION FIELD v")
+    rig.sql("INSERT INTO {db}.s SELECT id, 'c' FROM range(15, 18)")
+    assert run() == rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run() == rows(rig.sql("SELECT * FROM {db}.s"))
+    rig.sql("CALL reads.system.rewrite_data_files(table => 'db.s', options => map('rewrite-all', 'true'))")
+    rig.sql("INSERT INTO {db}.s SELECT id, 'd' FROM range(18, 20)")
+    wanted = rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run() == wanted
+    rig.sql("DELETE FROM {db}.s WHERE id = 19")
+    with pytest.raises(PySparkException, match="appended rows cannot tell"):
+        run()
+    rig.sql("INSERT INTO {db}.s VALUES (20, 'e')")
+    assert run(**{"skip-changes": "true"}) == wanted  # the batch that had failed
+    assert run(**{"skip-changes": "true"}) == sorted([*wanted, repr((20, "e"))])
+
+
+# Bitmaps, and who reads
+
+
+def test_ours_reads_where_bitmaps_leave_few_row_groups_and_icebergs_where_not(rig: Rig) -> None:
+    groups = "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"
+    rig.sql(f"CREATE TABLE {{db}}.big (id bigint, k int, v string) USING iceberg TBLPROPERTIES ({groups})")
+    rig.sql("INSERT INTO {db}.big SELECT /*+ REPARTITION(2) */ id, hash(id) % 10000, uuid() FROM range(40000)")
+    with closing(IndexClient(rig.server.base_url)) as client:
+        client.put_index("db.big", "by_k", kind="bitmap", columns=["k"])
+        build(client, "db.big", "by_k", InProcess())
+    where = "k = 77"
+    wanted = rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
+    few = read(rig.spark, "reads.db.big", where)
+    assert rows(few) == wanted
+    assert wanted
+    assert "seamark" in plan_of(few)
+    for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
+        frame = read(rig.spark, "reads.db.big", other)
+        assert "seamark" not in plan_of(frame)
+        assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
+    first = rig.snapshots("big")[0]
+    assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == wanted
