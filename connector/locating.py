@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from connector.parquet.casting import Unwritable, arrow_schema
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, plan
 from connector.reading import POSITION, TaskReader, Wanted
-from metaserver.iceberg.expressions import TRUE, Bound, Expression, Op, Value, all_of
+from metaserver.iceberg.expressions import Bound, Expression, Op, Value, all_of, any_of
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.transforms import IDENTITY, canonical, name_of, width_of
 from metaserver.iceberg.values import FLOATS
@@ -41,9 +43,11 @@ Longs = npt.NDArray[np.int64]
 
 LOOKUP, SCAN = "lookup", "scan"
 WAYS = (LOOKUP, SCAN)
-PLAN_VALUES_MAX = 50_000
-"""Values that a plan is asked for one by one; of more, their range and their buckets."""
-_READ_VALUES_MAX = 16
+VALUES_MAX = 500
+"""Keys that plans are asked for one by one, as each task of a plan repeats its filter. Of more they are asked for
+ranges."""
+RANGES_MAX = 32
+_CODE_BYTES = 8
 _LOOKUP_KEYS = 1_000_000
 
 
@@ -75,19 +79,21 @@ class Keys:
                 found[same] = self._order[at[same]]
         return found
 
-    def holding(self, metadata: TableMetadata, values_max: int) -> Expression:
+    def holding(self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX) -> Expression:
         """A filter that every row with one of the keys matches, and maybe others: values one by one where all columns
-        together have no more, else their range and, where a spec has them in buckets, which these are."""
+        together have no more, else some ranges and, where one of the specs has them in buckets, which these are."""
         parts: list[Expression] = []
         most = values_max // len(self.fields)
         for field, column in zip(self.fields, self.columns, strict=True):
             kind = str(field.type)
             distinct = pc.unique(column)
-            if len(distinct) <= most:
-                parts.append(_among(field, kind, plain_values(distinct, kind)))
-            else:
-                parts.append(_between(field, kind, plain_values(distinct, kind)))
-                parts.extend(_in_buckets(metadata, field, kind, distinct))
+            values = _ordered(kind, plain_values(distinct, kind))
+            if values is not None and len(values) <= most:
+                parts.append(_bound(field, Op.EQ if len(values) == 1 else Op.IN, values))
+                continue
+            if values is not None:
+                parts.append(any_of(*(_within(field, low, high) for low, high in _ranges(values, ranges_max))))
+            parts.extend(_in_buckets(specs, field, kind, distinct))
         return all_of(*parts)
 
 
@@ -101,40 +107,45 @@ def _storage(column: pa.Array) -> pa.Array:
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
-def _bound(field: Field, kind: str, op: Op, values: Iterable[Value]) -> Bound:
+def _bound(field: Field, op: Op, values: Iterable[Value]) -> Bound:
+    kind = str(field.type)
     return Bound(op, field.id, field.name, kind, IDENTITY, kind, tuple(values))
 
 
-def _finite(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
-    """Distinct and ascending; None where one of them is in no order, or no literal."""
+def _within(field: Field, low: Value, high: Value) -> Expression:
+    if low == high:
+        return _bound(field, Op.EQ, (low,))
+    return all_of(_bound(field, Op.GT_EQ, (low,)), _bound(field, Op.LT_EQ, (high,)))
+
+
+def _ordered(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
+    """Distinct and ascending; None where there is none, or one of them is in no order, or no literal."""
     found: list[Any] = list(dict.fromkeys(one for one in values if one is not None))
     if not found or (kind in FLOATS and not all(map(math.isfinite, found))):
         return None
     return sorted(found)
 
 
-def _among(field: Field, kind: str, values: Iterable[Value | None]) -> Expression:
-    found = _finite(kind, values)
-    if found is None:
-        return TRUE
-    return _bound(field, kind, Op.EQ if len(found) == 1 else Op.IN, found)
+def _ranges(values: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
+    """Both ends of each of some ranges that hold all of the values, between the widest gaps."""
+    numbers = _numbers(values)
+    gaps = sorted(range(1, len(values)), key=lambda place: numbers[place - 1] - numbers[place])[: most - 1]
+    starts = [0, *sorted(gaps)]
+    return [(values[start], values[end - 1]) for start, end in pairwise([*starts, len(values)])]
 
 
-def _between(field: Field, kind: str, values: Iterable[Value | None]) -> Expression:
-    found = _finite(kind, values)
-    if found is None:
-        return TRUE
-    return all_of(_bound(field, kind, Op.GT_EQ, found[:1]), _bound(field, kind, Op.LT_EQ, found[-1:]))
+def _numbers(values: Sequence[Any]) -> Sequence[Any]:
+    """How far apart values are: of text and bytes what comes first after all that they have in common."""
+    if not isinstance(values[0], str | bytes):
+        return values
+    coded = [one.encode() if isinstance(one, str) else one for one in values]
+    start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(coded[0], coded[-1], strict=False)))
+    return [int.from_bytes(one[start : start + _CODE_BYTES].ljust(_CODE_BYTES, b"\0"), "big") for one in coded]
 
 
-def _in_buckets(metadata: TableMetadata, field: Field, kind: str, column: pa.Array) -> Iterator[Expression]:
+def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column: pa.Array) -> Iterator[Expression]:
     """Of each way in which a spec has the column in buckets, where not all of them are needed."""
-    ways = {
-        canonical(one.transform)
-        for spec in metadata.partition_specs
-        for one in spec.fields
-        if one.sources == (field.id,)
-    }
+    ways = {canonical(one.transform) for spec in specs for one in spec.fields if one.sources == (field.id,)}
     for transform in sorted(way for way in ways if name_of(way) == "bucket"):
         buckets = sorted(transformed(transform, kind, column).values)
         if len(buckets) < width_of(transform):
@@ -190,7 +201,7 @@ def locate(client: SeamarkClient, table: OpenTable, keys: Keys, way: str | None 
     if way == LOOKUP and index is None:
         named = ", ".join(one.name for one in keys.fields)
         raise Unwritable(f"no record index is on the key {named}; create one, or locate rows by {SCAN}")
-    tasks = {one.path: one for one in plan(client, table, keys.holding(table.metadata, PLAN_VALUES_MAX))}
+    tasks = {one.path: one for one in plan(client, table, keys.holding(VALUES_MAX, table.metadata.partition_specs))}
     known = None if index is None or way == SCAN else _looked_up(client, table, keys, index)
     found = []
     if known is not None:
@@ -261,8 +272,9 @@ def _by_file(files: pa.DictionaryArray, positions: Longs, numbers: Longs) -> Ite
 def _scanned(table: OpenTable, keys: Keys, tasks: Iterable[ScanTask]) -> Iterator[tuple[ScanTask, Longs, Longs]]:
     """The rows of files that have one of the keys, by reading the keys' columns."""
     names = tuple(one.name for one in keys.fields)
-    # Rows are matched by hash; the filter is for row groups that statistics rule out.
-    wanted = Wanted(table.metadata, table.schema, (*names, POSITION), keys.holding(table.metadata, _READ_VALUES_MAX))
+    # Rows are matched by hash; the filter is for row groups that statistics rule out, and each row is held against it.
+    where = keys.holding(VALUES_MAX, ranges_max=1)
+    wanted = Wanted(table.metadata, table.schema, (*names, POSITION), where)
     reader = TaskReader(wanted, table.storage)
     for task in tasks:
         positions, numbers = [], []

@@ -53,7 +53,7 @@ ATTEMPTS = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
 _CONFLICT = 409
 _SCOPE_VALUES_MAX = 1_000
-"""Keys that a commit names one by one as what was read; of more it names the range and the buckets."""
+"""Keys that a commit names one by one as what was read; of more it names ranges and buckets."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def delete(
             if not given:
                 return None
             wanted = batch_of(given, opened.schema, given[0].schema.names).keys
-            scope = wanted.holding(opened.metadata, _SCOPE_VALUES_MAX)
+            scope = wanted.holding(_SCOPE_VALUES_MAX, opened.metadata.partition_specs)
             located = locate(client, opened, wanted, way)
         change = _Change(located, scope, Report(deleted=_rows(located.files), files_read=len(located.read)))
         return _written(change, opened, target, (), _mode(mode, target, _DELETE_MODES))
@@ -234,7 +234,7 @@ def _upserted(
         stale=int(np.count_nonzero(~wins)),
         files_read=len(read),
     )
-    scope = batch.keys.holding(opened.metadata, _SCOPE_VALUES_MAX)
+    scope = batch.keys.holding(_SCOPE_VALUES_MAX, opened.metadata.partition_specs)
     return _written(_Change(Located(files, read), scope, report), opened, target, [new, *more], mode)
 
 

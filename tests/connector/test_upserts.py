@@ -13,7 +13,6 @@ import pytest
 from connector.client import CURRENT, At
 from connector.indexes import IndexClient
 from connector.parquet.casting import Unwritable
-from connector.planning import open_table, plan
 from connector.reading import scan
 from connector.upserts import Report, delete, upsert
 from connector.writing import append
@@ -155,19 +154,29 @@ def test_only_the_buckets_of_the_keys_are_read(client: IndexClient) -> None:
     assert report.files_read <= 7  # of three buckets, those whose bounds hold any of the keys; 65 files there are
 
 
-def test_keys_too_many_to_name_are_located_by_range_and_bucket(
-    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["long", "string"])
+def test_keys_too_many_to_name_are_located_by_ranges_and_buckets(
+    client: IndexClient, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connector.locating.PLAN_VALUES_MAX", 5)
+    monkeypatch.setattr("connector.locating.VALUES_MAX", 5)
     monkeypatch.setattr("connector.upserts._SCOPE_VALUES_MAX", 5)
-    create(client, spec=[("bucket[64]", 1)])
-    append(client, "db.t", pa.table({"id": list(range(2000))}))
-    buckets = len(list(plan(client, open_table(client, "db.t", CURRENT))))
-    report = upsert(client, "db.t", pa.table({"id": list(range(100, 110)), "note": ["x"] * 10}), keys=["id"])
-    assert (report.updated, report.inserted) == (10, 0)
-    assert 0 < report.files_read <= 10 < buckets
-    assert [one[0] for one in held(client)] == list(range(2000))
-    assert [one[0] for one in held(client) if one[3] == "x"] == list(range(100, 110))
+    create(client, "ranged", fields=[{"id": 1, "name": "id", "required": False, "type": kind}, FIELDS[3]])
+    create(client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)])
+
+    def of(ids: list[int]) -> pa.Array:
+        return pa.array(ids if kind == "long" else [f"key-{one:05d}" for one in ids])
+
+    for start in range(0, 2000, 200):
+        append(client, "db.ranged", pa.table({"id": of(list(range(start, start + 200)))}))
+    append(client, "db.t", pa.table({"id": of(list(range(2000)))}))
+    chosen = [3, 5, *range(1000, 1008), 1995]
+    for name, most in (("ranged", 3), ("t", len(chosen))):  # of 10 and of 64 files
+        given = pa.table({"id": of(chosen)})
+        report = upsert(client, f"db.{name}", given, keys=["id"], mode="merge-on-read")
+        assert (report.updated, report.inserted) == (len(chosen), 0)
+        assert 0 < report.files_read <= most
+        found = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
+        assert sorted(found) == of(list(range(2000))).to_pylist()
 
 
 def test_files_that_the_index_does_not_cover_are_read(client: IndexClient, served: Served) -> None:
