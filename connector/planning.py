@@ -185,6 +185,6 @@ def _in_sql(where: Expression) -> Expression:
             return all_of(*map(_in_sql, children))
         case Or(children):
             return any_of(*map(_in_sql, children))
-        case Bound(op=Op.GT | Op.GT_EQ) if where.result in FLOATS:
-            return any_of(where, replace(where, op=Op.IS_NAN, values=()))
+        case Bound(Op.GT | Op.GT_EQ, column_id, name, kind, transform, result) if result in FLOATS:
+            return any_of(where, Bound(Op.IS_NAN, column_id, name, kind, transform, result, ()))
     return where
