@@ -102,6 +102,13 @@ def test_composite_keys_hash_lengths_and_bytes_in_turn(rows: list[Any], columns:
     assert hash_rows(parts, seed).tolist() == expected
 
 
+@given(values=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80), seed=SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_a_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list[int], seed: int) -> None:
+    expected = [xxhash.xxh64_intdigest(row_bytes(["long"], (value,)), seed) for value in values]
+    assert hash_rows([keys_of(pa.array(values, pa.int64()), "long")], seed).tolist() == expected
+
+
 def test_columns_of_a_composite_key_need_the_same_rows() -> None:
     one, other = keys_of(pa.array([1, 2]), "long"), keys_of(pa.array([1]), "long")
     with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
