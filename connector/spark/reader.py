@@ -1,6 +1,5 @@
-"""Tables as a data source of Spark, planned by the server with every index, read with pyarrow in Spark's tasks.
+"""The reading half of `format("seamark")`: planned by the server with every index, read with pyarrow in Spark's tasks.
 
-    register(spark)
     spark.read.format("seamark").option("uri", "http://127.0.0.1:8181").option("table", "db.events").load()
 
 The rule it keeps: the rows are those that Iceberg's own reader gives. A scan is planned once, on the driver; tasks read
@@ -17,16 +16,14 @@ query (`PythonDataSourceV2` holds one read function), which then lack rows. So w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql import types as spark_types
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
 from connector.changes import APPEND, INSERT, OPERATION, REPLACE, Change, changes, history
 from connector.client import CURRENT, At, SeamarkClient
@@ -34,6 +31,7 @@ from connector.errors import BadRequest
 from connector.planning import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
 from connector.reading import FILE, POSITION, TaskReader, Wanted, bound_filter, limited
 from connector.spark.filters import expression_of
+from connector.spark.options import server_of
 from connector.spark.types import Convert, for_spark, spark_type
 from metaserver.iceberg.expressions import TRUE, Expression, all_of
 
@@ -83,10 +81,7 @@ class Options:
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(_OPTIONS))}")
-        uri = options.get("uri") or os.environ.get("SEAMARK_URL")
-        table = options.get("table") or options.get("path")
-        if not uri or not table:
-            raise BadRequest("Give option('uri', …), the server's address, and option('table', …), as in db.events")
+        client, table = server_of(options)
         named = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(named) > 1:
             raise BadRequest(f"{' and '.join(named)} are both given; say which snapshot in one way")
@@ -101,7 +96,7 @@ class Options:
         if end is not None and named:
             raise BadRequest(f"{named[0]} and end-snapshot-id are both given; say which snapshot in one way")
         return Options(
-            client=SeamarkClient(uri, token=options.get("token")),
+            client=client,
             table=table,
             at=at if end is None else At(snapshot_id=end),
             columns=tuple(columns) or None,
@@ -153,35 +148,6 @@ def _milliseconds(text: str) -> int:
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-class SeamarkSource(DataSource):
-    """What a query names `seamark`."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "seamark"
-
-    def schema(self) -> spark_types.StructType:
-        """Of the columns named, or of all of the snapshot's schema."""
-        options = Options.of(self.options)
-        return schema_of(options.open(), options)
-
-    def reader(self, schema: spark_types.StructType) -> DataSourceReader:
-        options = Options.of(self.options)
-        opened = options.open()
-        made = FilteringReader if options.push_filters else BatchReader
-        return made(options, opened, _checked(schema, opened))
-
-    def streamReader(self, schema: spark_types.StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = Options.of(self.options)
-        opened = options.open()
-        return StreamReader(options, opened, _checked(schema, opened))
-
-
-def register(spark: SparkSession) -> None:
-    """Makes `format("seamark")` known to a session."""
-    spark.dataSource.register(SeamarkSource)
-
-
 def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     """BadRequest for a column that there is not, or that Spark has no type for."""
     by_name = {one.name: one for one in table.schema.fields}
@@ -204,7 +170,7 @@ def _special(told: bool) -> dict[str, spark_types.DataType]:
     return {**_METADATA, **({CHANGE_TYPE: spark_types.StringType()} if told else {})}
 
 
-def _checked(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
+def checked(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
     """The schema that Spark asks for, which users may have given. BadRequest where it is not the table's."""
     by_name = {one.name: one for one in table.schema.fields}
     for field in schema.fields:

@@ -20,7 +20,7 @@ from connector.client import CURRENT, At, SeamarkClient, split_name
 from connector.errors import BadRequest
 from connector.planning import OpenTable, open_table, plan, with_rows
 from connector.reading import bound_filter
-from connector.spark.reader import register
+from connector.spark.source import register
 from metaserver.iceberg.expressions import Expression, predicates_of
 
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"

@@ -184,3 +184,71 @@ def test_a_write_with_a_producer_happens_once_and_its_repeat_leaves_no_files(rig
     assert (again.commit["duplicate"], again.snapshot_id) == (True, first.snapshot_id)
     assert rig.files("once") == files
     assert rig.sql("SELECT * FROM {db}.once").count() == 10
+
+
+def sink(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    named = {"uri": rig.server.base_url, "table": f"db.{table}", **given}
+    frame.write.format("seamark").options(**named).mode(mode).save()
+
+
+def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
+    made = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
+    sink(rig, made, "sunk", "append")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(made)
+    new = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
+    sink(rig, new, "sunk", "overwrite", replace_partitions="true")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(made.where("k = 2").union(new))
+    sink(rig, new.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(new)
+    sink(rig, made, "sunk", "overwrite")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(made)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "said"),
+    [
+        ("append", {"replace_where": "id = 1"}, "are of mode"),
+        ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both given"),
+        ("append", {"colour": "blue"}, "Unknown options colour"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(rig: Rig, mode: str, options: dict[str, str], said: str) -> None:
+    rig.sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
+    with pytest.raises(PySparkException, match=said):
+        sink(rig, rig.spark.range(3), "told", mode, **options)
+    assert rig.sql("SELECT * FROM {db}.told").count() == 0
+
+
+def test_a_stream_that_is_stopped_and_runs_a_batch_again_commits_every_row_once(rig: Rig, tmp_path: Path) -> None:
+    rig.sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
+    given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
+
+    def run() -> None:
+        read = rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1).parquet(str(given))
+        writer = read.writeStream.format("seamark").option("checkpointLocation", str(checkpoint))
+        named = {"uri": rig.server.base_url, "table": "db.stream"}
+        query = writer.options(**named).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    def arrive(first: int, last: int) -> None:
+        frame = rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
+        frame.write.mode("append").parquet(str(given))
+
+    arrive(0, 100)
+    arrive(100, 200)
+    run()
+    files, snapshots = rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()
+    assert snapshots == 2
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()  # as if Spark had died after our commit, before it could note that
+    last.with_name(f".{last.name}.crc").unlink()
+    run()
+    assert (rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
+    arrive(200, 300)
+    run()
+    assert rig.sql("SELECT count(*), count(DISTINCT id), sum(id) FROM {db}.stream").collect()[0] == (300, 300, 44850)
+    summary = rig.sql("SELECT summary FROM {db}.stream.snapshots ORDER BY committed_at DESC").first()
+    assert summary is not None
+    assert summary[0]["seamark.producer-sequence"] == "2"

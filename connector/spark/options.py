@@ -1,0 +1,18 @@
+"""What the options of `format("seamark")` say that readers and writers share: where the server is, and which table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from connector.client import SeamarkClient
+from connector.errors import BadRequest
+
+
+def server_of(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
+    """By `uri`, SEAMARK_URL by default, `token` and `table`; names in lower case. BadRequest where one is missing."""
+    uri = options.get("uri") or os.environ.get("SEAMARK_URL")
+    table = options.get("table") or options.get("path")
+    if not uri or not table:
+        raise BadRequest("Give option('uri', …), the server's address, and option('table', …), as in db.events")
+    return SeamarkClient(uri, token=options.get("token")), table

@@ -1,0 +1,127 @@
+"""The writing half of `format("seamark")`: batches by `df.write`, streams by `df.writeStream`.
+
+    df.write.format("seamark").option("uri", …).option("table", "db.events").mode("append").save()
+    stream.writeStream.format("seamark").option("uri", …).option("table", …).option("checkpointLocation", …).start()
+
+`mode("overwrite")` puts the rows in the place of those that the option `replace-where` holds, of all by default; with
+`replace-partitions` in the place of their partitions. Rows come as Spark has them spread over its tasks: shuffle first,
+or use `writing.write`, which does it as the table asks.
+
+A stream commits each of its batches once. The commit names the query, by the id that Spark keeps in its checkpoint, and
+the batch's number; what was committed under these before is not committed again, whatever was lost or run twice. The
+option `producer` names the query otherwise: for one that goes on with another's work.
+
+The rule it keeps: no file is deleted that a snapshot may name. Spark aborts a write whose commit failed, also where
+nobody knows whether it did; so aborting deletes nothing, and what other tasks of a failed job wrote stays as orphans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from connector.client import SeamarkClient
+from connector.errors import BadRequest
+from connector.spark.options import server_of
+from connector.spark.writing import decoded, encoded
+from connector.writing import (
+    APPEND,
+    MAIN,
+    OVERWRITE,
+    OVERWRITE_PARTITIONS,
+    Destination,
+    WrittenFiles,
+    destination,
+    write_batches,
+)
+
+OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions", "producer"})
+_QUERY_ID = "sql.streaming.queryId"
+_PRODUCER_PREFIX = "spark-stream-"
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task has written, and for which streaming query."""
+
+    data: bytes
+    query_id: str | None
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What was given to `option`, of a writer."""
+
+    client: SeamarkClient = field(repr=False)
+    into: Destination
+    producer: str | None
+
+    @staticmethod
+    def of(given: Mapping[str, str], *, overwrite: bool, streaming: bool) -> SinkOptions:
+        """BadRequest for what is not known or makes no sense."""
+        options = {name.lower(): value for name, value in given.items()}
+        known = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
+        if unknown := sorted(options.keys() - known):
+            raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(OPTIONS))}")
+        client, table = server_of(options)
+        partitions = options.get("replace-partitions", "false").lower() == "true"
+        if not overwrite and (partitions or "replace-where" in options):
+            raise BadRequest("replace-where and replace-partitions are of mode('overwrite')")
+        if partitions and "replace-where" in options:
+            raise BadRequest("replace-where and replace-partitions are both given; say in one way what is replaced")
+        mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
+        into = destination(
+            client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
+        )
+        return SinkOptions(client, into, options.get("producer"))
+
+
+class BatchWriter(DataSourceArrowWriter):
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _written(self._options.into, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._options.into.commit(self._options.client, _joined(messages), summary={"engine-name": "spark"})
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing: see above."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _written(self._options.into, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        query = next((one.query_id for one in messages if isinstance(one, Written) and one.query_id), None)
+        producer = self._options.producer or (_PRODUCER_PREFIX + query if query else None)
+        if producer is None and any(isinstance(one, Written) for one in messages):
+            raise BadRequest("Spark does not tell which query this is; give option('producer', …), a name of its own")
+        self._options.into.commit(
+            self._options.client,
+            _joined(messages),
+            producer=None if producer is None else (producer, batchId),
+            summary={"engine-name": "spark"},
+        )
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing: see above."""
+
+
+def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> Written:
+    context = TaskContext.get()
+    query = None if context is None else context.getLocalProperty(_QUERY_ID)
+    return Written(encoded(write_batches(into.target, batches)), query)
+
+
+def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
+    return WrittenFiles.joined(decoded(one.data) for one in messages if isinstance(one, Written))
