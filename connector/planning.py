@@ -50,6 +50,10 @@ class ScanTask:
         return str(self.file["file-path"])
 
     @property
+    def spec_id(self) -> int:
+        return int(self.file.get("spec-id", 0))
+
+    @property
     def records(self) -> int:
         return int(self.file["record-count"])
 

@@ -230,7 +230,7 @@ class TaskReader:
     def _residual(self, task: ScanTask) -> Expression:
         """What is left of the filter for a file, given its partition. The plan tells it, too, by names that may be
         those of another schema by now."""
-        wanted, spec_id = self._wanted, _spec_id(task)
+        wanted, spec_id = self._wanted, task.spec_id
         if task.exact:
             return TRUE
         if spec_id not in self._residuals:
@@ -468,14 +468,10 @@ def _at(column: pa.Array, steps: Iterable[int]) -> pa.Array:
     return column
 
 
-def _spec_id(task: ScanTask) -> int:
-    return int(task.file.get("spec-id", 0))
-
-
 def _spec(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
-    found = metadata.spec(_spec_id(task))
+    found = metadata.spec(task.spec_id)
     if found is None:
-        raise ValueError(f"its partition spec {_spec_id(task)} is none of the table's")
+        raise ValueError(f"its partition spec {task.spec_id} is none of the table's")
     return found
 
 

@@ -37,10 +37,11 @@ from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, open_table, plan
 from connector.reading import POSITION, TaskReader, Wanted, bound_filter, wanted_of
 from connector.target import WriteTarget, target_of
-from connector.writing import MAIN, Rows, TableWriter, WrittenFiles, batches_of
+from connector.writing import Rows, TableWriter, WrittenFiles, batches_of
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.parquet import Unreadable
+from metaserver.iceberg.snapshot import MAIN
 
 Mask = npt.NDArray[np.bool_]
 Longs = npt.NDArray[np.int64]
@@ -304,7 +305,7 @@ def _marked(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequen
     gone = [
         DeletedRows(
             one.task.path,
-            int(one.task.file.get("spec-id", 0)),
+            one.task.spec_id,
             one.task.file.get("partition") or (),
             one.positions,
             one.task.deletes,

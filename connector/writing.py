@@ -39,11 +39,11 @@ from connector.storage import Storage
 from connector.target import WriteTarget, target_of
 from metaserver.errors import Corrupt
 from metaserver.iceberg.properties import as_int
+from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.table_json import decode_table
 
 TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20
-MAIN = "main"
 WRITE_ID = "write-id"
 """In a snapshot's summary: which attempt to write its files are of."""
 _CONFLICT = 409

@@ -30,7 +30,6 @@ from connector.spark.options import server_of
 from connector.spark.writing import decoded, encoded
 from connector.writing import (
     APPEND,
-    MAIN,
     OVERWRITE,
     OVERWRITE_PARTITIONS,
     Destination,
@@ -38,6 +37,7 @@ from connector.writing import (
     destination,
     write_batches,
 )
+from metaserver.iceberg.snapshot import MAIN
 
 OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions", "producer"})
 _QUERY_ID = "sql.streaming.queryId"

@@ -32,8 +32,9 @@ from pyspark.sql import types as spark_types
 from connector.client import Name, SeamarkClient
 from connector.parquet.casting import conform
 from connector.target import WriteTarget
-from connector.writing import APPEND, MAIN, WrittenFiles, destination, write_batches
+from connector.writing import APPEND, WrittenFiles, destination, write_batches
 from metaserver.iceberg.schema import Column as TableColumn
+from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.transforms import IDENTITY
 
 DISTRIBUTION = "write.distribution-mode"
