@@ -190,13 +190,6 @@ def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa
         left = None if left is None else left - batch.num_rows
 
 
-def read_task(
-    task: ScanTask, wanted: Wanted, storage: Storage, *, positions: Longs | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Rows of one task, of the schema `wanted.arrow`; of these `positions` alone, int64[] ascending. Unreadable."""
-    return TaskReader(wanted, storage).read(task, positions)
-
-
 class TaskReader:
     """Reads tasks of one table, one after the other; delete files that several share are read once."""
 
@@ -214,7 +207,7 @@ class TaskReader:
             yield from self.read(task)
 
     def read(self, task: ScanTask, positions: Longs | None = None) -> Iterator[pa.RecordBatch]:
-        """As `read_task`."""
+        """Rows of one task, of the schema `wanted.arrow`; of these `positions` alone, int64[] ascending. Unreadable."""
         with _telling(task.path):
             where = self._residual(task)
         chosen = _chosen(task) if positions is None else positions

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from connector.parquet.casting import Unwritable, conform
+from connector.parquet.casting import Unwritable
 from connector.parquet.metrics import Leaf, Metrics, Mode, leaves_of, modes_of
 from connector.partitioning import Partition
 from connector.storage import Storage
@@ -115,26 +115,6 @@ class FileWriter:
             if self._stream is not None:
                 self._stream.close()
                 self._storage.delete(self.location)
-
-
-def write_data_file(
-    rows: pa.Table, target: WriteTarget, location: str, partition: Partition, *, row_group_rows: int | None = None
-) -> dict[str, Any]:
-    """One data file of these rows, which are all of one partition; its ContentFile. The rows are sorted as the table
-    wants it. Unwritable where they do not fit the table."""
-    batches = [conform(batch, target.schema, target.arrow) for batch in rows.to_batches()]
-    made = pa.Table.from_batches(batches, target.arrow)
-    if target.ordering is not None:
-        made = target.ordering.sorted(made)
-    writer = data_file_writer(target, location)
-    try:
-        step = row_group_rows or max(1, made.num_rows)
-        for start in range(0, made.num_rows, step):
-            writer.write(made.slice(start, step))
-        return data_file(writer, target, partition)
-    except BaseException:
-        writer.abort()
-        raise
 
 
 def data_file_writer(target: WriteTarget, location: str) -> FileWriter:

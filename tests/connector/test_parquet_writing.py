@@ -24,9 +24,10 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import sanitize_column_names
 
-from connector.parquet.casting import Unwritable, arrow_schema, file_name_of
+from connector.parquet.casting import Unwritable, arrow_schema, conform, file_name_of
 from connector.parquet.metrics import lower_bound, modes_of, upper_bound
-from connector.parquet.writing import write_data_file
+from connector.parquet.writing import data_file, data_file_writer
+from connector.target import WriteTarget
 from metaserver.errors import BadRequest
 from metaserver.iceberg.content_file import decode_content_file
 from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType
@@ -55,10 +56,28 @@ def random_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
     return every_type(columns, [rng.randrange(12) for _ in range(count)])
 
 
+def write_data_file(
+    rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
+) -> dict[str, Any]:
+    """One data file, of no partition; its ContentFile."""
+    made = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
+    if to.ordering is not None:
+        made = to.ordering.sorted(made)
+    writer = data_file_writer(to, location)
+    try:
+        step = row_group_rows or max(1, made.num_rows)
+        for start in range(0, made.num_rows, step):
+            writer.write(made.slice(start, step))
+        return data_file(writer, to, ())
+    except BaseException:
+        writer.abort()
+        raise
+
+
 def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **given: Any) -> tuple[dict[str, Any], Any]:
     metadata = table(folder, schema, **given)
     to = target(metadata)
-    return write_data_file(rows, to, to.new_location(()), (), row_group_rows=7), metadata
+    return write_data_file(rows, to, to.new_location(()), row_group_rows=7), metadata
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
@@ -298,7 +317,7 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
         }
         metadata = table(tmp_path, schema, properties=properties)
         to = target(metadata)
-        file = write_data_file(rows, to, to.new_location(()), ())
+        file = write_data_file(rows, to, to.new_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
             chunks = [opened.metadata.row_group(0).column(place) for place in (0, 1)]
             assert {chunk.compression for chunk in chunks} == {
@@ -472,7 +491,7 @@ def test_what_is_not_there_is_the_write_default_or_null(tmp_path: Path) -> None:
     )
     metadata = table(tmp_path, schema)
     to = target(metadata)
-    file = write_data_file(pa.table({"given": [1, 2]}), to, to.new_location(()), ())
+    file = write_data_file(pa.table({"given": [1, 2]}), to, to.new_location(()))
     with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as opened:
         read = opened.read()
     expected = [True, 7, 123456789012345678900000000001, 18_321, 36_001_000_000, 1_577_836_800_000_000]
@@ -535,7 +554,7 @@ def test_written_rows_are_those_that_were_given(tmp_path: Path) -> None:
     rows = random_rows(8, 50)
     metadata = table(tmp_path, EVERY_TYPE)
     to = target(metadata)
-    file = write_data_file(rows, to, to.new_location(()), ())
+    file = write_data_file(rows, to, to.new_location(()))
     with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
         assert opened.schema_arrow.names == to.arrow.names
         read = opened.read()

@@ -41,7 +41,7 @@ from connector.client import At, SeamarkClient
 from connector.errors import BadRequest
 from connector.filtering import matching
 from connector.planning import ScanTask, open_table, plan, with_rows
-from connector.reading import FILE, POSITION, Counts, TaskReader, Wanted, bound_filter, read_task, scan, wanted_of
+from connector.reading import FILE, POSITION, Counts, TaskReader, Wanted, bound_filter, scan, wanted_of
 from connector.storage import Storage
 from metaserver.iceberg import schema as ours
 from metaserver.iceberg.arrow import arrow_array
@@ -60,6 +60,12 @@ from tests.planner.lake import Row
 
 __all__ = ["table"]
 NAMES = ["id", "name", "price", "part"]
+
+
+def read_task(
+    task: ScanTask, wanted: Wanted, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
+) -> Iterator[pa.RecordBatch]:
+    return TaskReader(wanted, storage).read(task, positions)
 
 
 @pytest.fixture
