@@ -16,7 +16,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help venv jars services trino lint test test-all demo bench lock
+.PHONY: help venv jars services trino hudi lint test test-all demo bench lock
 
 help:
 	@echo "make demo      Star Schema Benchmark through Spark on a server of its own (SCALE=0.1 KEEP=1)"
@@ -80,6 +80,16 @@ $(CACHE)/trino.stamp: deploy/trino/resolve/server/pom.xml deploy/trino/resolve/p
 	$(MVN) -f deploy/trino/resolve/plugin/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/plugin/iceberg
 	@touch $@
 JAVA25_FOUND = $(shell test -n "$(JAVA25)" && echo "$(JAVA25)" || grep -lE '^JAVA_VERSION="(2[5-9]|[3-9][0-9])' /usr/lib/jvm/*/release 2>/dev/null | head -1)
+
+# Only for `python -m bench.index.run hudi`: PySpark 3.5 in an environment of its own, and Hudi.
+HUDI := org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0
+hudi: $(CACHE)/hudi.stamp
+$(CACHE)/hudi.stamp:
+	@mkdir -p $(CACHE)
+	@$(PYTHON) -m venv $(CACHE)/hudi/venv
+	$(CACHE)/hudi/venv/bin/pip install -qq --disable-pip-version-check pyspark==3.5.7
+	$(MVN) org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy -Dartifact=$(HUDI) -DoutputDirectory=$(CURDIR)/$(CACHE)/hudi/jars
+	@touch $@
 
 lint: venv
 	.venv/bin/ruff check .
