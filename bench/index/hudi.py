@@ -1,0 +1,209 @@
+"""Where are the rows of keys, asked of our record index and of Hudi's, over tables of the same rows?
+
+Hudi 1.2 with its global record index, on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` fetches both). It is
+asked in two ways: by SQL, as its users do, where a query's fixed cost is most of the time and is shown beside it; and
+by its own reader of the metadata table in the driver's JVM, without a Spark job, which is what can be held against an
+index in memory. Ours is asked over HTTP, through the client, and in process. All systems are warm, and asked in turns
+for keys that are there, others each time.
+
+Hudi's answer by SQL has the rows themselves, ours has file and position: `files read` says how few of them it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.report import OURS, Report, Row
+from connector.building import InProcess, build
+from connector.indexes import IndexClient
+from connector.storage import Storage
+from connector.writing import append
+from metaserver.index.hashing import hash_rows
+from metaserver.index.index_file import open_index_file
+from metaserver.index.keys import keys_of
+from metaserver.index.record import Record
+from tests.services.java import java_17
+from tests.services.process import CACHE, ServiceFailed
+from tests.services.seamark import Seamark
+
+KEYS, QUICK_KEYS = 1_000_000, 20_000
+FILES = 10
+BATCHES = (1, 10_000)
+HUDI = CACHE / "hudi"
+TABLE, INDEX = "bench.t", "keys"
+SQL, READER, OPENED, JOB = "hudi-sql", "hudi-reader", "hudi-reader-open", "hudi-empty-query"
+WAYS = {SQL: "sql", READER: "index", OPENED: "opened", JOB: "job"}
+HTTP, DIRECT = "over HTTP", "in process"
+
+
+class AnswersDiffer(Exception):
+    """Somebody has not found each key once."""
+
+
+class Hudi:
+    """A running peer, its table written and indexed; `made` says how."""
+
+    def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
+        self._child, self._log = child, log
+        self.made = self._answer()
+
+    def ask(self, way: str, keys: list[str]) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps({"way": way, "keys": keys}) + "\n")
+        self._child.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            code = self._child.wait()
+            raise ServiceFailed(f"Hudi's session ended with {code}\n{self._log.read_text()[-4000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def hudi(folder: Path, rows: Path) -> Iterator[Hudi]:
+    """Ends with the block."""
+    python, jars = HUDI / "venv" / "bin" / "python", sorted((HUDI / "jars").glob("hudi-spark3.5-bundle_*.jar"))
+    if not python.exists() or not jars:
+        raise ServiceFailed("no Hudi below .cache/hudi: run `make hudi`")
+    folder.mkdir()
+    log = folder / "hudi.log"
+    home = str(Path(java_17()).resolve().parents[1])
+    env = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")}
+    env |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "JAVA_HOME": home}
+    argv = [str(python), str(Path(__file__).with_name("hudi_peer.py")), str(jars[-1]), str(folder), str(rows)]
+    with log.open("wb") as errors:
+        child = subprocess.Popen(
+            [*argv, str(FILES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env
+        )
+    try:
+        yield Hudi(child, log)
+    finally:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()  # it ends by itself, and its JVM with it
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        child.stdout.close()
+
+
+class Ours:
+    """Our table, written and indexed; asked over HTTP and in process. `seconds` it took to index."""
+
+    def __init__(self, client: IndexClient, table: pa.Table) -> None:
+        self._client = client
+        client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": ["bench"]}).encode())
+        fields = [
+            {"id": 1, "name": "k", "required": True, "type": "string"},
+            {"id": 2, "name": "v", "required": False, "type": "long"},
+        ]
+        body = {"name": "t", "schema": {"type": "struct", "fields": fields}}
+        client._request("POST", "/v1/namespaces/bench/tables", {}, json.dumps(body).encode())
+        for part in range(FILES):
+            append(client, TABLE, table.take(np.arange(part, table.num_rows, FILES)))
+        client.put_index(TABLE, INDEX, kind="record", columns=["k"])
+        with closing(InProcess()) as workers:
+            started = time.perf_counter()
+            build(client, TABLE, INDEX, workers)
+            self.seconds = time.perf_counter() - started
+        self.index = client.index(TABLE, INDEX)
+        locations = [one["location"] for one in self.index.json["index-files"]]
+        self._records = [Record(open_index_file(Storage().read(one), one).blob) for one in locations]
+
+    def over_http(self, keys: pa.Array) -> int:
+        return len(self._client.lookup(TABLE, pa.table({"k": keys}), index=INDEX).rows)
+
+    def in_process(self, keys: pa.Array) -> int:
+        columns = [keys_of(keys, "string")]
+        hashes = hash_rows(columns, 0), hash_rows(columns, 1)
+        return sum(len(one.lookup(*hashes)[0]) for one in self._records)
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("index_hudi", "Our record index and Hudi's", peer="Hudi 1.2, asked as the row says")
+    count, rounds = (QUICK_KEYS, 2) if quick else (KEYS, 7)
+    draw = np.random.default_rng(12)
+    halves = draw.integers(0, 1 << 63, (count, 2)).tolist()
+    keys = np.array([str(uuid.UUID(int=high << 64 | low)) for high, low in halves])
+    table, rows = pa.table({"k": keys, "v": np.arange(count)}), folder / "rows.parquet"
+    pq.write_table(table, rows)
+    with (
+        Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server,
+        hudi(folder / "hudi", rows) as peer,
+        closing(IndexClient(server.base_url)) as client,
+    ):
+        ours = Ours(client, table)
+        _sizes(report, ours, peer, count)
+        for batch in BATCHES:
+            _asked(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
+    report.notes += [
+        f"{count:,} rows in {FILES} data files, keys are UUIDs as strings. Medians of {rounds}, in turns, after one.",
+        f"{JOB}: a SQL query of nothing, the least that any query of this session costs; {SQL} has it in it.",
+        f"{SQL}: column and partition statistics are off; with them a list of 10,000 keys is planned for minutes.",
+        f"{READER} opens the metadata table for each question, as a query has to; {OPENED} keeps it.",
+        f"Hudi's index is {peer.made['index_files']} files, as CREATE INDEX made them; its data were written before.",
+    ]
+    return report
+
+
+def _sizes(report: Report, ours: Ours, peer: Hudi, count: int) -> None:
+    built = {OURS: ours.seconds, SQL: peer.made["seconds"]}
+    sizes = {OURS: ours.index.size_bytes / count, SQL: peer.made["index_bytes"] / count}
+    report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
+    report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
+
+
+def _asked(report: Report, ours: Ours, peer: Hudi, draws: list[npt.NDArray[Any]]) -> None:
+    """The first draw warms everybody up and is not counted."""
+    took: dict[str, list[float]] = {}
+    read = []
+    for drawn in draws:
+        for name, ask in {HTTP: ours.over_http, DIRECT: ours.in_process}.items():
+            asked = pa.array(drawn)
+            started = time.perf_counter()
+            found = ask(asked)
+            took.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+            _held(name, found, len(drawn))
+        for name, way in WAYS.items():
+            answer = peer.ask(way, drawn.tolist())
+            took.setdefault(name, []).append(answer["seconds"] * 1000)
+            if name != JOB:
+                _held(name, answer["found"], len(drawn))
+            if name == SQL:
+                read.append(answer["files"])
+    ms = {name: statistics.median(times[1:]) for name, times in took.items()}
+    case = f"{len(draws[0]):,} key{'s' * (len(draws[0]) > 1)}"
+    whole = {OURS: ms[HTTP], SQL: ms[SQL], JOB: ms[JOB]}
+    readers = {name: ms[name] for name in (READER, OPENED)}
+    quicker = min(readers, key=lambda name: readers[name])
+    report.rows += [
+        Row(case, f"{HTTP}; by SQL", "ms", whole, peer=SQL),
+        Row(case, f"{HTTP}; by the reader", "ms", {**readers, OURS: ms[HTTP]}, peer=quicker),
+        Row(case, f"{DIRECT}; by the reader", "ms", {**readers, OURS: ms[DIRECT]}, peer=quicker),
+        Row(case, "data files read by SQL", "", {SQL: statistics.median(read)}, peer=SQL),
+    ]
+
+
+def _held(name: str, found: int, asked: int) -> None:
+    if found != asked:
+        raise AnswersDiffer(f"{name} found {found} rows of {asked} keys")

@@ -1,0 +1,157 @@
+"""Hudi's record index, asked in a Spark session of its own: lines of JSON come in, an answer goes out for each.
+
+Run by the Python of `.cache/hudi/venv` (`make hudi`), which has PySpark 3.5 and knows nothing of this project, with the
+folder for tables, a Parquet file of rows whose key is `k`, and how many data files they are to be. First the table is
+written by bulk insert and its record index built by `CREATE INDEX`. Then:
+
+    {"way": "sql", "keys": […]}      SELECT k … WHERE k = or IN (…), with data skipping by the record index
+    {"way": "index", "keys": […]}    the reader of the metadata table, inside the driver's JVM: no Spark job
+    {"way": "opened", "keys": […]}   the same, kept open from question to question
+    {"way": "job"}                   a SQL query of nothing: what any costs
+
+An answer is {"seconds": …, "found": …}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+INDEXED = {"hoodie.metadata.enable": "true", "hoodie.metadata.global.record.level.index.enable": "true"}
+NO_STATISTICS = {
+    "hoodie.metadata.index.column.stats.enable": "false",
+    "hoodie.metadata.index.partition.stats.enable": "false",
+}
+"""With them a list of 10,000 keys becomes an OR as long, which keeps Spark's optimizer busy for minutes; keys without
+order gain nothing by them."""
+ALONE = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
+"""What Hudi wants to be told before it indexes a table that nobody else writes to."""
+
+
+class Peer:
+    """`opened` is a reader of the metadata table that stays open."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._jvm: Any = spark.sparkContext._jvm
+        self._location = f"{folder.as_uri()}/t"
+        self._given = folder / "keys"
+
+    def create(self, rows: str, files: int) -> dict[str, Any]:
+        options = {
+            "hoodie.table.name": "t",
+            "hoodie.datasource.write.recordkey.field": "k",
+            "hoodie.datasource.write.operation": "bulk_insert",
+            "hoodie.bulkinsert.shuffle.parallelism": str(files),
+            "hoodie.metadata.enable": "true",
+            **NO_STATISTICS,
+        }
+        started = time.perf_counter()
+        given = self._spark.read.parquet(rows).repartition(files)
+        given.write.format("hudi").options(**options).mode("overwrite").save(self._location)
+        wrote = time.perf_counter() - started
+        self._spark.sql(f"CREATE TABLE t USING hudi LOCATION '{self._location}'")
+        started = time.perf_counter()
+        self._spark.sql("CREATE INDEX record_index ON t (k)")
+        indexed = time.perf_counter() - started
+        index = Path(self._location.removeprefix("file://")) / ".hoodie" / "metadata" / "record_index"
+        kept = [
+            one for one in index.iterdir() if one.suffix == ".hfile" or (".log." in one.name and one.suffix != ".crc")
+        ]
+        sizes = [one.stat().st_size for one in kept]
+        self.opened = self._reader()
+        return {"seconds": indexed, "write_seconds": wrote, "index_bytes": sum(sizes), "index_files": len(sizes)}
+
+    def answer(self, way: str, keys: list[str]) -> dict[str, Any]:
+        if way == "job":
+            started = time.perf_counter()
+            self._spark.sql("SELECT 1").collect()
+            return {"seconds": time.perf_counter() - started, "found": 0}
+        if way == "sql":
+            wanted = f"= '{keys[0]}'" if len(keys) == 1 else f"IN ({','.join(map(repr, keys))})"
+            started = time.perf_counter()
+            frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {wanted}")
+            found = frame.collect()
+            seconds = time.perf_counter() - started
+            return {"seconds": seconds, "found": len(found), "files": self._files_read(frame)}
+        listed = self._listed(keys)
+        started = time.perf_counter()
+        reader = self.opened if way == "opened" else self._reader()
+        found = reader.readRecordIndexLocationsWithKeys(listed).collectAsList().size()
+        seconds = time.perf_counter() - started
+        if way != "opened":
+            reader.close()
+        return {"seconds": seconds, "found": found}
+
+    @staticmethod
+    def _files_read(frame: Any) -> int:
+        """Data files that the scan of a query was left with."""
+        leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
+        return int(leaf.metrics().apply("numFiles").value())
+
+    def _listed(self, keys: list[str]) -> Any:
+        """As Hudi takes them; by a file, as the gateway would carry them one by one."""
+        self._given.write_text("\n".join(keys))
+        strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())
+        return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)
+
+    def _reader(self) -> Any:
+        hudi = self._jvm.org.apache.hudi
+        conf = hudi.storage.hadoop.HadoopStorageConfiguration(
+            self._spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+        )
+        storage = hudi.storage.HoodieStorageUtils.getStorage(self._location, conf)
+        properties = self._jvm.java.util.Properties()
+        for name, value in INDEXED.items():
+            properties.setProperty(name, value)
+        config = hudi.common.config.HoodieMetadataConfig.newBuilder().fromProperties(properties).build()
+        context = hudi.common.engine.HoodieLocalEngineContext(conf)
+        return hudi.metadata.HoodieBackedTableMetadata(context, storage, config, self._location, True)
+
+
+def session(folder: Path, jar: str) -> SparkSession:
+    settings = {
+        "spark.jars": jar,
+        "spark.driver.memory": "6g",
+        "spark.driver.extraJavaOptions": "-Xss256m",  # data skipping makes an OR of a list, as deep as it is long
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+        "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
+        "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.hudi.catalog.HoodieCatalog",
+        "spark.sql.shuffle.partitions": "2",
+        **{f"spark.hadoop.{name}": value for name, value in INDEXED.items()},
+    }
+    builder = SparkSession.builder.master("local[2]").appName("hudi")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    for name, value in {**INDEXED, **NO_STATISTICS, **ALONE, "hoodie.enable.data.skipping": "true"}.items():
+        spark.sql(f"SET {name}={value}")
+    return spark
+
+
+def main() -> None:
+    jar, folder, rows, files = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Spark's and Hudi's own words go to the log
+    peer = Peer(session(folder, jar), folder)
+    print(json.dumps(peer.create(rows, files)), file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(peer.answer(asked["way"], asked.get("keys", []))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
