@@ -460,7 +460,9 @@ def _retry(times: int, repeatable: bool) -> urllib3.Retry:
         total=times,
         read=None if repeatable else 0,
         other=None if repeatable else 0,
-        status_forcelist=(503,),
+        # Of what is not repeatable only a 503 with Retry-After, which urllib3 honours by itself: those without are
+        # a proxy's, and may be about a request that it had sent on.
+        status_forcelist=(503,) if repeatable else (),
         allowed_methods=None,  # POST included
         backoff_factor=_BACKOFF_S,
         backoff_max=_BACKOFF_MAX_S,

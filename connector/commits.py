@@ -8,11 +8,12 @@ without one they are told to the caller, since nobody knows then whether the cha
 from __future__ import annotations
 
 import json
+import random
 import time
 from typing import Any
 
 from connector.client import Name, SeamarkClient, table_path
-from connector.errors import ServerFailed, Unavailable, Unreachable
+from connector.errors import Refused, ServerFailed, Unavailable, Unreachable
 
 _TRIES = 6
 _WAIT_S = 0.25
@@ -28,19 +29,25 @@ class CommitClient:
     def commit(self, table: Name, body: dict[str, Any]) -> dict[str, Any]:
         """What the change led to; both are JSON as docs/reference/openapi.json has it (commitChange).
 
-        Refused with status 409 where it collides with what was committed meanwhile: nothing was changed. Unreachable
-        and ServerFailed leave open whether it happened; keep its files then.
+        Conflict where it collides with what was committed meanwhile: nothing was changed. Unreachable and ServerFailed
+        leave open whether it happened; keep its files then.
         """
-        repeatable = body.get("producer") is not None
-        sent = json.dumps(body).encode()
-        for number in range(_TRIES):
+        tries = _TRIES if body.get("producer") is not None else 1
+        sent, left_open = json.dumps(body).encode(), False
+        for number in range(tries):
             if number:
-                time.sleep(min(_WAIT_MAX_S, _WAIT_S * 2 ** (number - 1)))
+                wait_s = min(_WAIT_MAX_S, _WAIT_S * 2 ** (number - 1))
+                time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
             try:
-                raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=repeatable)
+                # A connection that nobody answers, and a busy server, are waited for there.
+                raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=False)
+            except Refused as error:
+                error.left_open = left_open  # what was sent before may be done yet
+                raise
             except (Unreachable, ServerFailed, Unavailable) as error:
-                if not repeatable or number == _TRIES - 1 or not _is_open(error):
+                if number == tries - 1 or not _is_open(error):
                     raise
+                left_open = True
             else:
                 found: dict[str, Any] = json.loads(raw)
                 return found

@@ -5,7 +5,8 @@ ClientError
 │   ├── BadRequest          400
 │   ├── Unauthenticated     401
 │   ├── Forbidden           403
-│   └── NotFound            404
+│   ├── NotFound            404
+│   └── Conflict            409 of a commit: others have changed what it depends on; nothing was changed by it
 ├── Unavailable         503, still, after the retries: ask later
 ├── ServerFailed        another 5xx, or an answer that makes no sense
 └── Unreachable         no answer at all: not listening, too slow, or cut off
@@ -36,7 +37,8 @@ def _again(made: type[ClientError], message: str, status: int, kind: str, reques
 
 
 class Refused(ClientError):
-    pass
+    left_open = False
+    """Whether the same was sent before, and nobody knows what became of that."""
 
 
 class BadRequest(Refused):
@@ -52,6 +54,10 @@ class Forbidden(Refused):
 
 
 class NotFound(Refused):
+    pass
+
+
+class Conflict(Refused):
     pass
 
 
@@ -81,6 +87,8 @@ def error_of(status: int, body: bytes, request_id: str) -> ClientError:
     made = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:
         error = json.loads(body)["error"]
+        if status == 409 and error["type"] == "CommitFailedException":
+            made = Conflict
         return made(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
     except (ValueError, KeyError, TypeError):
         text = " ".join(body[:200].decode("utf-8", "replace").split())

@@ -20,6 +20,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from connector.client import At, Name, SeamarkClient
-from connector.commits import CommitClient
 from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
-from connector.errors import Refused
+from connector.errors import Conflict
 from connector.latest import Batch, Rank, batch_of, column_of, latest
 from connector.locating import WAYS, Found, Located, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, open_table, plan
 from connector.reading import POSITION, TaskReader, Wanted, bound_filter, wanted_of
 from connector.target import WriteTarget, target_of
-from connector.writing import Rows, TableWriter, WrittenFiles, batches_of
+from connector.writing import Rows, TableWriter, WrittenFiles, batches_of, commit
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.parquet import Unreadable
@@ -52,7 +52,6 @@ _UPSERT_MODES = ("write.merge.mode", "write.update.mode")
 _DELETE_MODES = ("write.delete.mode",)
 ATTEMPTS = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
-_CONFLICT = 409
 _SCOPE_VALUES_MAX = 1_000
 """Keys that a commit names one by one as what was read; of more it names ranges and buckets."""
 
@@ -384,12 +383,9 @@ def _committed(
         if change is None:
             return Report(attempts=number)
         try:
-            answer = CommitClient(client).commit(table, {**named, **change.body(opened)})
-        except Refused as error:
-            conflict = error.status == _CONFLICT
-            if conflict or producer is None:
-                change.discard(target)
-            if not conflict or number >= attempts or opened.metadata.table_uuid != named["table-uuid"]:
+            answer = commit(client, table, {**named, **change.body(opened)}, partial(change.discard, target))
+        except Conflict:
+            if number >= attempts or opened.metadata.table_uuid != named["table-uuid"]:
                 raise
             # Whoever has lost often waits longer, and no two wait alike.
             time.sleep(random.SystemRandom().uniform(0.5, 1.0) * min(_WAIT_MAX_S, _WAIT_S * 2 ** min(number, 10)))

@@ -12,9 +12,10 @@ closed. Nothing of it is visible before a commit names it: a writer that dies le
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 
 from connector.client import Name, SeamarkClient
 from connector.commits import CommitClient
-from connector.errors import Refused
+from connector.errors import BadRequest, Refused
 from connector.indexing import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
 from connector.parquet.casting import Unwritable, conform
 from connector.parquet.columns import Unreadable
@@ -37,16 +38,21 @@ from connector.parquet.writing import (
 from connector.partitioning import Partition, column_at, places_of
 from connector.storage import Storage
 from connector.target import WriteTarget, target_of
-from metaserver.errors import Corrupt
+from metaserver.errors import Corrupt, RequestError
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.expression_json import expression_json
+from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.properties import as_int
 from metaserver.iceberg.snapshot import MAIN
+from metaserver.iceberg.sql import parse_sql
 from metaserver.iceberg.table_json import decode_table
 
 TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20
 WRITE_ID = "write-id"
 """In a snapshot's summary: which attempt to write its files are of."""
-_CONFLICT = 409
+_LIVE_ALREADY = "AlreadyExistsException"
+"""A snapshot has one of the files."""
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
 """Of a batch, so much is taken at a time."""
 _SAMPLE_BYTES = 4 << 20
@@ -370,11 +376,11 @@ class Destination:
         if not written.files and "filter" not in self.change.get("replace", {}):
             return None
         body: dict[str, Any] = {**self.change, "branch": self.branch, "summary": dict(summary or {})}
-        body |= {"table-uuid": self.target.table_uuid, "add": list(written.files)}
+        body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
         body |= {"index-files": list(written.index_files)}
         if producer is not None:
             body["producer"] = {"id": producer[0], "sequence": producer[1]}
-        return commit(CommitClient(client), self.table, body, written, self.target.storage)
+        return commit(client, self.table, body, partial(written.discard, self.target.storage))
 
 
 APPEND, OVERWRITE, OVERWRITE_PARTITIONS = "append", "overwrite", "overwrite_partitions"
@@ -391,28 +397,31 @@ def destination(
 ) -> Destination:
     """Of a write by `append`, `overwrite` (of what `where` holds) or `overwrite_partitions`.
 
-    ValueError for another mode, or a predicate that no expression can say.
+    ValueError for another mode; BadRequest for a predicate that no expression says exactly.
     """
-    change: dict[str, Any] = {"operation": "append"}
-    if mode == OVERWRITE:
-        change = {"replace": {"filter": _expression(client, table, where) if isinstance(where, str) else where}}
-    elif mode == OVERWRITE_PARTITIONS:
-        change = {"replace": {"partitions": "written"}}
-    elif mode != APPEND:
+    if mode not in WRITE_MODES:
         raise ValueError(f"there is no mode {mode!r}: there are {', '.join(WRITE_MODES)}")
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
+    change: dict[str, Any] = {"operation": "append"}
     if mode != APPEND:
         head = metadata.refs.get(branch)
+        filtered = {"filter": _expression(metadata, where) if isinstance(where, str) else where}
+        change = {"replace": filtered if mode == OVERWRITE else {"partitions": "written"}}
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
     return Destination(table, target_of(metadata, Storage(loaded.storage)), branch, change)
 
 
-def _expression(client: SeamarkClient, table: Name, where: str) -> Any:
-    said = client.explain(table, where)
-    if said.not_used:
-        raise ValueError(f"no expression can say {said.not_used[0]!r}, of the predicate {where!r}")
-    return said.filter
+def _expression(metadata: TableMetadata, where: str) -> object:
+    """What exactly the predicate says: rows that a wider one would take would be lost."""
+    try:
+        read = parse_sql(where, metadata.current_schema, nan_above=True)
+        if not read.exact:
+            told = f": {'; '.join(read.unused)}" if read.unused else ", for a literal that its column cannot hold"
+            raise BadRequest(f"Rows cannot be replaced by all of this predicate exactly{told}")
+        return expression_json(bind(read.expression, metadata.current_schema, (), case_sensitive=True))
+    except RequestError as error:
+        raise BadRequest(error.message) from None
 
 
 def append(
@@ -472,25 +481,23 @@ def _written(
     return into.commit(client, written, producer=producer, summary=summary)
 
 
-def commit(
-    commits: CommitClient, table: Name, body: dict[str, Any], written: WrittenFiles, storage: Storage
-) -> dict[str, Any]:
-    """The commit's answer. What was written is deleted where it certainly is in no snapshot, nor ever will be.
+def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:
+    """The commit's answer. What was written is discarded where it certainly is in no snapshot, nor ever will be.
 
-    That is when the change was sent once and refused, or collided; or when the snapshot that its producer committed
-    before is another write's. A mark in the snapshot's summary tells: an answer of "committed before" may be about this
-    very change, whose first answer was lost.
+    That is when the change was sent once and refused, for another reason than that a snapshot has one of its files; or
+    when the snapshot that its producer committed before is another write's. A mark in the snapshot's summary tells: an
+    answer of "committed before" may be about this very change, whose first answer was lost.
     """
     mark = str(uuid.uuid4())
     body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: mark}}
     try:
-        answer = commits.commit(table, body)
+        answer = CommitClient(client).commit(table, body)
     except Refused as error:
-        if body.get("producer") is None or error.status == _CONFLICT:
-            written.discard(storage)
+        if not error.left_open and error.kind != _LIVE_ALREADY:
+            discard()
         raise
     if answer["duplicate"] and (answer["summary"] or {}).get(WRITE_ID, mark) != mark:
-        written.discard(storage)
+        discard()
     return answer
 
 

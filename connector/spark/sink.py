@@ -46,9 +46,10 @@ _PRODUCER_PREFIX = "spark-stream-"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has written, and for which streaming query."""
+    """What one task has written, for which table and which streaming query."""
 
     data: bytes
+    table_uuid: str
     query_id: str | None
 
 
@@ -102,6 +103,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _written(self._options.into, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        # This writer was made anew for the commit, and the name may lead elsewhere by now.
+        table_uuid = self._options.into.target.table_uuid
+        if any(isinstance(one, Written) and one.table_uuid != table_uuid for one in messages):
+            raise BadRequest("The table was replaced by another while rows were written for it; start the query again")
         query = next((one.query_id for one in messages if isinstance(one, Written) and one.query_id), None)
         producer = self._options.producer or (_PRODUCER_PREFIX + query if query else None)
         if producer is None and any(isinstance(one, Written) for one in messages):
@@ -120,7 +125,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> Written:
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(_QUERY_ID)
-    return Written(encoded(write_batches(into.target, batches)), query)
+    return Written(encoded(write_batches(into.target, batches)), into.target.table_uuid, query)
 
 
 def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:

@@ -60,7 +60,7 @@ class Conflicts:
             return
         named = {file.referenced_data_file for file in change.positional} - {None}
         referenced = {path for path in named if path is not None}
-        await self._check_live(referenced)
+        await self._check_live(referenced - {file.file_path for file in change.data})
         await self._check_vectors()
         history = await self._history(head, look_back)
         if history is None or not history.snapshots:

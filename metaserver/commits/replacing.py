@@ -13,7 +13,7 @@ import numpy as np
 
 from metaserver.commits.change import Remove, Scope
 from metaserver.commits.overlap import Partitions
-from metaserver.errors import BadRequest
+from metaserver.errors import BadRequest, RetryLater
 from metaserver.iceberg.binding import OPPOSITE, bind
 from metaserver.iceberg.evaluation import NULL_MATCHES
 from metaserver.iceberg.expressions import (
@@ -51,6 +51,8 @@ async def replaced_files(planner: Planner, metadata: TableMetadata, head: Snapsh
     if scope.bound != TRUE:
         others = await planner.scan(metadata, ScanRequest(rest(scope.bound, metadata), head.snapshot_id))
         partly = paths & _paths(others.view, others.rows)
+        if partly and not (meant.complete and others.complete):
+            raise RetryLater("replace: there was no time to tell which files the filter holds; try again")
         if partly:
             raise BadRequest(
                 f"replace: of the rows of {min(partly)[:1000]} some may match the filter and some not; replace what "

@@ -16,10 +16,10 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.types import FloatType, LongType, NestedField, StringType
 
 from connector.commits import CommitClient
-from connector.errors import BadRequest, Refused, ServerFailed, Unreachable
+from connector.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, error_of
 from connector.indexes import IndexClient
 from connector.parquet.casting import Unwritable
 from connector.writing import append, overwrite, overwrite_partitions
@@ -154,10 +154,53 @@ def test_a_predicate_that_cuts_a_file_is_refused_and_what_was_written_is_gone(
     before = files_of(served)
     with pytest.raises(BadRequest):
         overwrite(client, "db.t", rows(9), where="id = 1")
-    with pytest.raises(ValueError, match="no expression can say"):
+    with pytest.raises(BadRequest, match="by all of this predicate exactly: id"):
         overwrite(client, "db.t", rows(9), where="id + 1 = 2")
     assert files_of(served) == before
     assert seen(client) == {"de": [1, 2]}
+
+
+@pytest.mark.parametrize("where", ["f < 0.1", "f > 0.1", "f = 0.1"])
+def test_an_overwrite_is_of_what_its_predicate_says_and_never_of_more(client: IndexClient, where: str) -> None:
+    with pyiceberg(client.url) as catalog:
+        catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
+    stored = pa.table({"f": pa.array([0.1], pa.float32())})  # none of these is true of it: its value is no 0.1
+    append(client, "db.f", stored)
+    with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
+        overwrite(client, "db.f", stored.slice(0, 0), where=where)
+    with pyiceberg(client.url) as catalog:
+        assert catalog.load_table("db.f").scan().to_arrow().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [(503, ""), (409, "AlreadyExistsException")],
+        [(503, ""), (409, "CommitFailedException")],
+        [(409, "AlreadyExistsException")],
+    ],
+)
+@pytest.mark.parametrize("producer", [None, ("p", 1)])
+def test_a_refusal_deletes_no_file_that_an_earlier_sending_may_have_committed(
+    client: IndexClient,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[tuple[int, str]],
+    producer: tuple[str, int] | None,
+) -> None:
+    """A proxy's 503 may be about a request that it had sent on; a file that is live already is somebody's."""
+    left, real = list(answers), IndexClient._request
+
+    def request(self: IndexClient, method: str, path: str, *given: Any, **more: Any) -> bytes:
+        if not path.endswith("/commit"):
+            return real(self, method, path, *given, **more)
+        status, kind = left.pop(0)
+        raise error_of(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
+
+    monkeypatch.setattr("connector.client.SeamarkClient._request", request)
+    with pytest.raises((Refused, Unavailable)):
+        append(client, "db.t", rows(1, 2), producer=producer)
+    assert len(files_of(served)) == 4
 
 
 def test_rows_that_do_not_fit_change_nothing(client: IndexClient, served: Served) -> None:

@@ -117,7 +117,7 @@ def test_a_table_that_was_made_anew_meanwhile_is_left_alone(
     assert held(client) == []
 
 
-def test_a_lost_reply_is_no_second_upsert(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_reply_is_no_second_upsert(client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client)
     append(client, "db.t", rows((1, "a"), (2, "a")))
     real, lost = type(client)._request, [0]
@@ -133,7 +133,9 @@ def test_a_lost_reply_is_no_second_upsert(client: IndexClient, monkeypatch: pyte
     report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
+    stored = files_of(served)
     again = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
+    assert files_of(served) == stored
     assert (again.duplicate, again.snapshot_id) == (True, report.snapshot_id)
     assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
