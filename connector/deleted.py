@@ -22,7 +22,8 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.transforms import IDENTITY
-from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, KeySet, Positions, decoded, hashed
+from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, KeySet, Positions, decoded
+from metaserver.index.hashing import hash_halves
 from metaserver.index.keys import keys_of
 from metaserver.index.packing import MISSING, Longs
 from metaserver.index.terms import resolve_id
@@ -60,7 +61,7 @@ class Gone:
         made: dict[Columns, Any] = {}
         for named, keys in self.keys:
             if named not in made:
-                made[named] = hashed([keys_of(columns[column_id], kind) for column_id, kind in named])
+                made[named] = hash_halves([keys_of(columns[column_id], kind) for column_id, kind in named])
             mask |= keys.exact.has(*made[named])
         return mask
 

@@ -36,6 +36,7 @@ from connector.storage import Storage
 from connector.target import WriteTarget
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.puffin import MAGIC, Blob, write_puffin
+from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.values import FLOATS
 
@@ -45,7 +46,9 @@ VECTOR = "deletion-vector-v1"
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _ROW_POSITION_ID = 2147483645
 """Reserved field id of a row's position, the field that vectors are of."""
-_POSITION_DELETES = Schema((Field(2147483546, "file_path", True, "string"), Field(2147483545, "pos", True, "long")))
+_POSITION_DELETES = Schema(
+    (Field(DELETED_PATH, "file_path", True, "string"), Field(DELETED_POSITION, "pos", True, "long"))
+)
 _EXACT = Mode(True, True, None)
 _ROW_GROUP_ROWS = 1 << 20
 _GRANULARITY, _BY_FILE = "write.delete.granularity", "file"
@@ -198,7 +201,9 @@ def _group(one: DeletedRows) -> tuple[int, str]:
 
 def _position_deletes(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
     """One file, of data files of one partition, sorted by path."""
-    writer = _delete_writer(target, _POSITION_DELETES, dict.fromkeys((2147483546, 2147483545), _EXACT), "position")
+    writer = _delete_writer(
+        target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
+    )
     positions = [np.unique(one.positions) for one in rows]
     codes = np.repeat(np.arange(len(rows), dtype=np.int32), [len(one) for one in positions])
     paths = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array([one.path for one in rows], pa.large_string()))

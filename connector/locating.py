@@ -36,7 +36,7 @@ from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.transforms import IDENTITY, canonical, name_of, width_of
 from metaserver.iceberg.values import FLOATS
 from metaserver.index.definitions import RECORD, IndexDefinition, read_definitions
-from metaserver.index.hashing import Hashes, hash_rows
+from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import keys_of
 
 Longs = npt.NDArray[np.int64]
@@ -100,7 +100,7 @@ class Keys:
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
     """(high, low) of each row's key, uint64[rows] each."""
     keys = [keys_of(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
-    return hash_rows(keys, 0), hash_rows(keys, 1)
+    return hash_halves(keys)
 
 
 def _storage(column: pa.Array) -> pa.Array:

@@ -19,7 +19,7 @@ from metaserver.errors import Corrupt
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bits import positions
 from metaserver.index.bloom import Bloom
-from metaserver.index.hashing import hash_keys, hash_rows
+from metaserver.index.hashing import hash_halves, hash_keys
 from metaserver.index.index_file import FilesTable, UnknownVersion, open_index_file
 from metaserver.index.keys import Key, KeyRange, KeyRanges, Keys, mask_of
 from metaserver.index.kinds import KINDS
@@ -117,7 +117,7 @@ def _compare_record(index: Record, number: int, columns: list[Keys]) -> Iterator
     rows = columns[0].rows
     if int(index.counts[number]) != rows:
         yield f"the index has {int(index.counts[number])} entries; there are {rows} rows"
-    asked, files, places = index.lookup(hash_rows(columns, 0), hash_rows(columns, 1))
+    asked, files, places = index.lookup(*hash_halves(columns))
     found = np.zeros(rows, dtype=np.bool_)
     mine = (files == number) & (places == asked)
     found[asked[mine]] = True

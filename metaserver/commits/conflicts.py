@@ -22,6 +22,7 @@ from metaserver.iceberg.expressions import TRUE
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.projection import inclusive
+from metaserver.iceberg.reserved import DELETED_PATH
 from metaserver.iceberg.snapshot import Snapshot
 from metaserver.index.packing import Longs
 from metaserver.planner.deletes import DeleteIndex
@@ -30,7 +31,6 @@ from metaserver.planner.partitions import Partition, grouped
 from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
 from metaserver.planner.view import TableView
 
-_PATH_COLUMN = 2147483546
 """`file_path` of position delete files (spec, "Reserved Field IDs")."""
 _ROW_BITS = 32
 
@@ -189,7 +189,7 @@ class Conflicts:
             paths = found.texts("file_path").values()
             for file in unnamed:
                 mine = self._partitions.partition(file.spec_id, file.partition)
-                low, high = (file.lower_bounds or {}).get(_PATH_COLUMN), (file.upper_bounds or {}).get(_PATH_COLUMN)
+                low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
                 for path, number in zip(paths, groups.numbers.tolist(), strict=True):
                     meets = self._partitions.overlap(groups.partitions[number], mine)
                     outside = path is None or (low is not None and path < low) or (high is not None and path > high)

@@ -22,6 +22,7 @@ from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.reading import Int32
+from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 from metaserver.iceberg.schema import Type, is_primitive, type_name
 from metaserver.iceberg.transforms import VOID, canonical, is_known, result_type
 from metaserver.iceberg.types import base_name
@@ -34,10 +35,10 @@ _FORMATS = frozenset({"PARQUET", "AVRO", "ORC", "PUFFIN"})
 _DELETES_MIN_FORMAT_VERSION = 2
 _VECTORS_MIN_FORMAT_VERSION = 3
 _METADATA_COLUMNS = {
-    2147483546: "string",  # file_path and pos of position delete files
-    2147483545: "long",
-    2147483540: "long",  # _row_id and _last_updated_sequence_number
-    2147483539: "long",
+    DELETED_PATH: "string",
+    DELETED_POSITION: "long",
+    ROW_ID: "long",
+    LAST_UPDATED_SEQUENCE_NUMBER: "long",
 }
 """Types of the reserved columns that a file can hold (spec: "Reserved Field IDs")."""
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")

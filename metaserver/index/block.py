@@ -22,6 +22,7 @@ from metaserver.errors import BadRequest, Corrupt
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.manifest import DecodedManifest, PartitionValues
 from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import result_type
 from metaserver.iceberg.types import canonical_primitive
@@ -44,7 +45,7 @@ VERSION = 2
 """Of the layout and of what is put into it; part of every key, so that a block of another version is never read."""
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
-_DELETE_COLUMNS = {2147483546: "string", 2147483545: "long"}
+_DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
 """`file_path` and `pos` of position delete files, which no schema has (Iceberg spec, "Reserved Field IDs")."""
 
 

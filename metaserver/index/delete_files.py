@@ -21,13 +21,13 @@ import pyroaring
 from isal import isal_zlib
 
 from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, places_of, refuse_large
-from metaserver.index.hashing import Hashes, hash_rows
+from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
+from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import Keys, Mask, keys_of
 from metaserver.index.packing import MISSING, Longs
 
 EQUALITY = 2
 
-_PATH_ID, _POSITION_ID = 2147483546, 2147483545
 """Reserved field ids of position deletes; writers have to use the names, too."""
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
@@ -118,16 +118,11 @@ class KeySet:
     @staticmethod
     def of(columns: list[Keys]) -> KeySet:
         loose = merge_zeros(columns)
-        return KeySet(HashSet(*hashed(columns)), None if loose is None else HashSet(*hashed(loose)))
+        return KeySet(HashSet(*hash_halves(columns)), None if loose is None else HashSet(*hash_halves(loose)))
 
     @property
     def size_bytes(self) -> int:
         return self.exact.size_bytes + (self.loose.size_bytes if self.loose is not None else 0)
-
-
-def hashed(columns: list[Keys]) -> tuple[Hashes, Hashes]:
-    """(high, low) of each row, uint64[rows] each."""
-    return hash_rows(columns, 0), hash_rows(columns, 1)
 
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
@@ -159,8 +154,8 @@ def _positions(data: bytes | memoryview, file: DeleteFile) -> Positions:
     try:
         with pq.ParquetFile(pa.BufferReader(data), read_dictionary=["file_path"]) as opened:
             refuse_large(opened.metadata, file.path)
-            by_id = places_of(opened.schema_arrow, (_PATH_ID, _POSITION_ID))
-            (path,), (position,) = by_id.get(_PATH_ID, ("file_path",)), by_id.get(_POSITION_ID, ("pos",))
+            by_id = places_of(opened.schema_arrow, (DELETED_PATH, DELETED_POSITION))
+            (path,), (position,) = by_id.get(DELETED_PATH, ("file_path",)), by_id.get(DELETED_POSITION, ("pos",))
             table = opened.read(columns=[path, position], use_threads=False).unify_dictionaries()
         paths, spots = table.column(path).combine_chunks(), table.column(position).combine_chunks()
         if isinstance(paths, pa.ChunkedArray):  # of no rows

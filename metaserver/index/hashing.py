@@ -44,6 +44,11 @@ def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
     return _hash.hash_rows(parts, rows.pop(), seed)
 
 
+def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
+    """(high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` of seeds 0 and 1."""
+    return hash_rows(columns, 0), hash_rows(columns, 1)
+
+
 def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
     """The identities of immutable data files, uint64[files, 2]: a file replaced at the same path is another one.
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bloom import Bloom
-from metaserver.index.hashing import Hashes, hash_rows
+from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import KeyRanges, Keys
 from metaserver.index.record import Found, Record
 
@@ -55,7 +55,7 @@ class RecordQuestion:
     @staticmethod
     def about(columns: Sequence[Keys]) -> RecordQuestion:
         """Keys in rows, one column for each of their parts."""
-        return RecordQuestion(hash_rows(columns, 0), hash_rows(columns, 1))
+        return RecordQuestion(*hash_halves(columns))
 
     def of(self, index: Bloom | Bitmap | Record) -> Flags:
         """As of `BloomQuestion`."""

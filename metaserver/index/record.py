@@ -35,7 +35,7 @@ from metaserver.index._record import (
     sorted_run,
     stretches,
 )
-from metaserver.index.hashing import checksum, hash_rows
+from metaserver.index.hashing import checksum, hash_halves
 from metaserver.index.keys import Key, Keys
 
 Words = npt.NDArray[np.uint64]
@@ -73,11 +73,11 @@ def build(columns: Sequence[Keys]) -> Built:
     """Of the key columns of one data file, in the order of the definition. ValueError past ROWS_MAX."""
     if columns and columns[0].rows > ROWS_MAX:
         raise ValueError(f"a data file of {columns[0].rows} rows has no record index; the most is {ROWS_MAX}")
-    return Built(sorted_run(hash_rows(columns, 0), hash_rows(columns, 1)))
+    return Built(sorted_run(*hash_halves(columns)))
 
 
 def key_hash(parts: Sequence[Key | float | None]) -> tuple[int, int]:
-    """(high, low) of one key, as `hash_rows` has it of many: a part is a code, bytes, None for null or a NaN."""
+    """(high, low) of one key, as `hash_halves` has it of many: a part is a code, bytes, None for null or a NaN."""
     return row_hash(parts)
 
 
@@ -217,7 +217,7 @@ class Record:
         return self.fences.counts
 
     def lookup(self, hi: Words, lo: Words) -> Found:
-        """The rows with these hashes (`hash_rows`, seeds 0 and 1), uint64[n] each: (query int64[m], file int32[m],
+        """The rows with these hashes (`hash_halves`), uint64[n] each: (query int64[m], file int32[m],
         position int64[m]), by query, then by file and position."""
         return self._pages.lookup(hi, lo)
 

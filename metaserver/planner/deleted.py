@@ -22,8 +22,8 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.transforms import IDENTITY
-from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, KeySet, Positions, hashed, merge_zeros
-from metaserver.index.hashing import Hashes
+from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, KeySet, Positions, merge_zeros
+from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import Keys, Mask, keys_of
 from metaserver.index.packing import Longs
 from metaserver.index.terms import resolve_id
@@ -223,7 +223,7 @@ class _Judging:
 
 def _hashed(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
     loose = merge_zeros(columns)
-    return hashed(columns), None if loose is None else hashed(loose)
+    return hash_halves(columns), None if loose is None else hash_halves(loose)
 
 
 def _taken(pair: _Pair, at: Longs) -> _Pair:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from metaserver.errors import Corrupt
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.reserved import DELETED_PATH
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import VOID
 from metaserver.index.block import Block
@@ -35,7 +36,6 @@ from metaserver.planner.view import TableView
 
 _POSITIONS, _EQUALITY = 1, 2
 _ADDED = 1
-_PATH_COLUMN = 2147483546
 """`file_path` within position delete files (spec, "Reserved Field IDs")."""
 _GLOBAL = 0
 """The scope of equality deletes that concern every partition; partitions are numbered from 1."""
@@ -340,8 +340,8 @@ def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> 
     named = strings(block.text_column("referenced_data_file"), rows)
     if None not in named:
         return named
-    lower = strings(block.bound_column("lower", _PATH_COLUMN), rows)
-    upper = strings(block.bound_column("upper", _PATH_COLUMN), rows)
+    lower = strings(block.bound_column("lower", DELETED_PATH), rows)
+    upper = strings(block.bound_column("upper", DELETED_PATH), rows)
     for place, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
         if name is not None:
             continue

@@ -24,7 +24,7 @@ from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index._record import ENTRIES_A_PAGE, stretches
 from metaserver.index.cold import KEYS_MAX as COLD_KEYS_MAX
 from metaserver.index.definitions import IndexDefinition
-from metaserver.index.hashing import Hashes, hash_rows
+from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import Keys, Mask
 from metaserver.index.packing import Longs
 from metaserver.index.record import Found, Record
@@ -137,7 +137,7 @@ class _Asked:
     def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
         """(numbers of keys, the halves of their hashes) of some of them from `start` on."""
         if self._hashes is None:
-            self._hashes = hash_rows(self._columns, 0), hash_rows(self._columns, 1)
+            self._hashes = hash_halves(self._columns)
         numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.count))
         if self._possible is not None:
             numbers = numbers[self._possible[numbers]]
