@@ -35,7 +35,8 @@ from connector.latest import Batch, Rank, batch_of, column_of, latest
 from connector.locating import WAYS, Found, Located, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, open_table, plan
-from connector.reading import POSITION, TaskReader, Wanted, bound_filter, wanted_of
+from connector.reading import POSITION, TaskReader, bound_filter, wanted_of
+from connector.rewriting import rewritten
 from connector.target import WriteTarget, target_of
 from connector.writing import Rows, TableWriter, WrittenFiles, batches_of, commit
 from metaserver.iceberg.expression_json import expression_json
@@ -325,18 +326,8 @@ def _marked(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequen
 
 def _copied(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequence[pa.Table]) -> _Change:
     """Copy-on-write: the files that hold rows which go are written anew without them."""
-    names = [one.name for one in opened.schema.fields]
-    reader = TaskReader(Wanted(opened.metadata, opened.schema, (*names, POSITION)), opened.storage)
     files = change.located.files
-    with TableWriter(target) as writer:
-        for one in files:
-            for batch in reader.read(one.task):
-                stays = ~np.isin(batch.column(len(names)).to_numpy(), one.positions, assume_unique=True)
-                if stays.any():
-                    writer.write(batch.select(names).filter(pa.array(stays)))
-        for batch in _batches(new):
-            writer.write(batch)
-        data = writer.close()
+    data = rewritten(opened, target, files, _batches(new))
     read = change.located.read | {one.task.path for one in files}
     return replace(
         change,

@@ -1,0 +1,35 @@
+"""Copy-on-write: data files written anew without the rows that go, and with others.
+
+The rule it keeps: of each file every live row stays but those that are told to go, as it is read today; rows that
+deletes took before stay away. So the files that were read can be removed in the commit that adds the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from connector.locating import Found
+from connector.planning import OpenTable
+from connector.reading import POSITION, TaskReader, Wanted
+from connector.target import WriteTarget
+from connector.writing import TableWriter, WrittenFiles
+
+
+def rewritten(
+    opened: OpenTable, target: WriteTarget, files: Sequence[Found], new: Iterable[pa.RecordBatch]
+) -> WrittenFiles:
+    """The rows of these files but those found, and the new ones. Unreadable, Unwritable: nothing is left behind."""
+    names = [one.name for one in opened.schema.fields]
+    reader = TaskReader(Wanted(opened.metadata, opened.schema, (*names, POSITION)), opened.storage)
+    with TableWriter(target) as writer:
+        for one in files:
+            for batch in reader.read(one.task):
+                stays = ~np.isin(batch.column(len(names)).to_numpy(), one.positions, assume_unique=True)
+                if stays.any():
+                    writer.write(batch.select(names).filter(pa.array(stays)))
+        for batch in new:
+            writer.write(batch)
+        return writer.close()
