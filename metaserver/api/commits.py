@@ -7,6 +7,7 @@ table stands when it is asked again.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,9 +33,10 @@ from metaserver.commits.change import (
 )
 from metaserver.commits.committing import Landed
 from metaserver.errors import BadRequest, NotFound
+from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.definitions import of_id
 from metaserver.index.registering import read_index_file
-from metaserver.store.port import IndexFile, NamespacePath
+from metaserver.store.port import Entry, IndexFile, NamespacePath
 
 _READ_AT_ONCE = 8
 """Index files of one change."""
@@ -172,8 +174,9 @@ async def commit_change(request: web.Request) -> web.Response:
     change = read_request(body, files_max=request.app[SETTINGS].commit_files_limit)
 
     async def work(caller: Caller) -> Landed:
-        files = await _index_files(request, namespace, name, change)
-        return await request.app[COMMITS].commit(caller, namespace, name, change, files)
+        return await request.app[COMMITS].commit(
+            caller, namespace, name, change, partial(_index_files, request, change)
+        )
 
     async def answer(landed: Landed) -> web.Response:
         return json_response({**msgspec.to_builtins(landed.committed), _LOCATION: landed.metadata_location})
@@ -199,14 +202,9 @@ async def _located(request: web.Request, response: web.Response, namespace: Name
 
 
 async def _index_files(
-    request: web.Request, namespace: NamespacePath, name: str, change: ChangeRequest
+    request: web.Request, change: ChangeRequest, entry: Entry, metadata: TableMetadata
 ) -> list[IndexFile]:
     """Those that come with the change, each read. BadRequest for one that is none of this table's."""
-    if not change.index_files:
-        return []
-    loaded = await request.app[CATALOG].tables.load(namespace, name)
-    entry, metadata = loaded.entry, loaded.metadata
-    assert entry is not None
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     slots = asyncio.Semaphore(_READ_AT_ONCE)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -20,7 +20,7 @@ import structlog
 from msgspec import structs
 
 from metaserver.catalog.catalog import Catalog
-from metaserver.catalog.commit import Happening
+from metaserver.catalog.commit import Happening, moved_on
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller
 from metaserver.clock import Clock
@@ -30,7 +30,7 @@ from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.producers import Last, last_of, snapshot_of
 from metaserver.commits.producing import Produced
-from metaserver.errors import CommitConflict, CommitUnknown, RetryLater, SeamarkError
+from metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.planner import Planner
@@ -50,6 +50,9 @@ from metaserver.wire import encode_json
 
 _CLEANUPS_MAX = 64
 _log = structlog.get_logger("seamark.commits")
+
+IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[IndexFile]]]
+"""Reads the index files that come with a change to this table. BadRequest for one that is none of the table's."""
 
 
 class Told(Protocol):
@@ -81,14 +84,12 @@ class Landed(msgspec.Struct, frozen=True):
 class _Job:
     """One change on its way."""
 
-    def __init__(
-        self, caller: Caller, uuid: str, applying: Applying, index_files: Sequence[IndexFile], requested_ms: int
-    ) -> None:
+    def __init__(self, caller: Caller, uuid: str, applying: Applying, requested_ms: int) -> None:
         self.caller = caller
         self.uuid = uuid
         """The table's that it was prepared for."""
         self.applying = applying
-        self.index_files = index_files
+        self.index_files: Sequence[IndexFile] = ()
         self.requested_ms = requested_ms
         self.begun = False
         self.done: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
@@ -129,6 +130,10 @@ class _Attempt:
         self.refused: list[tuple[_Job, SeamarkError | Collision]] = []
         """What others of this group are in the way of."""
         self.producers: dict[str, Last] = {}
+        self.keys: set[str] = set()
+        """Idempotency keys of what is made."""
+        self.twins: list[_Job] = []
+        """What came with a key of these: they get the answer of the first."""
 
 
 class Commits:
@@ -155,25 +160,31 @@ class Commits:
         namespace: NamespacePath,
         name: str,
         request: ChangeRequest,
-        index_files: Sequence[IndexFile] = (),
+        index_files: IndexFiles,
     ) -> Landed:
-        """The change as a snapshot at the head of its branch. `index_files` are checked; they get its snapshot.
+        """The change as a snapshot at the head of its branch, which its index files get, too.
 
         NoSuchTable. BadRequest for what does not fit the table, Forbidden for files where the caller may not write.
         CommitConflict where it collides with what was committed since it read, or lost every race: nothing happened.
-        CommitUnknown. IdempotencyTaken.
+        CommitUnknown; also for what a producer has committed, to a table that the name leads to no more.
+        IdempotencyTaken.
         """
-        loaded = await self._catalog.tables.load(namespace, name)
+        try:
+            loaded = await self._catalog.tables.load(namespace, name)
+        except NotFound:
+            await self._check_not_done(request, request.table_uuid, namespace, name)
+            raise
         entry = loaded.entry
         assert entry is not None
         applying = Applying(self._parts, self._manifests, self._planner, caller, request)
-        job = _Job(caller, entry.uuid, applying, index_files, self._parts.clock.now_ms())
+        job = _Job(caller, entry.uuid, applying, self._parts.clock.now_ms())
         try:
-            self._check_table(job, entry)
+            await self._check_table(job, entry)
             last = await self._last(job, entry, loaded.metadata)
             if last is not None and _is_repeat(job, last):
                 return self._repeated(job, last, entry, loaded.metadata)
             head_of(request.branch, loaded.metadata)  # before anything is written
+            job.index_files = await index_files(entry, loaded.metadata)
             await applying.prepare(loaded.metadata)
             await applying.warm(loaded.metadata)
             landed = await self._in_turn(namespace, name, job)
@@ -242,7 +253,16 @@ class Commits:
 
     async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
         """CommitConflict: the table has moved, and what has no outcome yet is to be tried again."""
-        entry = await self._catalog.tables.entry(namespace, name)
+        try:
+            entry = await self._catalog.tables.entry(namespace, name)
+        except NotFound as error:
+            for job in group:
+                try:
+                    await self._check_not_done(job.request, job.uuid, namespace, name)
+                except CommitUnknown as done:
+                    job.fail(done)
+            _fail(group, error)
+            return
         attempt = _Attempt(entry, await self._catalog.documents.table(entry.metadata_location))
         for job in group:
             try:
@@ -273,6 +293,7 @@ class Commits:
             job.land(Landed(committed, loaded.entry.metadata_location))
         for job, refusal in attempt.refused:
             job.fail(refusal)
+        _fail(attempt.twins, IdempotencyTaken("by another change of the group"))
         for job in attempt.repeats:
             assert job.request.producer is not None
             last = attempt.producers[job.request.producer.id]
@@ -280,8 +301,11 @@ class Commits:
 
     async def _add(self, attempt: _Attempt, job: _Job) -> None:
         """Applies the change to what the ones before it have made of the table."""
-        self._check_table(job, attempt.entry)
-        producer = job.request.producer
+        await self._check_table(job, attempt.entry)
+        key, producer = job.caller.idempotency, job.request.producer
+        if key is not None and key.key in attempt.keys:  # recorded twice, the transaction would fail for all
+            attempt.twins.append(job)
+            return
         if producer is not None:
             last = attempt.producers.get(producer.id)
             if last is not None and _is_repeat(job, last):
@@ -294,13 +318,28 @@ class Commits:
         made = await job.applying.apply(attempt.metadata)
         attempt.metadata = made.metadata
         attempt.made.append((job, made))
+        if key is not None:
+            attempt.keys.add(key.key)
         if producer is not None:
             attempt.producers[producer.id] = Last(producer.sequence, made.snapshot.snapshot_id)
 
-    def _check_table(self, job: _Job, entry: Entry) -> None:
-        wanted = job.request.table_uuid
-        if entry.uuid != job.uuid or wanted not in (None, entry.uuid):
-            raise Collision("table", f"The name leads to the table {entry.uuid} now, not to {wanted or job.uuid}")
+    async def _check_table(self, job: _Job, entry: Entry) -> None:
+        wanted = job.request.table_uuid or job.uuid
+        if entry.uuid == job.uuid == wanted:
+            return
+        await self._check_not_done(job.request, wanted, entry.namespace, entry.name)
+        raise Collision("table", f"The name leads to the table {entry.uuid} now, not to {wanted}")
+
+    async def _check_not_done(
+        self, request: ChangeRequest, uuid: str | None, namespace: NamespacePath, name: str
+    ) -> None:
+        """CommitUnknown (`moved_on`) for what its producer has committed to the table that it is for, which the name
+        leads to no more: a refusal would make the client delete files that are live."""
+        if request.producer is None or uuid is None:
+            return
+        state = await self._parts.store.producer(uuid, request.producer.id)
+        if state is not None and request.producer.sequence <= state.sequence:
+            raise moved_on(namespace, name)
 
     async def _last(self, job: _Job, entry: Entry, metadata: TableMetadata) -> Last | None:
         producer = job.request.producer

@@ -300,6 +300,9 @@ async def test_a_change_for_a_table_that_was_dropped_and_made_anew_is_refused(ap
     assert (await lake.send(body)).error[:2] == (404, "NoSuchTableException")
     again = await Lake.create(api)
     assert (await again.send(body)).error[:2] == (409, "CommitFailedException")
+    # Its index files lie in the folder of the other, which is no mistake of the client's.
+    index_file = {"location": f"file://{lake.folder}/metadata/seamark-index/w/x.puffin", "size-in-bytes": 10}
+    assert (await again.send({**body, "index-files": [index_file]})).error[:2] == (409, "CommitFailedException")
     assert (await again.commit({**body, "table-uuid": None}))["table-uuid"] != uuid
 
 

@@ -5,6 +5,7 @@ Rows are (id, part, value). What a reader must see is kept beside it by the test
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,12 @@ class Lake:
 
     async def append(self, *parts: Sequence[Row], **more: Any) -> Any:
         return await self.commit({"add": [self.data(rows) for rows in parts], **more})
+
+    async def waiting(self, count: int) -> None:
+        """Until so many changes that add files, to a table that had none, wait for their turn."""
+        while len(list((self.folder / "metadata").glob("*.avro"))) < count:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # the file is there before the server knows that it is
 
     async def metadata(self) -> Any:
         answer = await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")

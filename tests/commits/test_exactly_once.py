@@ -14,6 +14,7 @@ import pytest
 from connector.client import SeamarkClient
 from connector.commits import CommitClient
 from connector.errors import Unreachable
+from metaserver.store.port import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, rows, snapshot_of
@@ -81,6 +82,45 @@ async def test_what_the_database_forgot_the_snapshots_know(tmp_path: Path) -> No
             assert (again["duplicate"], again["snapshot-id"]) == (True, answer["snapshot-id"])
         assert not (await lake.commit(numbered(lake, 3)))["duplicate"]
         assert len(await seen(lake)) == 3
+
+
+async def _moved(api: Api, how: str) -> None:
+    """`db.t` leads elsewhere, or nowhere."""
+    if how == "dropped":
+        assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
+        return
+    names = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "u"}}
+    assert (await api("POST", "/v1/tables/rename", names)).status == 204
+    if how == "replaced":
+        await api.table("t")
+
+
+@pytest.mark.parametrize("how", ["renamed", "replaced", "dropped"])
+async def test_a_repeat_hears_that_it_succeeded_where_its_table_has_left_the_name(api: Api, how: str) -> None:
+    """A refusal would have its client delete files that are live."""
+    lake = await Lake.create(api)
+    body = numbered(lake, 4)
+    uuid = (await lake.commit(body))["table-uuid"]
+    await _moved(api, how)
+    refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
+    for sequence, found in ((4, (500, "CommitStateUnknownException")), (5, refused)):
+        again = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
+        assert (await lake.send(again)).error[:2] == found
+    assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == refused
+
+
+@pytest.mark.parametrize("how", ["renamed", "replaced"])
+async def test_what_another_server_commits_while_its_twin_waits_is_not_refused_later(api: Api, how: str) -> None:
+    lake = await Lake.create(api)
+    uuid = (await lake.metadata())["table-uuid"]
+    async with api.server.parts.catalog.committer.turn(("db",), "t"):
+        sent = [asyncio.create_task(lake.send(numbered(lake, sequence))) for sequence in (1, 2)]
+        await lake.waiting(2)
+        await api.server.parts.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
+        await _moved(api, how)
+    answers = await asyncio.gather(*sent)
+    refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
+    assert [one.error[:2] for one in answers] == [(500, "CommitStateUnknownException"), refused]
 
 
 def _lake(base_url: str, name: str) -> Lake:

@@ -87,6 +87,29 @@ async def test_a_key_that_is_taken_within_a_group_fails_alone(tmp_path: Path) ->
         assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [1, 2, 3, 4]
 
 
+async def test_the_same_key_twice_in_one_group_is_answered_once_for_both(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        key = new_key()
+        body = {"add": [lake.data([(1, 0, "a")])]}
+        others = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
+        async with server.parts.catalog.committer.turn(("db",), "t"):
+            # The first is a group by itself; all that come while it waits are another.
+            alone = asyncio.create_task(lake.send(others[0]))
+            await lake.waiting(1)
+            sent = [lake.send(body, key=key), lake.send(body, key=key), lake.send(others[1], key=key)]
+            tasks = [asyncio.create_task(one) for one in (*sent, lake.send(others[2]))]
+            await lake.waiting(5)
+        one, twin, other_body, last = await asyncio.gather(*tasks)
+        assert {(await alone).status, one.status, twin.status, last.status} == {200}
+        assert one.json["snapshot-id"] == twin.json["snapshot-id"]
+        assert (one.json["duplicate"], twin.json["duplicate"]) == (False, False)
+        assert other_body.error[:2] == (422, "UnprocessableEntityException")
+        metadata = await lake.metadata()
+        check(metadata)
+        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == [1, 2, 4]
+
+
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
 async def test_files_written_in_vain_go_and_others_stay(tmp_path: Path, action: str) -> None:
     async with running(tmp_path) as server:
