@@ -32,13 +32,13 @@ from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.errors import Conflict
 from connector.latest import Batch, Rank, batch_of, column_of, latest
-from connector.locating import WAYS, Found, Located, locate
+from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, open_table, plan
 from connector.reading import POSITION, TaskReader, bound_filter, wanted_of
 from connector.rewriting import rewritten
 from connector.target import WriteTarget, target_of
-from connector.writing import Rows, TableWriter, WrittenFiles, batches_of, commit
+from connector.writing import Rows, WrittenFiles, batches_of, commit, write_batches
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.parquet import Unreadable
@@ -108,13 +108,15 @@ def upsert(
     all attempts; Unreadable for a file that is broken. `producer`, and what is not known after an error, are as with
     `append`.
     """
+    checked(mode, way)
     given = list(batches_of(rows))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> _Change | None:
+    def prepared(opened: OpenTable, target: WriteTarget) -> Change | None:
         batch = batch_of(given, opened.schema, keys, precombine, columns)
-        return _upserted(client, opened, target, batch, _mode(mode, target, _UPSERT_MODES), way)
+        found = differing(client, opened, batch, way)
+        return _written(found, scope_of(batch.keys, opened), opened, target, mode_of(mode, target))
 
-    return _committed(client, table, prepared, branch, producer, summary, attempts, (mode, way))
+    return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
 
 
 def delete(
@@ -135,25 +137,34 @@ def delete(
     Otherwise as `upsert`."""
     if (keys is None) == (where is None):
         raise ValueError("say which rows are to go, by keys or by a predicate (where)")
+    checked(mode, way)
     given = None if keys is None else list(batches_of(keys))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> _Change | None:
+    def prepared(opened: OpenTable, target: WriteTarget) -> Change | None:
         if given is None:
             scope = bound_filter(where, opened)
-            located = _matching(client, opened, scope)
+            found = _without(_matching(client, opened, scope))
+        elif not given:
+            return None
         else:
-            if not given:
-                return None
-            wanted = batch_of(given, opened.schema, given[0].schema.names).keys
-            scope = wanted.holding(_SCOPE_VALUES_MAX, opened.metadata.partition_specs)
-            located = locate(client, opened, wanted, way)
-        change = _Change(located, scope, Report(deleted=_rows(located.files), files_read=len(located.read)))
-        return _written(change, opened, target, (), _mode(mode, target, _DELETE_MODES))
+            batch = batch_of(given, opened.schema, given[0].schema.names)
+            scope, found = scope_of(batch.keys, opened), without(client, opened, batch, way)
+        return _written(found, scope, opened, target, mode_of(mode, target, deletes=True))
 
-    return _committed(client, table, prepared, branch, producer, summary, attempts, (mode, way))
+    return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
 
 
-def _mode(given: str | None, target: WriteTarget, properties: Sequence[str]) -> str:
+def checked(mode: str | None, way: str | None) -> None:
+    """ValueError for what there is not."""
+    if mode is not None and mode.lower() not in MODES:
+        raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
+    if way is not None and way not in WAYS:
+        raise ValueError(f"way is {way!r}; rows are located by {' or '.join(WAYS)}")
+
+
+def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
+    """As given, else as the table has it. Unwritable where that is none."""
+    properties = _DELETE_MODES if deletes else _UPSERT_MODES
     found = given or next((target.properties[one] for one in properties if target.properties.get(one)), COPY_ON_WRITE)
     if found.lower() not in MODES:
         raise Unwritable(f"{properties[0]} is {found!r}; it may be {' or '.join(MODES)}")
@@ -164,28 +175,31 @@ def _mode(given: str | None, target: WriteTarget, properties: Sequence[str]) -> 
 
 
 @dataclass(frozen=True)
-class _Change:
-    """Rows that go, and in what rows they were looked for. With the files of what comes, once these are written."""
+class Difference:
+    """Rows that go, and those that come; of the report what is known before any file is written."""
 
     located: Located
-    scope: Expression
+    new: tuple[pa.Table, ...]
     report: Report
-    data: WrittenFiles = field(default_factory=WrittenFiles)
-    deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
-    removed: tuple[dict[str, Any], ...] = ()
 
-    def body(self, opened: OpenTable) -> dict[str, Any]:
-        return {
-            "read-snapshot-id": opened.snapshot_id,
-            "scope": {"filter": expression_json(self.scope)},
-            "add": [*self.data.files, *self.deletes.files],
-            "remove": [*self.removed, *self.deletes.removed],
-            "index-files": list(self.data.index_files),
-        }
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        for one in self.new:
+            yield from one.to_batches()
 
-    def discard(self, target: WriteTarget) -> None:
-        self.data.discard(target.storage)
-        self.deletes.discard(target.storage)
+
+def scope_of(keys: Keys, opened: OpenTable, parts: int = 1) -> Expression:
+    """What a commit of these keys has read; shorter where it has so many parts like this."""
+    specs = opened.metadata.partition_specs
+    return keys.holding(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
+
+
+def without(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None) -> Difference:
+    """The table without the rows that have the keys of the batch."""
+    return _without(locate(client, opened, batch.keys, way))
+
+
+def _without(located: Located) -> Difference:
+    return Difference(located, (), Report(deleted=_rows(located.files), files_read=len(located.read)))
 
 
 def _rows(files: Iterable[Found]) -> int:
@@ -205,9 +219,8 @@ def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Lo
     return Located(tuple(files), frozenset(read))
 
 
-def _upserted(
-    client: SeamarkClient, opened: OpenTable, target: WriteTarget, batch: Batch, mode: str, way: str | None
-) -> _Change | None:
+def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None) -> Difference:
+    """The table with the rows of the batch in the place of those that have their keys."""
     located = locate(client, opened, batch.keys, way)
     there = np.zeros(batch.keys.count, dtype=np.bool_)
     for one in located.files:
@@ -235,8 +248,7 @@ def _upserted(
         stale=int(np.count_nonzero(~wins)),
         files_read=len(read),
     )
-    scope = batch.keys.holding(_SCOPE_VALUES_MAX, opened.metadata.partition_specs)
-    return _written(_Change(Located(files, read), scope, report), opened, target, [new, *more], mode)
+    return Difference(Located(files, read), (new, *more), report)
 
 
 @dataclass(frozen=True)
@@ -286,22 +298,57 @@ class _Stored:
 # What is written
 
 
-def _written(
-    change: _Change, opened: OpenTable, target: WriteTarget, new: Sequence[pa.Table], mode: str
-) -> _Change | None:
+@dataclass(frozen=True)
+class Change:
+    """For a commit: what was read, and files; `removed` are data files of which `data` has the rows that stay."""
+
+    scope: Expression
+    report: Report
+    data: WrittenFiles
+    deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
+    removed: tuple[dict[str, Any], ...] = ()
+
+    def body(self, opened: OpenTable) -> dict[str, Any]:
+        return {
+            "read-snapshot-id": opened.snapshot_id,
+            "scope": {"filter": expression_json(self.scope)},
+            "add": [*self.data.files, *self.deletes.files],
+            "remove": [*self.removed, *self.deletes.removed],
+            "index-files": list(self.data.index_files),
+        }
+
+    def done(self) -> Report:
+        """The report, with the files."""
+        paths = {one["file-path"] for one in (*self.data.files, *self.deletes.files)}
+        removed = len(self.removed) + len(self.deletes.removed)
+        return replace(self.report, files_written=len(paths), files_removed=removed)
+
+    def discard(self, target: WriteTarget) -> None:
+        self.data.discard(target.storage)
+        self.deletes.discard(target.storage)
+
+
+def _written(found: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str) -> Change | None:
     """None where nothing is to be changed."""
-    files = change.located.files
-    if not files and not any(one.num_rows for one in new):
+    files = found.located.files
+    if not files and not any(one.num_rows for one in found.new):
         return None
-    write = _copied if mode == COPY_ON_WRITE else _marked
-    made = write(change, opened, target, new)
-    paths = {one["file-path"] for one in (*made.data.files, *made.deletes.files)}
-    removed = len(made.removed) + len(made.deletes.removed)
-    return replace(made, report=replace(made.report, files_written=len(paths), files_removed=removed))
+    if mode == COPY_ON_WRITE:
+        data = rewritten(opened, target, files, found.rows())
+        paths = [one.task.path for one in files]
+        report = replace(found.report, files_read=len(found.located.read.union(paths)))
+        return Change(scope, report, data, removed=tuple({"file-path": path} for path in paths))
+    deletes = marked(opened, target, files)
+    try:
+        data = write_batches(target, found.rows())
+    except BaseException:
+        deletes.discard(target.storage)
+        raise
+    return Change(scope, found.report, data, deletes)
 
 
-def _marked(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequence[pa.Table]) -> _Change:
-    """Merge-on-read: rows are deleted by position, new ones appended."""
+def marked(opened: OpenTable, target: WriteTarget, files: Sequence[Found]) -> WrittenDeletes:
+    """Merge-on-read: these rows deleted by position."""
     gone = [
         DeletedRows(
             one.task.path,
@@ -310,57 +357,25 @@ def _marked(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequen
             one.positions,
             one.task.deletes,
         )
-        for one in change.located.files
+        for one in files
     ]
-    deletes = write_deletes(target, gone, Deletes(opened.storage, opened.metadata)) if gone else WrittenDeletes()
-    try:
-        with TableWriter(target) as writer:
-            for batch in _batches(new):
-                writer.write(batch)
-            data = writer.close()
-    except BaseException:
-        deletes.discard(target.storage)
-        raise
-    return replace(change, data=data, deletes=deletes)
-
-
-def _copied(change: _Change, opened: OpenTable, target: WriteTarget, new: Sequence[pa.Table]) -> _Change:
-    """Copy-on-write: the files that hold rows which go are written anew without them."""
-    files = change.located.files
-    data = rewritten(opened, target, files, _batches(new))
-    read = change.located.read | {one.task.path for one in files}
-    return replace(
-        change,
-        data=data,
-        removed=tuple({"file-path": one.task.path} for one in files),
-        report=replace(change.report, files_read=len(read)),
-    )
-
-
-def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
-    for one in tables:
-        yield from one.to_batches()
+    return write_deletes(target, gone, Deletes(opened.storage, opened.metadata)) if gone else WrittenDeletes()
 
 
 # What is committed
 
 
-def _committed(
+def committed(
     client: SeamarkClient,
     table: Name,
-    prepared: Callable[[OpenTable, WriteTarget], _Change | None],
+    prepared: Callable[[OpenTable, WriteTarget], Change | None],
+    *,
     branch: str,
     producer: tuple[str, int] | None,
     summary: Mapping[str, str] | None,
     attempts: int,
-    chosen: tuple[str | None, str | None],
 ) -> Report:
     """One commit of what is prepared, from the branch's head, and again where others were faster."""
-    mode, way = chosen
-    if mode is not None and mode.lower() not in MODES:
-        raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
-    if way is not None and way not in WAYS:
-        raise ValueError(f"way is {way!r}; rows are located by {' or '.join(WAYS)}")
     named: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if producer is not None:
         named["producer"] = {"id": producer[0], "sequence": producer[1]}
@@ -382,5 +397,5 @@ def _committed(
             time.sleep(random.SystemRandom().uniform(0.5, 1.0) * min(_WAIT_MAX_S, _WAIT_S * 2 ** min(number, 10)))
         else:
             return replace(
-                change.report, attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
+                change.done(), attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
             )
