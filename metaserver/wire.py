@@ -12,6 +12,8 @@ from metaserver.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
 """Between the levels of a namespace in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
+PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
+"""In the summary of a snapshot: who made it, and as its how-manieth change."""
 
 T = TypeVar("T")
 

@@ -8,11 +8,13 @@
 or use `writing.write`, which does it as the table asks.
 
 A stream commits each of its batches once. The commit names the query, by the id that Spark keeps in its checkpoint, and
-the batch's number; what was committed under these before is not committed again, whatever was lost or run twice. The
-option `producer` names the query otherwise: for one that goes on with another's work.
+the batch's number; what was committed under these before is not committed again, whatever was lost or run twice. Spark
+runs only the last batch again, with the rows that it had. So a batch before the last is none of these, but comes of a
+checkpoint that is older than the table: it is refused, as rows in it may not be in the table yet.
 
-The rule it keeps: no file is deleted that a snapshot may name. Spark aborts a write whose commit failed, also where
-nobody knows whether it did; so aborting deletes nothing, and what other tasks of a failed job wrote stays as orphans.
+The rules it keeps. A batch is taken for one that is in the table only where it is that one. And no file is deleted that
+a snapshot may name: Spark aborts a write whose commit failed, also where nobody knows whether it did; so aborting
+deletes nothing, and what other tasks of a failed job wrote stays as orphans.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ from connector.writing import (
     write_batches,
 )
 from metaserver.iceberg.snapshot import MAIN
+from metaserver.iceberg.table_json import decode_table
+from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
-OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions", "producer"})
+OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions"})
 _QUERY_ID = "sql.streaming.queryId"
 _PRODUCER_PREFIX = "spark-stream-"
 
@@ -59,7 +63,6 @@ class SinkOptions:
 
     client: SeamarkClient = field(repr=False)
     into: Destination
-    producer: str | None
 
     @staticmethod
     def of(given: Mapping[str, str], *, overwrite: bool, streaming: bool) -> SinkOptions:
@@ -78,7 +81,7 @@ class SinkOptions:
         into = destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
         )
-        return SinkOptions(client, into, options.get("producer"))
+        return SinkOptions(client, into)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -108,18 +111,34 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if any(isinstance(one, Written) and one.table_uuid != table_uuid for one in messages):
             raise BadRequest("The table was replaced by another while rows were written for it; start the query again")
         query = next((one.query_id for one in messages if isinstance(one, Written) and one.query_id), None)
-        producer = self._options.producer or (_PRODUCER_PREFIX + query if query else None)
-        if producer is None and any(isinstance(one, Written) for one in messages):
-            raise BadRequest("Spark does not tell which query this is; give option('producer', …), a name of its own")
-        self._options.into.commit(
-            self._options.client,
-            _joined(messages),
-            producer=None if producer is None else (producer, batchId),
-            summary={"engine-name": "spark"},
+        if query is None and any(isinstance(one, Written) for one in messages):
+            raise BadRequest(
+                "Spark does not tell which query this is, by which each batch is committed once; write its batches by "
+                "foreachBatch and connector.spark.write(…, producer=(a name of the query, the batch's number))"
+            )
+        producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
+        answer = self._options.into.commit(
+            self._options.client, _joined(messages), producer=producer, summary={"engine-name": "spark"}
         )
+        if producer is not None and answer is not None and answer["duplicate"]:
+            self._check_last(producer, answer["snapshot-id"])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing: see above."""
+
+    def _check_last(self, producer: tuple[str, int], snapshot_id: int | None) -> None:
+        """BadRequest unless the batch that was committed before is the last. Of the last the snapshot is known."""
+        into, (name, number) = self._options.into, producer
+        loaded = self._options.client.load_table(into.table, history=True)
+        told = (one.summary_map() for one in decode_table(loaded.metadata, loaded.location).snapshots)
+        later = [int(said[SEQUENCE_KEY]) for said in told if said.get(PRODUCER_KEY) == name]
+        if snapshot_id is None or max(later, default=number) > number:
+            last = max(later, default="a later one")
+            raise BadRequest(
+                f"Batch {number} of this query is in the table already, and was followed by others, up to {last}: the "
+                "checkpoint is older than the table, and the batch may have other rows now. Nothing was written. Go "
+                "on with the newest checkpoint; if that is lost, start with a new one, from where the table ends"
+            )
 
 
 def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> Written:

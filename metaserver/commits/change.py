@@ -38,7 +38,6 @@ SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
 ISOLATIONS = (SERIALIZABLE, SNAPSHOT)
 WRITTEN = "written"
 INDEX_FILES_MAX = 1000
-PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 _OWN_PREFIX = "seamark."
 _OWN_KEYS = frozenset({"operation", "changed-partition-count"})
 _OWN_BEGINNINGS = ("added-", "deleted-", "removed-", "total-", "partitions.", "manifests-")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metaserver.commits.change import PRODUCER_KEY, SEQUENCE_KEY
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.store.port import PointerStore
+from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 _MARK = PRODUCER_KEY.encode()
 _DIGITS_MAX = 19

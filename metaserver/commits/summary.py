@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from metaserver.commits.change import PRODUCER_KEY, SEQUENCE_KEY, Partition, Producer
+from metaserver.commits.change import Partition, Producer
 from metaserver.iceberg.content_file import DATA, POSITION_DELETES, ContentFile
 from metaserver.iceberg.expressions import Value
+from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
 _REMOVED_AS = {"data-files": "deleted-data-files", "records": "deleted-records"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -212,6 +215,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
         ("append", {"replace_where": "id = 1"}, "are of mode"),
         ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both given"),
         ("append", {"colour": "blue"}, "Unknown options colour"),
+        ("append", {"producer": "job"}, "Unknown options producer"),
     ],
 )
 def test_options_that_make_no_sense_are_told(rig: Rig, mode: str, options: dict[str, str], said: str) -> None:
@@ -221,21 +225,36 @@ def test_options_that_make_no_sense_are_told(rig: Rig, mode: str, options: dict[
     assert rig.sql("SELECT * FROM {db}.told").count() == 0
 
 
+@dataclass(frozen=True)
+class Stream:
+    """Files in a folder, read one a batch and written into a table of `id` and `v`."""
+
+    rig: Rig
+    given: Path
+    checkpoint: Path
+    table: str
+
+    def arrive(self, first: int, last: int) -> None:
+        frame = self.rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
+        frame.write.mode("append").parquet(str(self.given))
+
+    def run(self, through: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
+        """All that has arrived since."""
+        reader = self.rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1)
+        writer = through(reader.parquet(str(self.given))).writeStream.format("seamark")
+        named = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
+        writer = writer.options(**named).option("checkpointLocation", str(self.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def ids(self) -> list[int]:
+        return sorted(row.id for row in self.rig.sql(f"SELECT id FROM {{db}}.{self.table}").collect())
+
+
 def test_a_stream_that_is_stopped_and_runs_a_batch_again_commits_every_row_once(rig: Rig, tmp_path: Path) -> None:
     rig.sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
-    given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
-
-    def run() -> None:
-        read = rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1).parquet(str(given))
-        writer = read.writeStream.format("seamark").option("checkpointLocation", str(checkpoint))
-        named = {"uri": rig.server.base_url, "table": "db.stream"}
-        query = writer.options(**named).trigger(availableNow=True).start()
-        query.awaitTermination()
-
-    def arrive(first: int, last: int) -> None:
-        frame = rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
-        frame.write.mode("append").parquet(str(given))
-
+    checkpoint = tmp_path / "checkpoint"
+    stream = Stream(rig, tmp_path / "given", checkpoint, "stream")
+    arrive, run = stream.arrive, stream.run
     arrive(0, 100)
     arrive(100, 200)
     run()
@@ -252,3 +271,51 @@ def test_a_stream_that_is_stopped_and_runs_a_batch_again_commits_every_row_once(
     summary = rig.sql("SELECT summary FROM {db}.stream.snapshots ORDER BY committed_at DESC").first()
     assert summary is not None
     assert summary[0]["seamark.producer-sequence"] == "2"
+
+
+def test_a_checkpoint_older_than_the_table_loses_no_row_unheard_and_a_new_one_drops_none(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """Batches that only bear the numbers of earlier ones are not taken for them."""
+    rig.sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
+    stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
+    stream.arrive(0, 10)
+    stream.run()
+    shutil.copytree(stream.checkpoint, tmp_path / "restored")
+    for first in (10, 20):
+        stream.arrive(first, first + 10)
+    stream.run()
+    files = rig.files("older")
+    with pytest.raises(PySparkException, match=r"Batch 1 of this query .* up to 2: the checkpoint is older"):
+        replace(stream, checkpoint=tmp_path / "restored").run()
+    assert (stream.ids(), rig.files("older")) == ([*range(30)], files)
+    other = replace(stream, given=tmp_path / "other", checkpoint=tmp_path / "new")
+    other.arrive(100, 105)
+    other.run()
+    assert stream.ids() == [*range(30), *range(100, 105)]
+
+
+def test_a_stream_whose_table_is_replaced_while_it_writes_puts_nothing_into_the_other(rig: Rig, tmp_path: Path) -> None:
+    rig.sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
+    stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
+    stream.arrive(0, 10)
+    tables = f"{rig.server.base_url}/v1/namespaces/db/tables"
+    fields = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "v", "type": "string"}]
+    schema = {"type": "struct", "fields": [{**field, "required": False} for field in fields]}
+    made = json.dumps({"name": "replaced", "schema": schema}).encode()
+
+    def replacing(batches: Iterator[Any]) -> Iterator[Any]:
+        """The last row is given and the sink writes; then it is another's table."""
+        yield from batches
+        for request in (
+            urllib.request.Request(f"{tables}/replaced", method="DELETE"),
+            urllib.request.Request(tables, made, {"Content-Type": "application/json"}),
+        ):
+            urllib.request.urlopen(request).close()
+
+    with pytest.raises(PySparkException, match="replaced by another while rows were written for it"):
+        stream.run(lambda frame: frame.mapInArrow(replacing, frame.schema))
+    loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
+    assert json.loads(loaded.metadata).get("snapshots", []) == []
+    stream.run()  # the batch again, for the table that is there now
+    assert stream.ids() == [*range(10)]
