@@ -14,6 +14,7 @@ import click
 
 from metaserver.api.logs import configure_logging
 from metaserver.cli.access import grant, token
+from metaserver.cli.buckets import buckets
 from metaserver.cli.build import build_command
 from metaserver.cli.explain import explain
 from metaserver.cli.index import index
@@ -91,6 +92,7 @@ def version() -> None:
 cli.add_command(token)
 cli.add_command(grant)
 cli.add_command(explain)
+cli.add_command(buckets)
 cli.add_command(index)
 index.add_command(build_command)
 cli.add_command(indexer)

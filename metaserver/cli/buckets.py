@@ -1,0 +1,114 @@
+"""`seamark buckets`: how large a table's buckets are, how many there should be, and more of them by doubling.
+
+The server is found as `seamark explain` finds it. Exit codes: 0 when it was done, 1 when the server refuses or cannot
+be reached, 2 when the command makes no sense, as a number of buckets that no doubling leads to.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from connector.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
+from connector.client import SeamarkClient
+from connector.errors import BadRequest
+from metaserver.cli.explain import show_size
+from metaserver.cli.index import server_options
+from metaserver.cli.options import CONTEXT
+
+_WIDTH = 120
+"""Where the output is no terminal."""
+
+
+@click.command(context_settings=CONTEXT)
+@click.argument("table")
+@click.option("--column", help="Only the buckets of this column. Needed for a resize where there are several.")
+@click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="As many buckets from now on.")
+@click.option("--double", is_flag=True, help="Twice as many buckets from now on.")
+@click.option(
+    "--target-bytes",
+    type=click.IntRange(min=1),
+    default=TARGET_BYTES,
+    show_default=True,
+    metavar="BYTES",
+    help="What a bucket should have, for the advice.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Each bucket by itself, as JSON.")
+@server_options
+def buckets(
+    client: SeamarkClient,
+    table: str,
+    column: str | None,
+    wanted: int | None,
+    double: bool,
+    target_bytes: int,
+    as_json: bool,
+) -> None:
+    """Shows how large the buckets of TABLE are and how many it should have; or gives it more.
+
+    \b
+    For instance:
+      seamark buckets sales.orders
+      seamark buckets sales.orders --double
+    A resize changes the partition spec alone: it takes one commit, writers and readers go on meanwhile, and old files
+    stay as they are. TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    """
+    if double and wanted is not None:
+        raise click.UsageError("--double and --resize are both given; say how many buckets in one way")
+    sizes = bucket_sizes(client, table, target_bytes=target_bytes)
+    found = [one for one in sizes if column in (None, one.column)]
+    if not found:
+        has = f"buckets of {', '.join(one.column for one in sizes)} only" if sizes else "no buckets"
+        raise BadRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
+    if double or wanted is not None:
+        done = resize(client, table, buckets=wanted or 2 * found[0].buckets, column=column)
+        again = "" if done.before != done.buckets else ", as before"
+        click.echo(f"{done.column}: {done.buckets:,} buckets from now on{again} (partition spec {done.spec_id})")
+    elif as_json:
+        click.echo(json.dumps([_told(one) for one in found], indent=2))
+    else:
+        _show(table, found)
+
+
+def _told(sizes: BucketSizes) -> dict[str, Any]:
+    each = zip(*(part.tolist() for part in (sizes.files, sizes.rows, sizes.bytes)), strict=True)
+    return {
+        "column": sizes.column,
+        "field": sizes.field,
+        "buckets": sizes.buckets,
+        "advice": sizes.advice,
+        "target-bytes": sizes.target_bytes,
+        "partition-bytes": sizes.partition_bytes,
+        "skew": round(sizes.skew, 3),
+        "shared-files": sizes.shared_files,
+        "shared-bytes": sizes.shared_bytes,
+        "sizes": [{"files": files, "rows": rows, "bytes": size} for files, rows, size in each],
+    }
+
+
+def _show(table: str, found: list[BucketSizes]) -> None:
+    listed = Table()
+    listed.add_column("column", overflow="fold")
+    for name in ("buckets", "files", "smallest", "mean", "largest", "skew", "advice"):
+        listed.add_column(name, justify="right")
+    for one in found:
+        sizes = (show_size(int(size)) for size in (one.bytes.min(), one.bytes.mean(), one.bytes.max()))
+        files = f"{one.files.mean():,.1f} each"
+        listed.add_row(
+            one.column.replace("[", "\\["), f"{one.buckets:,}", files, *sizes, f"{one.skew:.1f}", f"{one.advice:,}"
+        )
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    console.print(listed)
+    for one in found:
+        if one.shared_files:
+            share = f"{one.shared_files:,} files ({show_size(one.shared_bytes)}) have rows of several buckets of"
+            click.echo(f"{share} {one.column}; they are as older partition specs wrote them.")
+        if one.advice > one.buckets:
+            each = show_size(round(one.partition_bytes / one.advice))
+            more = "" if len(found) == 1 else f" --column {one.column}"
+            click.echo(f"Of about {each} each: seamark buckets {table}{more} --resize {one.advice}")
