@@ -33,7 +33,7 @@ from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.packing import Longs
-from metaserver.planner.answer import Answer
+from metaserver.planner.answer import Answer, TaskForm
 from metaserver.planner.partition_text import dialect_of
 from metaserver.planner.request import Question, ScanRequest, expired_ancestor
 from metaserver.planner.scan import Scan
@@ -50,6 +50,13 @@ PLAN_ID_CHARACTERS_MAX = 4000
 """A plan id stands in a URL, whose length servers and proxies bound. A longer one is not given out."""
 
 
+class _Own(msgspec.Struct, frozen=True, rename="kebab"):
+    """What only our own client asks for (`planner.answer.TaskForm`)."""
+
+    residuals: bool = True
+    sequence_numbers: bool = False
+
+
 class _PlanTableScan(msgspec.Struct, rename="kebab"):
     """`select` may be there too: which columns are read changes nothing about which files are."""
 
@@ -61,6 +68,7 @@ class _PlanTableScan(msgspec.Struct, rename="kebab"):
     use_snapshot_schema: bool | None = None
     stats_fields: tuple[str, ...] | None = None
     min_rows_requested: int | None = None
+    seamark: _Own = _Own()
 
 
 class _Kept(msgspec.Struct, frozen=True, gc=False):
@@ -222,6 +230,8 @@ def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked:
         case_sensitive=wanted.case_sensitive is not False,
         use_snapshot_schema=wanted.use_snapshot_schema is True,
         stats_fields=wanted.stats_fields or (),
+        residuals=wanted.seamark.residuals,
+        sequence_numbers=wanted.seamark.sequence_numbers,
     )
     if wanted.snapshot_id is None and not incremental:
         asked = msgspec.structs.replace(asked, snapshot_id=metadata.current_snapshot_id)
@@ -309,7 +319,8 @@ async def _postponed(request: web.Request, loaded: LoadedTable, asked: Asked, qu
 
 def _answer(request: web.Request, asked: Asked, scan: Scan) -> Answer:
     dialect = dialect_of(request.headers.get("User-Agent", ""))
-    return Answer(scan, stats=_columns(scan.metadata, asked), dialect=dialect)
+    form = TaskForm(asked.residuals, asked.sequence_numbers)
+    return Answer(scan, stats=_columns(scan.metadata, asked), dialect=dialect, form=form)
 
 
 def _columns(metadata: TableMetadata, asked: Asked) -> list[int]:

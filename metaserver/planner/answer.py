@@ -5,13 +5,15 @@ format) is written once and joined in, and no object is built per file. Answers 
 so that whoever sends them can let others have their turn in between.
 
 What clients insist on, beyond the specification: Java's fails on its executors without `residual-filter`, and refuses
-`delete-files` without tasks. For what PyIceberg wants of partitions see `partition_text.py`.
+`delete-files` without tasks. For what PyIceberg wants of partitions see `partition_text.py`. Our own asks for no
+residuals, which it makes itself, and for sequence numbers, which the specification forgot (`TaskForm`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from metaserver.index.block import Block
 from metaserver.index.packing import Longs
 from metaserver.planner._answer import CHOICE, CONSTANT, write
 from metaserver.planner.file_stats import FileStats
+from metaserver.planner.inherited import first_row_ids, sequence_numbers
 from metaserver.planner.located import Located, Part, contents, formats, keys, located, naming
 from metaserver.planner.partition_text import STANDARD, Dialect, PartitionTexts, partition_texts
 from metaserver.planner.scan import Scan
@@ -34,14 +37,29 @@ STATS_PER_PIECE = 500
 _RESIDUALS_MAX = 10_000
 
 
+class TaskForm(NamedTuple):
+    """What tasks tell otherwise than the standard has it."""
+
+    residuals: bool = True
+    """Of thousands of values each file would repeat them all."""
+    sequence_numbers: bool = False
+    """`data-sequence-number` of each data file."""
+
+
+FULL = TaskForm()
+
+
 class Answer:
     """The tasks of one answer. `tasks` is to be exhausted before `delete_files` is asked."""
 
-    def __init__(self, scan: Scan, *, stats: Sequence[int] = (), dialect: Dialect = STANDARD) -> None:
+    def __init__(
+        self, scan: Scan, *, stats: Sequence[int] = (), dialect: Dialect = STANDARD, form: TaskForm = FULL
+    ) -> None:
         """`stats` are ids of columns whose statistics the client asked for."""
         self._scan = scan
         self._partitions = partition_texts(scan, dialect)
-        self._residuals = _Residuals(scan)
+        self._residuals = _Residuals(scan) if form.residuals else None
+        self._form = form
         self._stats = tuple(sorted(set(stats)))
         self._deletes: dict[int, int] = {}
 
@@ -54,11 +72,24 @@ class Answer:
         comma = b""
         for block, first, local in _runs(self._scan.view.locate, rows):
             files = _Files(block, self._partitions, self._residuals, self._stats)
+            numbers = self._numbers(block, first, local)
             for start in range(0, len(local), size):
                 part = local[start : start + size]
                 references = [self._references(found) for found in self._scan.deletes_of(part + first)]
-                yield comma + files.write(part, references)
+                yield comma + files.write(part, references, None if numbers is None else numbers[start : start + size])
                 comma = b","
+
+    def _numbers(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
+        """What these rows of a block have from the manifest list; None where that is nothing, as in version 2."""
+        manifest = self._scan.view.manifest_of(first)
+        found = []
+        with naming(block):
+            if (ids := first_row_ids(manifest, block, rows)) is not None:
+                found.append([b',"first-row-id":%d' % one for one in ids.tolist()])
+            if self._form.sequence_numbers:
+                numbers = sequence_numbers(manifest, block, rows).tolist()
+                found.append([b',"data-sequence-number":%d' % one for one in numbers])
+        return [b"".join(parts) for parts in zip(*found, strict=True)] if found else None
 
     def delete_files(self) -> Iterator[bytes]:
         """The items of `delete-files`, those that the tasks so far refer to; pieces as above. Nothing for none."""
@@ -102,22 +133,22 @@ class _Files:
         residuals: _Residuals | None = None,
         stats: tuple[int, ...] = (),
     ) -> None:
-        """With `residuals` they are scan tasks. Corrupt, naming the manifest."""
+        """Corrupt, naming the manifest."""
         self._block = block
         self._columns = located(block)
         self._partitions = partitions
         self._residuals = residuals
         self._stats = FileStats(block, stats) if block.content == 0 and stats else None
 
-    def write(self, rows: Longs, references: list[bytes] | None = None) -> bytes:
+    def write(self, rows: Longs, references: list[bytes] | None = None, numbers: list[bytes] | None = None) -> bytes:
         """JSON objects, commas between them: scan tasks with `references`, without them the files alone.
 
         Corrupt, naming the manifest.
         """
         with naming(self._block):
-            return self._written(rows, references)
+            return self._written(rows, references, numbers)
 
-    def _written(self, rows: Longs, references: list[bytes] | None) -> bytes:
+    def _written(self, rows: Longs, references: list[bytes] | None, numbers: list[bytes] | None) -> bytes:
         block, columns = self._block, self._columns
         parts: list[Part] = [
             (CONSTANT, columns.opening if references is None else b'{"data-file":' + columns.opening),
@@ -127,16 +158,16 @@ class _Files:
             (CHOICE, self._partitions.texts(block, columns, rows)),
             *columns.optional,
         ]
+        if numbers is not None:
+            parts.append((CHOICE, numbers))
         if self._stats is not None:
             parts.append((CHOICE, self._stats.write(rows)))
         parts.append((CONSTANT, b"}"))
-        if references is not None and self._residuals is not None:
-            parts += [
-                (CHOICE, references),
-                (CONSTANT, b',"residual-filter":'),
-                self._residuals.part(block, columns, rows),
-                (CONSTANT, b"}"),
-            ]
+        if references is not None:
+            parts.append((CHOICE, references))
+            if self._residuals is not None:
+                parts += [(CONSTANT, b',"residual-filter":'), self._residuals.part(block, columns, rows)]
+            parts.append((CONSTANT, b"}"))
         return write(rows, tuple(parts), block.rows, b",")
 
 

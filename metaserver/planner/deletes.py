@@ -23,19 +23,18 @@ import numpy as np
 import numpy.typing as npt
 
 from metaserver.errors import Corrupt
-from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reserved import DELETED_PATH
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import VOID
 from metaserver.index.block import Block
-from metaserver.index.packing import MISSING, NONE, Form, Longs, value_of
+from metaserver.index.packing import NONE, Form, Longs, value_of
 from metaserver.index.strings import codes, strings
 from metaserver.planner.equality import EqualityDelete, EqualityDeletes
+from metaserver.planner.inherited import sequence_numbers
 from metaserver.planner.view import TableView
 
 _POSITIONS, _EQUALITY = 1, 2
-_ADDED = 1
 """`file_path` within position delete files (spec, "Reserved Field IDs")."""
 _GLOBAL = 0
 """The scope of equality deletes that concern every partition; partitions are numbered from 1."""
@@ -84,7 +83,7 @@ class DeleteIndex:
         partitions = np.full(len(rows), -1, dtype=np.int64)
         for number, places, local in self._by_block(rows):
             block = self._view.blocks[number]
-            sequences[places] = _sequences(self._view.manifests[number], block, local)
+            sequences[places] = sequence_numbers(self._view.manifests[number], block, local)
             if self._paths:
                 paths[places] = self._path_ids(block, local)
             if block.spec_id in self._partitions:
@@ -105,7 +104,7 @@ class DeleteIndex:
     ) -> None:
         """Puts each entry of a delete manifest where it will be looked for."""
         first = self._view.delete_starts[number]
-        sequences = _sequences(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
+        sequences = sequence_numbers(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
         contents = block.longs("content")
         odd = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
         if len(odd):
@@ -306,23 +305,6 @@ def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
 
 def _is_unpartitioned(spec: PartitionSpec) -> bool:
     return all(field.transform.lower() == VOID for field in spec.fields)
-
-
-def _sequences(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
-    """Data sequence numbers (spec, "Sequence Number Inheritance"): an added file without one has its manifest's."""
-    sequences = block.longs("sequence_number")[rows]
-    missing = sequences == MISSING
-    if not missing.any():
-        return sequences
-    if manifest.sequence_number:
-        # In manifests of version 1, whose number is 0, there is nothing else to have.
-        lost = np.flatnonzero(missing & (block.longs("status")[rows] != _ADDED))
-        if len(lost):
-            name = block.text("file_path", int(rows[lost[0]]))
-            raise Corrupt(
-                f"Manifest {block.location}: the entry of {name} was not added there and has no sequence number"
-            )
-    return np.where(missing, manifest.sequence_number, sequences)
 
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:

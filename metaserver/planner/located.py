@@ -19,7 +19,6 @@ from metaserver.wire import encode_json as to_json
 
 _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
 """Version 1 does not say."""
-_DATA_NUMBERS = ("first_row_id",)
 _DELETE_NUMBERS = ("content_offset", "content_size_in_bytes")
 
 Part = tuple[object, ...]
@@ -48,6 +47,7 @@ class Located(NamedTuple):
     format: Part | None
     """As `content`."""
     optional: tuple[Part, ...]
+    """Without what entries have from the manifest list, which is not the block's to know (`inherited.py`)."""
     partition: tuple[Part | None, ...]
     """What tells the values of each partition field apart; None for floats, which are no numbers to `write`."""
 
@@ -105,8 +105,7 @@ def formats(block: Block, rows: Longs) -> list[bytes]:
 
 def _optional_parts(block: Block) -> Iterator[Part]:
     is_data = block.content == 0
-    kind_of = _DATA_NUMBERS if is_data else _DELETE_NUMBERS
-    for name in ("file_size_in_bytes", "record_count", "sort_order_id", *kind_of):
+    for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
         if (column := block.long_column(name)) is not None:
             yield NUMBER, _key(name), _integers(block, column)
     for name in ("split_offsets",) if is_data else ("split_offsets", "equality_ids"):

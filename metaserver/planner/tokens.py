@@ -50,6 +50,8 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     case_sensitive: bool
     use_snapshot_schema: bool
     stats_fields: tuple[str, ...]
+    residuals: bool = True
+    sequence_numbers: bool = False
 
 
 class PlanTask(msgspec.Struct, frozen=True):

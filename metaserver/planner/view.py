@@ -178,6 +178,10 @@ class TableView:
         """The block of a row of the view, and the row's number in it."""
         return self.blocks[self._numbers[row >> _ROW_BITS]], row & _ROW_MASK
 
+    def manifest_of(self, row: int) -> ManifestFile:
+        """The manifest that a row of the view is of."""
+        return self.manifests[self._numbers[row >> _ROW_BITS]]
+
     def split(self, rows: Longs) -> tuple[Longs, Longs]:
         """(block numbers, rows of those blocks), each int64[n], of n rows of the view."""
         return np.searchsorted(self.ordinals, rows >> _ROW_BITS), rows & _ROW_MASK

@@ -39,6 +39,20 @@ async def test_more_files_than_fit_come_as_plan_tasks_that_cover_each_once(paged
     assert numbers(few) == [28, 29]
 
 
+async def test_every_page_leaves_out_residuals_and_tells_sequence_numbers_where_that_was_asked(paged: Api) -> None:
+    """As our own client does; to others, nothing is told that the standard does not have."""
+    where = {"filter": {"type": "gt", "term": "id", "value": 5}}
+    for own, more in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
+        whole = await paged("POST", f"{T}/plan", {**where, **more})
+        pages = [await paged("POST", f"{T}/tasks", {"plan-task": token}) for token in whole.json["plan-tasks"]]
+        tasks = [task for page in pages for task in page.json["file-scan-tasks"]]
+        assert len(tasks) == 30
+        assert all(("residual-filter" in task) is not own for task in tasks)
+        assert {task["data-file"].get("data-sequence-number") for task in tasks} == {1 if own else None}
+    wrong = await paged("POST", f"{T}/plan", {"seamark": {"residuals": "no"}})
+    assert wrong.error[:2] == (400, "BadRequestException")
+
+
 async def test_pages_are_of_the_plan_that_was_made_whatever_was_committed_since(paged: Api) -> None:
     whole = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
     await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)

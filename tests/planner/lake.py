@@ -56,6 +56,7 @@ class DataFile(ContentFile):
     rows: list[Row] = field(default_factory=list)
     written: frozenset[int] = frozenset()
     schema_id: int = 0
+    first_row_id: int | None = None
 
 
 @dataclass(eq=False)

@@ -194,7 +194,7 @@ def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[i
             "referenced_data_file": file.referenced,
             "content_offset": file.content_offset,
             "content_size_in_bytes": file.content_size,
-            "first_row_id": None,
+            "first_row_id": getattr(file, "first_row_id", None),
         },
     }
 

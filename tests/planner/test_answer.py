@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import numpy as np
 import pytest
 from pyiceberg.catalog.rest.scan_planning import ScanTasks
@@ -22,7 +23,7 @@ from metaserver.iceberg.manifest import ManifestFile, decode_manifest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.table_json import decode_table
 from metaserver.index.block import Block, encode_block
-from metaserver.planner.answer import FILES_PER_PIECE, Answer
+from metaserver.planner.answer import FILES_PER_PIECE, Answer, TaskForm
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.partition_text import PYICEBERG, STANDARD, dialect_of
 from metaserver.planner.scan import Scan
@@ -164,6 +165,27 @@ def test_a_file_is_written_with_what_its_manifest_says() -> None:
         },
         "residual-filter": True,
     }
+
+
+def test_row_ids_and_sequence_numbers_are_told_as_files_inherit_them() -> None:
+    """A file that has a first row id keeps it and takes none of the manifest's; the others have theirs in turn."""
+    made = [a_file("a"), a_file("b", first_row_id=5), a_file("c", record_count=10), a_file("d", sequence=3)]
+    listed, files = block(made, version=3)
+    for first_row_id, told in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
+        plan = scan(
+            metadata(()), [(msgspec.structs.replace(listed, first_row_id=first_row_id, sequence_number=9), files)]
+        )
+        for rows in (plan.rows, plan.rows[2:], plan.rows[1:2]):
+            answer = Answer(plan, form=TaskForm(sequence_numbers=True))
+            tasks = [one["data-file"] for one in json.loads(b"[" + b"".join(answer.tasks(rows)) + b"]")]
+            assert [one.get("first-row-id") for one in tasks] == [told[row] for row in rows.tolist()]
+            assert [one["data-sequence-number"] for one in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
+
+
+def test_residuals_are_left_out_for_whoever_needs_none() -> None:
+    plan = scan(metadata(()), [block([a_file("a"), a_file("b")])], where={"type": "eq", "term": "c1", "value": 4})
+    assert all(set(one) == {"data-file"} for one in answered(plan, form=TaskForm(residuals=False))["file-scan-tasks"])
+    assert all(set(one) == {"data-file", "residual-filter"} for one in answered(plan)["file-scan-tasks"])
 
 
 @pytest.mark.parametrize(
