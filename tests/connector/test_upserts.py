@@ -143,6 +143,35 @@ def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
     assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_their_keys(
+    client: IndexClient, mode: str, indexed: bool
+) -> None:
+    """The first case of the project. Keys come in runs, 250 to a file; or every 400th, where only an index knows."""
+    create(client, spec=[("identity", 2)], properties=BY_ID if indexed else {})
+    ids = range(100_000)
+    lands = [f"{key % 400 if indexed else key // 250:03d}" for key in ids]
+    append(client, "db.t", pa.table({"id": ids, "land": lands, "note": ["old"] * len(ids)}))
+    assert client.files("db.t").num_rows == 400
+    keys = list(range(7, 100_000, 1_000))
+    assert len(keys) == 100
+    holding = {lands[key] for key in keys}
+    given = pa.table({"id": keys, "land": [lands[key] for key in keys], "note": [f"new {key}" for key in keys]})
+    report = upsert(client, "db.t", given, keys=["id"], mode=mode)
+    assert (report.updated, report.inserted) == (100, 0)
+    assert report.files_read <= len(holding)
+    assert report.files_written <= len(holding) + (mode == "merge-on-read")  # one more has all the vectors
+    assert report.files_removed == (0 if mode == "merge-on-read" else len(holding))
+    if indexed and mode == "merge-on-read":
+        assert report.files_read == 0
+    found = scan(client, "db.t", ["id", "note"]).to_arrow()
+    notes = dict(zip(found["id"].to_pylist(), found["note"].to_pylist(), strict=True))
+    assert len(notes) == found.num_rows
+    changed = set(keys)
+    assert notes == {key: f"new {key}" if key in changed else "old" for key in ids}
+
+
 def test_only_the_buckets_of_the_keys_are_read(client: IndexClient) -> None:
     create(client, spec=[("bucket[16]", 1)])
     for start in range(0, 4000, 1000):
