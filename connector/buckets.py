@@ -39,7 +39,6 @@ from metaserver.iceberg.transforms import VOID, canonical, name_of, width_of
 from metaserver.wire import NAMESPACE_SEPARATOR
 
 Longs = npt.NDArray[np.int64]
-Doubles = npt.NDArray[np.float64]
 
 TARGET_BYTES = 3_000_000_000
 """Of a bucket: large enough for files of the usual size, small enough to be written anew by one task."""
@@ -133,7 +132,8 @@ class _Part:
 
 def _sizes(field: PartitionField, metadata: TableMetadata, parts: Sequence[_Part], target_bytes: int) -> BucketSizes:
     count = width_of(canonical(field.transform))
-    sums: Doubles = np.zeros((3, count))
+    sums: Longs = np.zeros((3, count), dtype=np.int64)
+    numbers = np.arange(count)
     shared_files = shared_bytes = 0
     of_partition: dict[str, int] = defaultdict(int)
     specs = {one.spec_id: one for one in metadata.partition_specs}
@@ -143,20 +143,23 @@ def _sizes(field: PartitionField, metadata: TableMetadata, parts: Sequence[_Part
         within = _buckets_of(field, count, spec, part)
         if within is None or not part.files:
             continue
-        share = len(range(count)[within])
-        sums[:, within] += np.array([[part.files], [part.rows / share], [part.bytes / share]])
-        if share > 1:
+        members = numbers[within]
+        sums[0, members] += part.files
+        for number, amount in ((1, part.rows), (2, part.bytes)):
+            each, rest = divmod(amount, len(members))
+            sums[number, members] += each
+            sums[number, members[:rest]] += 1
+        if len(members) > 1:
             shared_files += part.files
             shared_bytes += part.bytes
         of_partition[json.dumps([_value(one, spec, part) for one in others])] += part.bytes
-    files, rows, sizes = np.rint(sums).astype(np.int64)
     return BucketSizes(
         field=field.name,
         column=_column(field, metadata),
         buckets=count,
-        files=files,
-        rows=rows,
-        bytes=sizes,
+        files=sums[0],
+        rows=sums[1],
+        bytes=sums[2],
         shared_files=shared_files,
         shared_bytes=shared_bytes,
         partition_bytes=_middle(list(of_partition.values())),

@@ -1,0 +1,123 @@
+"""Buckets doubled below unmodified Spark: whoever has the table open still writes to it, and its reader sees what a
+plain dict says, whichever of the specs files are of."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from connector.buckets import resize
+from connector.client import SeamarkClient
+from connector.upserts import MODES, delete, upsert
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+Model = dict[int, int]
+
+
+@dataclass(frozen=True)
+class Lake:
+    client: SeamarkClient
+    spark: SparkSession
+    db: str
+    old: str
+    """Of a catalog that keeps the tables that it has loaded, as sessions do by Iceberg's defaults."""
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
+
+    def held(self, name: str) -> Model:
+        found = self.sql(f"SELECT id, v FROM {{db}}.{name}")
+        model = dict(found)
+        assert len(model) == len(found)
+        return model
+
+    def specs(self, name: str) -> set[int]:
+        """Of the data files that the last snapshot added."""
+        metadata = json.loads(self.client.load_table(f"db.{name}").metadata)
+        files = self.client.files(f"db.{name}", content="data").to_pylist()
+        return {one["spec_id"] for one in files if one["snapshot_id"] == metadata["current-snapshot-id"]}
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    with Seamark(tmp_path_factory.mktemp("buckets")) as server:
+        client = SeamarkClient(server.base_url)
+        kept = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
+        old = new_catalog(spark, server.base_url, extra=kept)
+        made = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old}.db")
+        made.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+        yield made
+        client.close()
+
+
+def create(lake: Lake, name: str, version: int) -> None:
+    lake.sql(
+        f"CREATE TABLE {{db}}.{name} (id bigint, v bigint) USING iceberg PARTITIONED BY (bucket(8, id)) TBLPROPERTIES "
+        f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
+    )
+
+
+def given(ids: list[int], value: int) -> pa.Table:
+    return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_spark_and_we_write_to_one_table_from_8_buckets_to_64(lake: Lake, version: int) -> None:
+    rng, name, model = random.Random(version), f"changed_{version}", Model()
+    create(lake, name, version)
+    for step, count in enumerate((8, 16, 32, 64)):
+        assert resize(lake.client, f"db.{name}", buckets=count).spec_id == step
+        some = rng.sample(range(80), 20)
+        upsert(lake.client, f"db.{name}", given(some, 10 * step), keys=["id"], mode=rng.choice(MODES))
+        model |= dict.fromkeys(some, 10 * step)
+        assert lake.specs(name) == {step}
+        merged = rng.sample(range(100), 20)
+        listed = ", ".join(f"({one}L, {10 * step + 1}L)" for one in merged)
+        lake.sql(
+            f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, v)) s ON t.id = s.id "
+            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+        model |= dict.fromkeys(merged, 10 * step + 1)
+        assert lake.specs(name) == {step}
+        gone = rng.sample(range(100), 5)
+        delete(lake.client, f"db.{name}", keys=pa.table({"id": gone}), mode=rng.choice(MODES))
+        model = {one: value for one, value in model.items() if one not in gone}
+        assert lake.held(name) == model, f"version {version}, {count} buckets"
+        for one in rng.sample(range(100), 3):
+            wanted = [(model[one],)] if one in model else []
+            assert lake.sql(f"SELECT v FROM {{db}}.{name} WHERE id = {one}") == wanted
+    # partitions of all specs stand in one struct, whose names may not clash
+    (columns,) = {tuple(row[0].asDict()) for row in lake.sql(f"SELECT _partition FROM {{db}}.{name}")}
+    assert set(columns) == {"id_bucket", "id_bucket_16", "id_bucket_32", "id_bucket_64"}
+    counted = sum(row[0] for row in lake.sql(f"SELECT record_count FROM {{db}}.{name}.partitions"))
+    assert counted == sum(lake.client.files(f"db.{name}", content="data")["record_count"].to_pylist())
+
+
+def test_a_spark_that_has_loaded_the_table_before_a_doubling_still_appends(lake: Lake) -> None:
+    create(lake, "open", 2)
+    lake.sql("INSERT INTO {old}.open VALUES (0, 0)")
+    model = {0: 0}
+    for step, count in enumerate((16, 32, 64)):
+        resize(lake.client, "db.open", buckets=count)
+        ids = range(10 * step + 1, 10 * step + 10)
+        lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({one}, {step})" for one in ids))
+        assert lake.specs("open") == {step}, "by the spec that it has loaded, one behind"
+        model |= dict.fromkeys(ids, step)
+        assert lake.held("open") == model
+    upsert(lake.client, "db.open", given(list(range(15)), 99), keys=["id"])
+    assert lake.held("open") == model | dict.fromkeys(range(15), 99)
+    assert lake.specs("open") == {3}
