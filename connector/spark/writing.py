@@ -3,6 +3,10 @@
     write(df, "db.events", uri="http://127.0.0.1:8181")                           rows are added
     write(df, "db.events", uri=…, mode="overwrite", where="day = '2026-11-21'")   … in the place of what this holds
     write(df, "db.events", uri=…, mode="overwrite_partitions")                    … in the place of their partitions
+    write(df, "db.events", uri=…, mode="upsert", keys=["id"])                     … of those that have their keys
+    write(df, "db.events", uri=…, mode="delete", keys=["id"])                     rows that have these keys go
+
+The last two are `upserting.py`'s. Here are the others.
 
 The rule it keeps: what the table gets is what the tasks whose results Spark took have written. A task that is run
 again, or twice at once, writes files under names of its own; those of an attempt that fails are deleted by it, those of
@@ -18,10 +22,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +35,17 @@ from pyspark.sql import types as spark_types
 
 from connector.client import Name, SeamarkClient
 from connector.parquet.casting import conform
+from connector.spark.upserting import DRIVER_ROWS, Asked, change
 from connector.target import WriteTarget
-from connector.writing import APPEND, WrittenFiles, destination, write_batches
+from connector.upserts import ATTEMPTS, Report
+from connector.writing import (
+    APPEND,
+    OVERWRITE,
+    OVERWRITE_PARTITIONS,
+    WrittenFiles,
+    destination,
+    write_batches,
+)
 from metaserver.iceberg.schema import Column as TableColumn
 from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.transforms import IDENTITY
@@ -42,6 +55,16 @@ NONE, HASH, RANGE = "none", "hash", "range"
 _RESULT = spark_types.StructType([spark_types.StructField("written", spark_types.BinaryType(), False)])
 _RESULT_ARROW = pa.schema([pa.field("written", pa.binary(), False)])
 _PLACE = "_seamark_partition"
+UPSERT, DELETE = "upsert", "delete"
+_KEYED = ("keys", "row_mode", "way", "attempts", "driver_rows")
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    APPEND: ("distribution",),
+    OVERWRITE: ("distribution", "where"),
+    OVERWRITE_PARTITIONS: ("distribution",),
+    UPSERT: (*_KEYED, "precombine", "columns"),
+    DELETE: _KEYED,
+}
+"""Modes, and what each takes beside what all take."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,43 @@ class WriteReport:
         return None if self.commit is None else self.commit["snapshot-id"]
 
 
+@overload
+def write(
+    df: DataFrame,
+    table: Name,
+    *,
+    uri: str = "",
+    client: SeamarkClient | None = None,
+    mode: Literal["append", "overwrite", "overwrite_partitions"] = "append",
+    where: str | Mapping[str, Any] | bool = True,
+    distribution: str | None = None,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> WriteReport: ...
+
+
+@overload
+def write(
+    df: DataFrame,
+    table: Name,
+    *,
+    uri: str = "",
+    client: SeamarkClient | None = None,
+    mode: Literal["upsert", "delete"],
+    keys: Sequence[str] | None = None,
+    precombine: str | None = None,
+    columns: Sequence[str] | None = None,
+    row_mode: str | None = None,
+    way: str | None = None,
+    attempts: int = ATTEMPTS,
+    driver_rows: int = DRIVER_ROWS,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> Report: ...
+
+
 def write(
     df: DataFrame,
     table: Name,
@@ -67,29 +127,68 @@ def write(
     uri: str = "",
     client: SeamarkClient | None = None,
     mode: str = APPEND,
-    where: str | Mapping[str, Any] | bool = True,
     branch: str = MAIN,
-    distribution: str | None = None,
     producer: tuple[str, int] | None = None,
     summary: Mapping[str, str] | None = None,
-) -> WriteReport:
+    **how: Any,
+) -> WriteReport | Report:
     """One commit of a DataFrame's rows, columns found by name. `uri` or a `client` says where the server is.
 
-    ValueError for a mode or distribution that there is not. Where rows do not fit the table, Spark's error says why
-    (`Unwritable`). The server's refusals are of `connector.errors`; after a conflict nothing is visible, and the
-    write may be tried again. `producer` as in `connector.writing.append`.
+    An upsert needs `keys`; a delete takes all columns of the frame for the key by default. `row_mode` is the mode of
+    `connector.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`, `way` and `attempts` are as there,
+    but of rows that are equally late any may count. Of up to `driver_rows` rows the driver does it all.
+
+    ValueError for a mode or distribution that there is not, and for what another mode takes. Where rows do not fit the
+    table, Spark's error says why (`Unwritable`). The server's refusals are of `connector.errors`; after a conflict
+    nothing is visible, and the write may be tried again. `producer` as in `connector.writing.append`.
     """
     if client is None:
         if not uri:
             raise ValueError("Give uri, the server's address, or a client")
         client = SeamarkClient(uri)
-    into = destination(client, table, mode, where=where, branch=branch)
-    written = written_by(df, into.target, distribution)
+    if mode not in _TAKES:
+        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(_TAKES)}")
+    if unknown := [name for name in how if name not in _TAKES[mode]]:
+        raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_TAKES[mode])}")
     named = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
+    if mode in (UPSERT, DELETE):
+        return _changed(client, df, table, mode, {"branch": branch, "producer": producer, "summary": named}, **how)
+    into = destination(client, table, mode, where=how.get("where", True), branch=branch)
+    written = written_by(df, into.target, how.get("distribution"))
     answer = into.commit(client, written, producer=producer, summary=named)
     return WriteReport(
         len(written.files), written.rows, written.size_bytes, len(written.index_files), written.skipped, answer
     )
+
+
+def _changed(
+    client: SeamarkClient,
+    df: DataFrame,
+    table: Name,
+    mode: str,
+    commit: Mapping[str, Any],
+    *,
+    keys: Sequence[str] | None = None,
+    precombine: str | None = None,
+    columns: Sequence[str] | None = None,
+    row_mode: str | None = None,
+    way: str | None = None,
+    attempts: int = ATTEMPTS,
+    driver_rows: int = DRIVER_ROWS,
+) -> Report:
+    if keys is None and mode == UPSERT:
+        raise ValueError("say by which columns rows take the place of others: keys=[…]")
+    if isinstance(keys, str) or isinstance(columns, str):
+        raise ValueError("keys and columns are lists of names")
+    asked = Asked(
+        tuple(df.columns if keys is None else keys),
+        precombine,
+        None if columns is None else tuple(columns),
+        mode == DELETE,
+        row_mode,
+        way,
+    )
+    return change(client, df, table, asked, attempts=attempts, driver_rows=driver_rows, **commit)
 
 
 def written_by(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:

@@ -1,0 +1,409 @@
+"""DataFrames upserted, and deleted by, their keys: rows meet those that are stored in Spark's tasks, one commit by the
+driver (`writing.write` with the modes `upsert` and `delete`).
+
+The DataFrame is evaluated once and held by Spark until the call is over, so that whatever is done again is done with
+the same rows. A small one is taken to the driver, where `connector.upserts` does it all, as starting tasks costs more.
+Of a larger one the rows are exchanged once, so that all rows of a key come to one task: by the bucket of the key where
+the table is bucketed by it, so that a task meets the files of its own buckets only, else by a hash of the key. Each
+locates its keys in the one snapshot that the driver names, by lookups or by reading the files that may hold them, and
+writes the new rows. History is joined with nothing.
+
+What several tasks have found in one data file is brought together by the driver, and so is that file's deletion vector,
+or its copy without these rows, written by exactly one: by the task itself where all keys of the file are its own, which
+buckets tell; else by the driver, or by tasks of a second job, each of some files.
+
+The rule it keeps: what the table gets is what the tasks whose results Spark took have written. Files of an attempt that
+fails are deleted by it; those of a killed task stay as orphans, which no snapshot names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql import types as spark_types
+
+from connector.client import At, Name, SeamarkClient
+from connector.deleting import WrittenDeletes
+from connector.latest import batch_of, column_of
+from connector.locating import SCAN, Found, hashes_of, key_fields, record_index
+from connector.parquet.casting import Unwritable
+from connector.partitioning import transformed
+from connector.planning import OpenTable, ScanTask, open_table
+from connector.reading import bound_filter
+from connector.rewriting import rewritten
+from connector.target import WriteTarget
+from connector.upserts import (
+    ATTEMPTS,
+    COPY_ON_WRITE,
+    Change,
+    Report,
+    checked,
+    committed,
+    delete,
+    differing,
+    marked,
+    mode_of,
+    scope_of,
+    upsert,
+    without,
+)
+from connector.writing import WrittenFiles, write_batches
+from metaserver.iceberg.expression_json import expression_json
+from metaserver.iceberg.expressions import TRUE, any_of
+from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.schema import Field
+from metaserver.iceberg.snapshot import MAIN
+from metaserver.iceberg.transforms import canonical, name_of, width_of
+
+DRIVER_ROWS = 100_000
+"""Rows, at most, that the driver takes for itself."""
+TASK_ROWS = 1_000_000
+"""Rows that a task is to have, about, as it holds them in memory."""
+DRIVER_FILES = 500
+"""Data files, at most, whose deletes the driver writes by itself."""
+_GROUP_BYTES = 1 << 30
+"""Of data files that one task writes anew."""
+_SCOPES_MAX = 200
+"""Tasks whose keys a commit tells apart in what was read."""
+_RESULT = spark_types.StructType([spark_types.StructField("result", spark_types.BinaryType(), False)])
+_RESULT_ARROW = pa.schema([pa.field("result", pa.binary(), False)])
+_PLACE = "_seamark_task"
+_PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
+
+Ints = npt.NDArray[np.int32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """As in `connector.upserts`; `columns` are of an upsert. A delete has no other columns than its keys."""
+
+    keys: tuple[str, ...]
+    precombine: str | None = None
+    columns: tuple[str, ...] | None = None
+    deletes: bool = False
+    row_mode: str | None = None
+    way: str | None = None
+
+    def needed(self, given: Sequence[str]) -> list[str]:
+        """Of the columns of the rows. Unwritable where one is not there, or twice."""
+        named = [*self.keys, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
+        needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*given, *named]))
+        for name in needed:
+            if (times := given.count(name)) != 1:
+                told = "no column" if not times else f"{times} columns"
+                raise Unwritable(f"the rows have {told} {name}; they have {', '.join(given)[:500]}")
+        return needed
+
+
+def change(
+    client: SeamarkClient,
+    df: DataFrame,
+    table: Name,
+    asked: Asked,
+    *,
+    branch: str = MAIN,
+    producer: tuple[str, int] | None = None,
+    summary: Mapping[str, str] | None = None,
+    attempts: int = ATTEMPTS,
+    driver_rows: int = DRIVER_ROWS,
+) -> Report:
+    """One commit. ValueError and Unwritable for what makes no sense, before any row is looked at; where rows do not fit
+    the table, Unwritable or Spark's error, which says so."""
+    checked(asked.row_mode, asked.way)
+    needed = asked.needed(df.columns)
+    nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
+    batch_of([nothing], open_table(client, table, At(ref=branch)).schema, asked.keys, asked.precombine, asked.columns)
+    more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    with _evaluated_once(df.select(*(sf.col(f"`{name.replace('`', '``')}`") for name in needed))) as rows:
+        count = rows.count()
+        if count > driver_rows:
+            return committed(client, table, lambda *at: _prepared(client, rows, count, asked, *at), **more)
+        given, how = rows.toArrow(), {"mode": asked.row_mode, "way": asked.way, **more}
+    if asked.deletes:
+        return delete(client, table, keys=given, **how)
+    columns = None if asked.columns is None else list(asked.columns)
+    return upsert(client, table, given, keys=asked.keys, precombine=asked.precombine, columns=columns, **how)
+
+
+@contextmanager
+def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
+    held = df.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield held
+    finally:
+        held.unpersist()
+
+
+# Which task gets which rows
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Rows of a key in one of `buckets` × `parts` tasks; `column` is the number of the key's column that the table
+    has in `width` buckets, None where it has none."""
+
+    fields: tuple[Field, ...]
+    buckets: int
+    parts: int
+    column: int | None = None
+    width: int = 1
+
+    @staticmethod
+    def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, way: str | None) -> Placing:
+        """More tasks than the rows need where they read no file twice: of buckets, or by an index."""
+        by_rows = -(-rows // TASK_ROWS)
+        specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
+        for spec in specs:
+            for number, field in enumerate(fields):
+                if width := bucket_width(spec, field):
+                    buckets = min(width, max(cores, by_rows))
+                    return Placing(tuple(fields), buckets, -(-by_rows // buckets), number, width)
+        looked_up = way != SCAN and record_index(opened.metadata, fields) is not None
+        return Placing(tuple(fields), 1, max(cores, by_rows) if looked_up else by_rows)
+
+    @property
+    def tasks(self) -> int:
+        return self.buckets * self.parts
+
+    def places(self, columns: Sequence[pa.Array]) -> Ints:
+        """int32[rows]: which task; columns are those of the key, with the table's types."""
+        found = np.zeros(len(columns[0]), dtype=np.int64)
+        if self.parts > 1:
+            high, _ = hashes_of(self.fields, columns)
+            found = (high % np.uint64(self.parts)).astype(np.int64)
+        if self.column is not None:
+            field = self.fields[self.column]
+            values = transformed(f"bucket[{self.width}]", str(field.type), columns[self.column])
+            # A null is no key, as the task will say.
+            bucket = np.array([0 if one is None else one % self.buckets for one in values.values], dtype=np.int64)
+            found = found * self.buckets + bucket[values.codes]
+        return found.astype(np.int32)
+
+    def owns(self, spec: PartitionSpec | None) -> bool:
+        """Whether all keys of a file of this spec are one task's."""
+        if self.tasks == 1:
+            return True
+        if self.column is None or self.parts > 1 or spec is None:
+            return False
+        width = bucket_width(spec, self.fields[self.column])
+        return width > 0 and width % self.width == 0
+
+
+def bucket_width(spec: PartitionSpec, field: Field) -> int:
+    """The number of buckets that it has the column in, 0 for none."""
+    for one in spec.fields:
+        if one.sources == (field.id,) and name_of(canonical(one.transform)) == "bucket":
+            return width_of(canonical(one.transform))
+    return 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a task has to know. Picklable."""
+
+    client: SeamarkClient
+    opened: OpenTable
+    target: WriteTarget
+    asked: Asked
+    copies: bool
+    """Copy-on-write."""
+    placing: Placing
+
+
+def spread(df: DataFrame, work: Work) -> DataFrame:
+    """What the tasks tell, a row of bytes from each that has found something to do."""
+    schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
+    placed = df.mapInArrow(partial(_placed, work.placing), schema)
+    exchanged = placed.repartitionById(work.placing.tasks, _PLACE)
+    return exchanged.mapInArrow(partial(change_task, work), _RESULT)
+
+
+def _placed(placing: Placing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        places = placing.places([column_of(table, field) for field in placing.fields])
+        yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
+
+
+# What tasks do, and tell
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """Rows of one data file, which is as the plan tells it; `positions` are a roaring bitmap of 64 bits."""
+
+    file: dict[str, Any]
+    deletes: list[dict[str, Any]]
+    positions: bytes
+
+    @staticmethod
+    def of(found: Found) -> _Rows:
+        positions = BitMap64(found.positions.astype(np.uint64)).serialize()
+        return _Rows(dict(found.task.file), [dict(one) for one in found.task.deletes], positions)
+
+    def found(self) -> Found:
+        positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
+        return Found(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros(len(positions), dtype=np.int64))
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """What one task has done. `removed` are paths of data files that it has written anew; `found` are rows that are
+    yet to go; `counts` are inserted, updated, deleted and stale."""
+
+    files: list[dict[str, Any]]
+    index_files: list[dict[str, Any]]
+    skipped: list[tuple[str, str]]
+    removed: list[str]
+    found: list[_Rows]
+    read: list[str]
+    scope: Any
+    counts: tuple[int, int, int, int]
+
+    @property
+    def written(self) -> WrittenFiles:
+        return WrittenFiles(tuple(self.files), tuple(self.index_files), tuple(self.skipped))
+
+
+def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What one task does with its rows, which are all those of their keys. It leaves no file where it fails."""
+    given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
+    if not given:
+        return
+    opened, target, asked = work.opened, work.target, work.asked
+    batch = batch_of(given, opened.schema, asked.keys, asked.precombine, asked.columns)
+    look = without if asked.deletes else differing
+    found = look(work.client, opened, batch, asked.way)
+    own: list[Found] = []
+    rest = list(found.located.files)
+    if work.copies:
+        specs = {one.spec_id: one for one in opened.metadata.partition_specs}
+        mine = [work.placing.owns(specs.get(one.task.spec_id)) for one in rest]
+        own = [one for one, is_mine in zip(rest, mine, strict=True) if is_mine]
+        rest = [one for one, is_mine in zip(rest, mine, strict=True) if not is_mine]
+    written = rewritten(opened, target, own, found.rows()) if own else write_batches(target, found.rows())
+    try:
+        report, scope = found.report, scope_of(batch.keys, opened, work.placing.tasks)
+        told = _Result(
+            list(written.files),
+            list(written.index_files),
+            list(written.skipped),
+            [one.task.path for one in own],
+            [_Rows.of(one) for one in rest],
+            sorted(found.located.read | {one.task.path for one in own}),
+            expression_json(scope),
+            (report.inserted, report.updated, report.deleted, report.stale),
+        )
+        result = pa.RecordBatch.from_arrays([pa.array([msgspec.msgpack.encode(told)], pa.binary())], _RESULT_ARROW)
+    except BaseException:
+        written.discard(target.storage)
+        raise
+    yield result
+
+
+# What the driver makes of it
+
+
+def _prepared(
+    client: SeamarkClient, df: DataFrame, rows: int, asked: Asked, opened: OpenTable, target: WriteTarget
+) -> Change | None:
+    """None where nothing is to be changed."""
+    fields = key_fields(opened.schema, asked.keys)
+    cores = int(df.sparkSession.sparkContext.defaultParallelism)
+    placing = Placing.of(opened, fields, rows, cores, asked.way)
+    copies = mode_of(asked.row_mode, target, deletes=asked.deletes) == COPY_ON_WRITE
+    work = Work(client, opened, target, asked, copies, placing)
+    results = [msgspec.msgpack.decode(bytes(row.result), type=_Result) for row in spread(df, work).collect()]
+    data = WrittenFiles.joined(one.written for one in results)
+    try:
+        found = joined(one for result in results for one in result.found)
+        more, deletes = WrittenFiles(), WrittenDeletes()
+        if found and copies:
+            more = _copied(df, work, found, cores)
+        elif found:
+            deletes = _marked(df, work, found, cores)
+    except BaseException:
+        data.discard(target.storage)
+        raise
+    removed = [path for result in results for path in result.removed]
+    removed += [one.task.path for one in found] if copies else []
+    inserted, updated, deleted, stale = (sum(numbers) for numbers in zip(*(one.counts for one in results), strict=True))
+    read = {path for result in results for path in result.read} | set(removed)
+    scopes = [bound_filter(one.scope, opened) for one in results]
+    if not (data.files or removed or found):
+        return None
+    return Change(
+        TRUE if len(scopes) > _SCOPES_MAX else any_of(*scopes),
+        Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read)),
+        WrittenFiles.joined((data, more)),
+        deletes,
+        tuple({"file-path": path} for path in removed),
+    )
+
+
+def joined(rows: Iterable[_Rows]) -> list[Found]:
+    """All rows of each data file at once, by whichever tasks they were found; in the order of specs, partitions and
+    paths."""
+    by_path: dict[str, list[_Rows]] = {}
+    for one in rows:
+        by_path.setdefault(one.file["file-path"], []).append(one)
+    found = []
+    for parts in by_path.values():
+        whole = BitMap64.union(*(BitMap64.deserialize(one.positions) for one in parts))
+        found.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).found())
+    return sorted(found, key=lambda one: (one.task.spec_id, repr(one.task.file.get("partition")), one.task.path))
+
+
+def grouped(files: Sequence[Found], weight: Callable[[Found], int], most: int) -> list[list[Found]]:
+    """Neighbours together, up to a weight of `most`, or one alone that has more."""
+    groups: list[list[Found]] = []
+    held = 0
+    for one in files:
+        if not groups or held + weight(one) > most:
+            groups.append([])
+            held = 0
+        groups[-1].append(one)
+        held += weight(one)
+    return groups
+
+
+def _copied(df: DataFrame, work: Work, files: Sequence[Found], cores: int) -> WrittenFiles:
+    total = sum(one.task.size_bytes for one in files)
+    groups = grouped(files, lambda one: one.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
+    return WrittenFiles.joined(_run(df, partial(_copy, work), groups))
+
+
+def _copy(work: Work, rows: Sequence[_Rows]) -> WrittenFiles:
+    return rewritten(work.opened, work.target, [one.found() for one in rows], ())
+
+
+def _marked(df: DataFrame, work: Work, files: Sequence[Found], cores: int) -> WrittenDeletes:
+    if len(files) <= DRIVER_FILES:
+        return marked(work.opened, work.target, files)
+    groups = grouped(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // cores)))
+    parts = _run(df, partial(_mark, work), groups)
+    return WrittenDeletes(
+        tuple(file for part in parts for file in part.files), tuple(one for part in parts for one in part.removed)
+    )
+
+
+def _mark(work: Work, rows: Sequence[_Rows]) -> WrittenDeletes:
+    return marked(work.opened, work.target, [one.found() for one in rows])
+
+
+def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[Found]]) -> list[T]:
+    """A task for each group of files."""
+    context = df.sparkSession.sparkContext
+    given = [[_Rows.of(one) for one in group] for group in groups]
+    return list(context.parallelize(given, len(given)).map(task).collect())

@@ -1,0 +1,486 @@
+"""DataFrames upserted and deleted by key, by the driver and by tasks, as Iceberg's own reader in the same Spark finds
+the table: it equals a plain dict at every snapshot."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from connector.client import SeamarkClient
+from connector.commits import CommitClient
+from connector.parquet.casting import Unwritable
+from connector.spark import upserting, write
+from connector.spark.session import connect
+from connector.target import WriteTarget
+from connector.upserts import MODES, Report, upsert
+from tests.engines.conftest import rows
+from tests.engines.test_spark_writing import EVERYTHING
+from tests.services.seamark import Seamark
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+MERGE_ON_READ, COPY_ON_WRITE = MODES
+BUCKETS, RECORD = "PARTITIONED BY (bucket(4, id))", "'seamark.index.ids'='record(id)'"
+
+Row = tuple[str | None, int | None, int | None]
+Model = dict[int, Row]
+
+
+@dataclass(frozen=True)
+class Rig:
+    spark: SparkSession
+    server: Seamark
+    client: SeamarkClient
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(text.replace("{db}", "ups.db")))
+
+    def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
+        named = ", ".join([f"'format-version'='{version}'", *properties])
+        columns = columns or "id bigint NOT NULL, land string, v int, ts int"
+        self.sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({named})")
+
+    def frame(self, model: Model) -> DataFrame:
+        given = [(one, *row) for one, row in model.items()]
+        return self.spark.createDataFrame(given, "id int, land string, v int, ts int")
+
+    def upsert(self, frame: DataFrame, table: str, **given: Any) -> Report:
+        return write(frame, f"db.{table}", client=self.client, mode="upsert", **{"keys": ["id"], **given})
+
+    def delete(self, frame: DataFrame, table: str, **given: Any) -> Report:
+        return write(frame, f"db.{table}", client=self.client, mode="delete", **given)
+
+    def held(self, table: str, at: str = "") -> Model:
+        """AssertionError where a key is there twice."""
+        found = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
+        made = {one: (land, v, ts) for one, land, v, ts in found}
+        assert len(made) == len(found), sorted(found)
+        return made
+
+    def files(self, table: str) -> set[str]:
+        """Data and delete files that are on storage, whoever wrote them."""
+        target = WriteTarget.of(self.client.load_table(f"db.{table}"))
+        folder = Path(urlsplit(target.location).path) / "data"
+        return {str(path) for path in folder.rglob("*") if path.suffix in (".parquet", ".puffin")}
+
+    def live(self, table: str) -> int:
+        return self.spark.sql(f"SELECT * FROM ups.db.{table}.data_files").count()
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Seamark(tmp_path_factory.mktemp("upserts")) as server:
+        connect(spark, "ups", server.base_url)
+        client = SeamarkClient(server.base_url)
+        made = Rig(spark, server, client)
+        made.sql("CREATE NAMESPACE ups.db")
+        yield made
+        client.close()
+
+
+TASKS = {"driver_rows": 0}
+
+
+# Histories
+
+
+def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
+    """Something is done to the table; what, and the model after it."""
+    kind = rng.choice(("insert", "upsert", "upsert", "latest", "partial", "delete"))
+    how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
+    some = rng.sample(range(60), 20)
+    row: Row = (None, None, None)
+    given = {one: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for one in some}
+    if kind == "insert":
+        fresh = {100 * number + one: row for one, row in given.items()}
+        write(rig.frame(fresh), f"db.{table}", client=rig.client)
+        return kind, model | fresh
+    if kind == "delete":
+        gone = rig.frame(given).select("id")
+        rig.delete(gone, table, **how)
+        return f"{kind} {how}", {one: row for one, row in model.items() if one not in given}
+    if kind == "upsert":
+        rig.upsert(rig.frame(given), table, **how)
+        return f"{kind} {how}", model | given
+    if kind == "partial":
+        rig.upsert(rig.frame(given).select("v", "id", "land"), table, columns=["v"], **how)
+        merged = {one: ((old := model.get(one, row))[0], given[one][1], old[2]) for one in given}
+        return f"{kind} {how}", model | merged
+    # Of each key several rows, of which the last by ts counts, if it is not older than what is stored.
+    frame, made = rig.frame(given), dict(model)
+    late = {one: ("late", number, ts + 1) for one, (_, _, ts) in given.items() if ts is not None and one % 3 == 0}
+    rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
+    for one, new in (given | late).items():
+        stored = model.get(one)
+        if stored is None or stored[2] is None or (new[2] is not None and new[2] >= stored[2]):
+            made[one] = new
+    return f"{kind} {how}", made
+
+
+def play(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
+    """Each snapshot is read again at the end: later ones leave it as it was."""
+    rng = random.Random(seed)
+    model: Model = {}
+    after: dict[int, tuple[str, Model]] = {}
+    for number in range(1, steps + 1):
+        told, model = step(rig, rng, table, number, model)
+        snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        after.setdefault(snapshots[-1][0] if snapshots else 0, (told, model))
+        assert rig.held(table) == model, f"{note}, seed {seed}, step {number}: {told}"
+    for snapshot_id, (told, model) in after.items():
+        if snapshot_id:
+            assert rig.held(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {told}"
+
+
+SHAPES = {
+    "bucketed": (3, BUCKETS, ()),
+    "by record index": (2, "", (RECORD,)),
+    "by reading": (3, "PARTITIONED BY (land)", ()),
+    "by record index in buckets": (3, BUCKETS, (RECORD,)),
+    "bucketed, position deletes": (2, "PARTITIONED BY (land, bucket(3, id))", ()),
+}
+
+
+@pytest.mark.parametrize("shape", list(SHAPES)[:3])
+def test_a_table_is_at_every_snapshot_what_its_history_says(
+    rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, spec, properties = SHAPES[shape]
+    monkeypatch.setattr(upserting, "TASK_ROWS", 8)
+    table = f"history_{len(shape)}"
+    rig.create(table, spec, *properties, version=version)
+    play(rig, table, version, 4, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_so_it_is_after_long_histories(rig: Rig, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    version, spec, properties = SHAPES[shape]
+    monkeypatch.setattr(upserting, "TASK_ROWS", 8)
+    monkeypatch.setattr(upserting, "DRIVER_FILES", 2)
+    table = f"long_{len(shape)}_{seed}"
+    rig.create(table, spec, *properties, version=version)
+    play(rig, table, 1000 + seed, 20, shape)
+
+
+# What is read, written and planned
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
+    """What the tasks were to tell: the frames that were collected."""
+    found: list[DataFrame] = []
+    real = upserting.spread
+
+    def spread(df: DataFrame, work: Any) -> DataFrame:
+        found.append(real(df, work))
+        return found[-1]
+
+    monkeypatch.setattr(upserting, "spread", spread)
+    return found
+
+
+def executed(frame: DataFrame) -> str:
+    """The plan that was run."""
+    plan: str = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    return plan.partition("== Initial Plan ==")[0]
+
+
+@pytest.mark.parametrize("row_mode", MODES)
+def test_rows_are_exchanged_once_and_joined_with_nothing_and_only_their_buckets_are_read(
+    rig: Rig, row_mode: str, collected: list[DataFrame]
+) -> None:
+    table = f"plan_{row_mode[:4]}"
+    rig.create(table, "PARTITIONED BY (bucket(16, id))")
+    write(rig.frame(dict.fromkeys(range(400), ("de", 0, 0))), f"db.{table}", client=rig.client)
+    assert rig.live(table) == 16
+    wanted = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
+    report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
+    (plan,) = [executed(one) for one in collected]
+    assert "MapInArrow" in plan
+    assert plan.count("Exchange ") == 1, plan
+    assert "Join" not in plan
+    assert "BatchScan" not in plan
+    assert (report.updated, report.inserted, report.attempts) == (4, 0, 1)
+    assert report.files_read <= 4
+    if row_mode == COPY_ON_WRITE:
+        assert (report.files_removed, rig.live(table)) == (report.files_written, 16)  # rows come into the copies
+    assert rig.held(table) == dict.fromkeys(range(400), ("de", 0, 0)) | wanted
+
+
+@pytest.mark.parametrize("row_mode", MODES)
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(rig: Rig, version: int, row_mode: str) -> None:
+    table = f"shared_{version}_{row_mode[:4]}"
+    rig.create(table, "", RECORD, version=version)
+    write(rig.frame(dict.fromkeys(range(50), ("de", 0, 0))).coalesce(1), f"db.{table}", client=rig.client)
+    for turn in (1, 2):
+        wanted = dict.fromkeys(range(0, 60, 3), ("fr", turn, turn))
+        report = rig.upsert(rig.frame(wanted).repartition(3), table, row_mode=row_mode, **TASKS)
+        assert report.updated + report.inserted == 20
+        assert rig.held(table) == dict.fromkeys(range(50), ("de", 0, 0)) | wanted
+    assert rig.delete(rig.spark.range(1000), table, keys=["id"], row_mode=row_mode, **TASKS).deleted == 53
+    assert rig.held(table) == {}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
+    rig: Rig, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upserting, "DRIVER_FILES", 2)
+    rig.create(f"many_{version}", BUCKETS, version=version)
+    model: Model = dict.fromkeys(range(80), ("de", 0, 0))
+    write(rig.frame(model), f"db.many_{version}", client=rig.client)
+    upsert(rig.client, f"db.many_{version}", pa.table({"id": [100], "land": ["x"]}), keys=["id"])
+    model[100] = ("x", None, None)
+    for gone in (range(0, 80, 2), range(1, 80, 5)):
+        report = rig.delete(
+            rig.frame(dict.fromkeys(gone, (None, 0, 0))).select("id"),
+            f"many_{version}",
+            row_mode=MERGE_ON_READ,
+            **TASKS,
+        )
+        assert report.deleted == len([one for one in gone if one in model])
+        model = {one: row for one, row in model.items() if one not in gone}
+        assert rig.held(f"many_{version}") == model
+    if version == 3:
+        vectors = rig.sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
+        assert len(vectors) == len(set(vectors)) >= 4
+
+
+@pytest.mark.parametrize("spec", ["", "PARTITIONED BY (bucket(2, id))", "PARTITIONED BY (day, truncate(2, s))"])
+def test_frames_of_every_type_come_through_the_tasks(rig: Rig, spec: str) -> None:
+    table = f"everything_{len(spec)}"
+    columns = (
+        "id bigint, n int, f float, d double, p decimal(18,4), s string, b binary, day date, ts timestamp, "
+        "nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, li array<struct<x: int>>, m map<string, int>"
+    )
+    rig.create(table, spec, columns=columns)
+    frame = rig.spark.range(120).selectExpr(*EVERYTHING)
+    rig.upsert(frame.where("id < 80"), table, **TASKS)
+    rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
+    found = rig.spark.table(f"ups.db.{table}")
+    wanted = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
+    assert sorted(map(repr, rows(found))) == sorted(map(repr, rows(wanted)))
+
+
+def test_keys_are_equal_as_the_table_has_them_in_whichever_type_they_come(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upserting, "TASK_ROWS", 2)
+    rig.create("floats", columns="k double, w string, v int")
+    values = "('nan', 'a'), ('0.0', 'a'), ('-0.0', 'a'), ('1.5', 'a'), ('1.5', 'b')"
+    given = rig.spark.sql(
+        f"SELECT CAST(x AS {{kind}}) AS k, w, 0 AS v FROM VALUES {values} AS g(x, w)".replace("{kind}", "double")
+    )
+    rig.upsert(given, "floats", keys=["k", "w"], **TASKS)
+    narrow = rig.spark.sql(
+        f"SELECT w, CAST(x AS float) AS k, 1 AS v FROM VALUES {values}, ('nan', 'a'), ('1.5', 'c') AS g(x, w)"
+    )
+    report = rig.upsert(narrow, "floats", keys=["k", "w"], row_mode=MERGE_ON_READ, **TASKS)
+    assert (report.updated, report.inserted) == (5, 1)
+    found = sorted((repr(k), w, v) for k, w, v in rig.sql("SELECT k, w, v FROM {db}.floats"))
+    assert found == [
+        ("-0.0", "a", 1),
+        ("0.0", "a", 1),
+        ("1.5", "a", 1),
+        ("1.5", "b", 1),
+        ("1.5", "c", 1),
+        ("nan", "a", 1),
+    ]
+
+
+# Others, failures, repeats
+
+
+def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
+    """Each of the works is done just before one commit, in turn."""
+    real, left = CommitClient.commit, list(works)
+
+    def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+        if left:
+            work = left.pop(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(CommitClient, "commit", real)
+                work()
+        answer: dict[str, Any] = real(self, table, body)
+        return answer
+
+    monkeypatch.setattr(CommitClient, "commit", commit)
+
+
+@pytest.mark.parametrize("row_mode", MODES)
+def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
+    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"raced_{row_mode[:4]}"
+    rig.create(table, BUCKETS)
+    model: Model = dict.fromkeys(range(20), ("de", 0, 0))
+    write(rig.frame(model), f"db.{table}", client=rig.client)
+    seen = rig.spark.sparkContext.accumulator(0)
+    fresh: set[str] = set()
+
+    def other() -> None:
+        before = rig.files(table)
+        named = pa.table(
+            {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
+        )
+        upsert(rig.client, f"db.{table}", named, keys=["id"])
+        fresh.update(rig.files(table) - before)
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            seen.add(batch.num_rows)
+            yield batch
+
+    before = rig.files(table)
+    overtaken(monkeypatch, other)
+    chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
+    once = chance.mapInArrow(counted, "id bigint, land string, v int, ts int")
+    report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
+    assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
+    assert seen.value == 20
+    held = rig.held(table)
+    assert len({row[0] for one, row in held.items() if one >= 5}) == 20
+    assert held[7][1:] == (9, 9)
+    assert {one: row[1:] for one, row in held.items() if one not in (7, *range(20, 25))} == {
+        one: (0, 0) for one in range(20) if one != 7
+    }
+    assert len(rig.files(table) - before - fresh) == report.files_written
+
+
+def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
+    rig.create("failing", BUCKETS, columns="id bigint NOT NULL, v int")
+    frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
+    with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
+        rig.upsert(frame.repartition(1), "failing", **TASKS)
+    with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
+        rig.upsert(frame, "failing")
+    assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
+    assert not rig.spark.sparkContext._jsc.getPersistentRDDs()  # nothing is held any longer
+
+
+RETRIES = """
+import sys
+from pyspark import TaskContext
+from connector.client import SeamarkClient
+from connector.spark import write
+from connector.spark.session import open_session, session_conf
+from connector.upserts import MODES
+
+class Failing(SeamarkClient):
+    # Of this script, so that it comes to the workers as it is here.
+    def plan(self, *args, **more):
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt dies")
+        return super().plan(*args, **more)
+
+uri, local = sys.argv[1:]
+spark = open_session("retries", {**session_conf([]), "spark.master": "local[2,3]", "spark.local.dir": local})
+for turn, mode in enumerate(MODES):
+    frame = spark.range(0, 100, 3).selectExpr("id", "'x' AS land", f"{turn} AS v", "uuid() AS tag").drop("tag")
+    report = write(frame, "db.retried", client=Failing(uri), mode="upsert", keys=["id"], row_mode=mode, driver_rows=0)
+    print(report.updated, report.inserted, report.attempts)
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_tasks_that_are_run_again_change_every_row_once(rig: Rig, tmp_path: Path) -> None:
+    rig.create("retried", BUCKETS)
+    model: Model = dict.fromkeys(range(60), ("de", 0, 0))
+    write(rig.frame(model), "db.retried", client=rig.client)
+    script = tmp_path / "retries.py"
+    script.write_text(RETRIES)
+    done = subprocess.run(
+        [sys.executable, str(script), rig.server.base_url, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.splitlines() == ["20 14 1", "34 0 1"], done.stderr
+    wanted: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
+    assert rig.held("retried") == model | wanted
+
+
+def test_a_stream_upserts_each_of_its_batches_once(rig: Rig, tmp_path: Path) -> None:
+    rig.create("stream", BUCKETS)
+    given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
+    reports: list[Report] = []
+
+    def arrive(model: Model) -> None:
+        rig.frame(model).coalesce(1).write.mode("append").parquet(str(given))
+
+    def each(df: DataFrame, number: int) -> None:
+        reports.append(rig.upsert(df, "stream", precombine="ts", producer=("stream-orders", number)))
+
+    def run() -> None:
+        read = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
+        writer = read.parquet(str(given)).writeStream.option("checkpointLocation", str(checkpoint))
+        writer.foreachBatch(each).trigger(availableNow=True).start().awaitTermination()
+
+    arrive(dict.fromkeys(range(10), ("de", 1, 1)))
+    run()
+    arrive(dict.fromkeys(range(5, 15), ("fr", 2, 2)))
+    run()
+    model = dict.fromkeys(range(5), ("de", 1, 1)) | dict.fromkeys(range(5, 15), ("fr", 2, 2))
+    assert [(one.inserted, one.updated, one.duplicate) for one in reports] == [(10, 0, False), (5, 5, False)]
+    files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()  # as if Spark had died after our commit, before it could note that
+    last.with_name(f".{last.name}.crc").unlink()
+    run()
+    assert (len(reports), reports[-1].duplicate) == (3, True)
+    assert (rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (files, snapshots)
+    assert rig.held("stream") == model
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mode": "upsert"}, "by which columns"),
+        ({"mode": "upsert", "keys": "id"}, "lists of names"),
+        ({"mode": "upsert", "keys": ["id"], "where": "id = 1"}, "takes no where"),
+        ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it may be merge-on-read or copy-on-write"),
+        ({"mode": "upsert", "keys": ["id"], "way": "guess"}, "located by lookup or scan"),
+        ({"mode": "delete", "precombine": "ts"}, "takes no precombine"),
+        ({"mode": "append", "keys": ["id"]}, "takes no keys"),
+        ({"mode": "merge"}, "there is no mode 'merge'"),
+    ],
+)
+def test_what_makes_no_sense_is_told(rig: Rig, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        write(rig.spark.range(3), "db.none", client=rig.client, **given)
+
+
+def test_columns_that_are_not_there_are_told_before_any_row_is_looked_at(rig: Rig) -> None:
+    rig.create("told")
+    frame = rig.spark.range(3).selectExpr("id", "raise_error('evaluated') AS land")
+    for given, said in (
+        ({"keys": ["key"]}, "the rows have no column key"),
+        ({"keys": ["id"], "columns": ["v"]}, "the rows have no column v"),
+        ({"keys": ["id"], "precombine": "ts"}, "the rows have no column ts"),
+    ):
+        with pytest.raises(Unwritable, match=said):
+            rig.upsert(frame, "told", **given)
+    with pytest.raises(Unwritable, match="the rows have 2 columns id"):
+        rig.upsert(frame.select("id", "id"), "told")
+    with pytest.raises(Unwritable, match="the table has no column colour"):
+        rig.upsert(frame.selectExpr("*", "'red' AS colour"), "told")
