@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,13 +28,18 @@ import msgspec
 from metaserver.access import jwt
 from metaserver.access.guard import is_loopback_address
 from metaserver.access.issued import Issuer, open_issuer
-from metaserver.access.oidc import Oidc, open_oidc
 from metaserver.access.principal import ANONYMOUS, Principal
 from metaserver.access.tokens import PREFIX, digest_of, is_live
 from metaserver.clock import Clock
+from metaserver.deferred import Deferred
 from metaserver.errors import Forbidden, Unauthenticated
 from metaserver.settings import Settings
 from metaserver.store.port import PointerStore, Token
+
+if TYPE_CHECKING:
+    from metaserver.access import oidc
+else:
+    oidc = Deferred("metaserver.access.oidc")
 
 _HOWTO = "send the header Authorization: Bearer <token>"
 
@@ -52,13 +58,13 @@ class Authenticator:
     """Opened by `open_authenticator`."""
 
     def __init__(
-        self, settings: Settings, store: PointerStore, clock: Clock, issuer: Issuer, oidc: Oidc | None
+        self, settings: Settings, store: PointerStore, clock: Clock, issuer: Issuer, accepted: oidc.Oidc | None
     ) -> None:
         self._mode = settings.auth
         self._host = settings.host
         self._store = store
         self._clock = clock
-        self._oidc = oidc
+        self._oidc = accepted
         self.issuer = issuer
 
     @property
@@ -162,5 +168,6 @@ async def open_authenticator(settings: Settings, store: PointerStore, clock: Clo
     """By the settings auth, oidc_… and oauth_token_ttl_s."""
     issuer = await open_issuer(store, clock, settings.oauth_token_ttl_s)
     async with AsyncExitStack() as stack:
-        oidc = await stack.enter_async_context(open_oidc(settings, clock)) if "oidc" in settings.auth else None
-        yield Authenticator(settings, store, clock, issuer, oidc)
+        asked = "oidc" in settings.auth
+        accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if asked else None
+        yield Authenticator(settings, store, clock, issuer, accepted)

@@ -7,15 +7,23 @@ that was made of it. Another token of the same name has another digest and does 
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 import msgspec
-from joserfc import jwt as jose
-from joserfc.jwk import OctKey
 
 from metaserver.access import jwt
 from metaserver.access.principal import ANONYMOUS_NAME
 from metaserver.clock import Clock
+from metaserver.deferred import Deferred
 from metaserver.errors import Unauthenticated
 from metaserver.store.port import PointerStore, Token
+
+if TYPE_CHECKING:
+    from joserfc import jwk
+    from joserfc import jwt as jose
+else:
+    jwk, jose = Deferred("joserfc.jwk"), Deferred("joserfc.jwt")
 
 ISSUER = "seamark"
 """Also the audience. No OIDC issuer is called so, since those are URLs."""
@@ -35,9 +43,13 @@ class Issuer:
     """Signs and checks. Made by `open_issuer`."""
 
     def __init__(self, secret: bytes, clock: Clock, ttl_s: int) -> None:
-        self._key = OctKey.import_key(secret)
+        self._secret = secret
         self._clock = clock
         self._ttl_s = ttl_s
+
+    @cached_property
+    def _key(self) -> jwk.OctKey:
+        return jwk.OctKey.import_key(self._secret)
 
     def issue(self, token: Token | None) -> tuple[str, int]:
         """(JWT, seconds that it lives) for the holder of `token`; it never outlives the token. None: for anybody."""

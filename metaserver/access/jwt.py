@@ -8,43 +8,22 @@ from __future__ import annotations
 
 import binascii
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from joserfc import jws
-from joserfc.errors import JoseError, UnsupportedAlgorithmError
-from joserfc.jwa import JWSAlgModel
-from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
+from metaserver.deferred import Deferred
 from metaserver.errors import Unauthenticated
 
-Key = RSAKey | ECKey | OKPKey | OctKey
+if TYPE_CHECKING:
+    from metaserver.access import signatures
+else:
+    signatures = Deferred("metaserver.access.signatures")
 
 LENGTH_MAX = 16 * 1024
 """Characters of a token; twice what fits into one header line as aiohttp reads it."""
 LEEWAY_S = 30
 """How far the issuer's clock may be from ours."""
-
-
-class _Registry(jws.JWSRegistry):
-    """joserfc's checks for one algorithm, with headers as long as real issuers send them (x5c), and unknown header
-    fields let be. A `crit` header is refused before it comes here."""
-
-    max_header_length = 8 * 1024
-    max_payload_length = LENGTH_MAX
-
-    def __init__(self, algorithm: str) -> None:
-        super().__init__(algorithms=[algorithm], strict_check_header=False)
-        self._only = algorithm
-
-    def get_alg(self, name: str) -> JWSAlgModel:
-        # Not the base's: it warns of EdDSA by its old name (RFC 9864), which is what issuers send.
-        if name != self._only:
-            raise UnsupportedAlgorithmError(f"{name} instead of {self._only}")
-        return self.algorithms[name]
-
-
-_REGISTRIES = {name: _Registry(name) for name in ("RS256", "ES256", "EdDSA", "Ed25519", "HS256")}
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -72,14 +51,12 @@ def read(token: str) -> Unverified:
     return Unverified(header, claims)
 
 
-def verify(token: str, unverified: Unverified, key: Key, algorithm: str) -> dict[str, Any]:
+def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
     """The claims, once the signature is good. Unauthenticated if it is not, or was made by another algorithm."""
     if unverified.header.get("alg") != algorithm:
         raise Unauthenticated(f"The token is not signed with {algorithm}, as its key is for")
-    try:
-        jws.deserialize_compact(token, key, registry=_REGISTRIES[algorithm])
-    except (JoseError, ValueError, TypeError):
-        raise Unauthenticated("The token's signature does not fit") from None
+    if not signatures.fits(token, key, algorithm):
+        raise Unauthenticated("The token's signature does not fit")
     return unverified.claims
 
 

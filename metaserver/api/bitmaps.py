@@ -14,7 +14,7 @@ import asyncio
 import base64
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -29,11 +29,11 @@ from metaserver.api.paging import read_token, write_token
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.snapshots import snapshot_of
 from metaserver.api.timeline import NAMESPACE, TABLE
+from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.sql import parse_sql
 from metaserver.index.bits import all_of, count, none_of, positions, roaring
 from metaserver.index.definitions import BITMAP, read_definitions
 from metaserver.index.keys import Bits
@@ -47,6 +47,11 @@ from metaserver.planner.row_marks import RowMarks, without
 from metaserver.planner.scan import Scan
 from metaserver.store.port import Entry
 from metaserver.wire import decode_json, encode_json
+
+if TYPE_CHECKING:
+    from metaserver.iceberg import sql
+else:
+    sql = Deferred("metaserver.iceberg.sql")
 
 FILES_MAX = 10_000
 """Of one page."""
@@ -246,7 +251,7 @@ def _predicate(wanted: _Bitmap, metadata: TableMetadata) -> _Predicate:
         return _Predicate(expression, True, (), meaning)
     if given:
         raise BadRequest("Give the predicate as where, in SQL, or as filter, an Iceberg expression, not as both")
-    read = parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
+    read = sql.parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
     return _Predicate(read.expression, read.exact, read.unused, Meaning(wanted.meaning or "sql"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -19,16 +19,21 @@ from metaserver.api.listings import FILE_COLUMNS, Files, items
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.snapshots import snapshot_of
 from metaserver.api.timeline import NAMESPACE, TABLE
+from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import expression_json, parse_expression
 from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Or
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.sql import SqlFilter, parse_sql
 from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.scan import IndexUse, Scan, Stage
 from metaserver.wire import decode_json, encode_json
+
+if TYPE_CHECKING:
+    from metaserver.iceberg import sql
+else:
+    sql = Deferred("metaserver.iceberg.sql")
 
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000
@@ -190,15 +195,15 @@ async def explain(request: web.Request) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-async def _filter(wanted: _Explain, metadata: TableMetadata) -> SqlFilter:
+async def _filter(wanted: _Explain, metadata: TableMetadata) -> sql.SqlFilter:
     if wanted.where is None:
         given = bytes(wanted.filter)
-        return SqlFilter(parse_expression(decode_json(given, "The filter")) if given else TRUE, ())
+        return sql.SqlFilter(parse_expression(decode_json(given, "The filter")) if given else TRUE, ())
     if bytes(wanted.filter):
         raise BadRequest("Give the predicate as where, in SQL, or as filter, an Iceberg expression, not as both")
     if len(wanted.where) <= _IN_THREAD_CHARACTERS:
-        return parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
-    return await asyncio.to_thread(parse_sql, wanted.where, metadata.current_schema, metadata.schemas)
+        return sql.parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
+    return await asyncio.to_thread(sql.parse_sql, wanted.where, metadata.current_schema, metadata.schemas)
 
 
 def _explained(scan: Scan, unused: tuple[str, ...], listed: int) -> dict[str, Any]:

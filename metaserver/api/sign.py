@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -12,7 +12,12 @@ from metaserver.api.endpoints import add_operations
 from metaserver.api.keys import CATALOG, CLOCK, SETTINGS
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, may_write, path_name, path_namespace, read_json
-from metaserver.objects.signing import cache_control, sign
+from metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from metaserver.objects import signing
+else:
+    signing = Deferred("metaserver.objects.signing")
 
 
 async def sign_request(request: web.Request) -> web.Response:
@@ -26,8 +31,8 @@ async def sign_request(request: web.Request) -> web.Response:
     else:
         location = catalog.staging.location(stage, namespace, name)
     settings = request.app[SETTINGS]
-    signing = partial(
-        sign,
+    work = partial(
+        signing.sign,
         wanted,
         table_location=location,
         writable=may_write(request, namespace),
@@ -35,9 +40,9 @@ async def sign_request(request: web.Request) -> web.Response:
         now_ms=request.app[CLOCK].now_ms(),
     )
     # Keys of AWS's chain may have to be fetched first, which blocks.
-    signed = signing() if settings.s3_access_key_id else await asyncio.to_thread(signing)
+    signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
     response = json_answer(signed)
-    response.headers["Cache-Control"] = cache_control(wanted)
+    response.headers["Cache-Control"] = signing.cache_control(wanted)
     return response
 
 

@@ -10,16 +10,21 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Callable
 from functools import reduce
-
-import fastavro
+from typing import TYPE_CHECKING
 
 from metaserver.catalog.parts import PATH_PROPERTIES, Parts
+from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.properties import as_bool
 from metaserver.objects.locations import parse_location
 from metaserver.store.port import Entry
 from metaserver.wire import show
+
+if TYPE_CHECKING:
+    import fastavro
+else:
+    fastavro = Deferred("fastavro")
 
 INDEX_FOLDER = "metadata/seamark-index"
 """Of index files, below a table's location. The catalog is alone in writing there, so whatever is there goes."""

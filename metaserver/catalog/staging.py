@@ -7,14 +7,19 @@ table, where, until when. A pass opens one fresh location (its UUID was drawn at
 
 from __future__ import annotations
 
-from joserfc import jwt
-from joserfc.errors import JoseError
-from joserfc.jwk import OctKey
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from metaserver.clock import Clock
+from metaserver.deferred import Deferred
 from metaserver.errors import Forbidden
 from metaserver.store.port import NamespacePath, PointerStore
 from metaserver.wire import show
+
+if TYPE_CHECKING:
+    from joserfc import errors, jwk, jwt
+else:
+    errors, jwk, jwt = Deferred("joserfc.errors"), Deferred("joserfc.jwk"), Deferred("joserfc.jwt")
 
 TTL_S = 86_400
 """The longest that a CREATE TABLE AS SELECT may run between two signed requests' pass and its end."""
@@ -24,7 +29,11 @@ _PURPOSE = "staged-table"
 class Staging:
     def __init__(self, clock: Clock, secret: bytes) -> None:
         self._clock = clock
-        self._key = OctKey.import_key(secret)
+        self._secret = secret
+
+    @cached_property
+    def _key(self) -> jwk.OctKey:
+        return jwk.OctKey.import_key(self._secret)
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
         """A pass, as text that stands in a URL."""
@@ -41,7 +50,7 @@ class Staging:
         """Where the staged table lies. Forbidden for a pass that is forged, expired or another table's."""
         try:
             claims = jwt.decode(token, self._key, algorithms=["HS256"]).claims
-        except (JoseError, ValueError):
+        except (errors.JoseError, ValueError):
             raise Forbidden(
                 "The staging pass in this URL is not one this server gave out; create the table again"
             ) from None

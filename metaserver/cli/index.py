@@ -21,6 +21,7 @@ from connector.indexes import Index, IndexClient
 from metaserver import errors
 from metaserver.cli.connecting import connected, served_at
 from metaserver.cli.explain import show_size
+from metaserver.cli.on_demand import OnDemand
 from metaserver.cli.options import CONTEXT, settings_flags
 from metaserver.index.terms import split_arguments
 
@@ -28,7 +29,16 @@ _WIDTH = 120
 """Where the output is no terminal."""
 
 
-@click.group(context_settings=CONTEXT)
+_COMMANDS = OnDemand(
+    {
+        "build": "metaserver.cli.build:build_command",
+        "verify": "metaserver.cli.index_verify:verify_command",
+        "rebuild-registry": "metaserver.cli.index_verify:rebuild_registry_command",
+    }
+)
+
+
+@click.group(context_settings=CONTEXT, commands=_COMMANDS)
 def index() -> None:
     """Indexes of a table: what plans leave files out by, beside minima and maxima.
 

@@ -8,11 +8,17 @@ for what is not there are left to readers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
 
 INFLATED_MAX = 1 << 30
 """Bytes that a file read whole may claim to inflate to."""

@@ -23,16 +23,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from metaserver.deferred import Deferred
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.types import base_name
 from metaserver.iceberg.values import FLOATS, INTS, LONGS, TIMESTAMPS, decimal_precision, decimal_scale
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
 
 Key: TypeAlias = int | bytes
 Bits: TypeAlias = npt.NDArray[np.uint64]

@@ -21,14 +21,20 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
 from metaserver.iceberg.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from metaserver.iceberg.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
 from metaserver.iceberg.types import base_name, canonical_primitive
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
 
 LOWER = "lower"
 TEXT_MAX = 10_000

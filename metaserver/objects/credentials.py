@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import botocore.session
-
+from metaserver.deferred import Deferred
 from metaserver.errors import StorageError
 from metaserver.settings import Settings
+
+if TYPE_CHECKING:
+    from botocore import session as aws
+else:
+    aws = Deferred("botocore.session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +44,4 @@ def server_keys(settings: Settings) -> S3Keys:
 
 @cache
 def _chain() -> Any:
-    return botocore.session.Session().get_credentials()
+    return aws.Session().get_credentials()

@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from metaserver.clock import Clock
+from metaserver.deferred import Deferred
 from metaserver.errors import ConfigError
 from metaserver.store.port import PointerStore
-from metaserver.store.postgres import open_postgres
 from metaserver.store.sqlite import open_sqlite
+
+if TYPE_CHECKING:
+    from metaserver.store import postgres
+else:
+    postgres = Deferred("metaserver.store.postgres")
 
 
 @asynccontextmanager
@@ -37,7 +43,9 @@ async def open_store(
         async with open_sqlite(_sqlite_path(url), clock=clock, queue_limit=queue_limit) as store:
             yield store
     elif scheme in ("postgresql", "postgres"):
-        async with open_postgres(url, clock=clock, pool_min=pool_min, pool_max=pool_max, timeout_s=timeout_s) as store:
+        async with postgres.open_postgres(
+            url, clock=clock, pool_min=pool_min, pool_max=pool_max, timeout_s=timeout_s
+        ) as store:
             yield store
     else:
         named = f"scheme {scheme!r}" if "://" in url and scheme.isalnum() else "text without a scheme"

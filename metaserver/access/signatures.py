@@ -1,0 +1,43 @@
+"""The signatures of JSON Web Tokens, by joserfc; apart from `jwt.py`, as its library is large and most servers that ask
+nobody for a login never need it."""
+
+from __future__ import annotations
+
+from joserfc import jws
+from joserfc.errors import JoseError, UnsupportedAlgorithmError
+from joserfc.jwa import JWSAlgModel
+from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
+
+from metaserver.access.jwt import LENGTH_MAX
+
+Key = RSAKey | ECKey | OKPKey | OctKey
+
+
+class _Registry(jws.JWSRegistry):
+    """joserfc's checks for one algorithm, with headers as long as real issuers send them (x5c), and unknown header
+    fields let be. A `crit` header is refused before it comes here."""
+
+    max_header_length = 8 * 1024
+    max_payload_length = LENGTH_MAX
+
+    def __init__(self, algorithm: str) -> None:
+        super().__init__(algorithms=[algorithm], strict_check_header=False)
+        self._only = algorithm
+
+    def get_alg(self, name: str) -> JWSAlgModel:
+        # Not the base's: it warns of EdDSA by its old name (RFC 9864), which is what issuers send.
+        if name != self._only:
+            raise UnsupportedAlgorithmError(f"{name} instead of {self._only}")
+        return self.algorithms[name]
+
+
+_REGISTRIES = {name: _Registry(name) for name in ("RS256", "ES256", "EdDSA", "Ed25519", "HS256")}
+
+
+def fits(token: str, key: Key, algorithm: str) -> bool:
+    """Whether the token was signed with this key by this algorithm."""
+    try:
+        jws.deserialize_compact(token, key, registry=_REGISTRIES[algorithm])
+    except (JoseError, ValueError, TypeError):
+        return False
+    return True
