@@ -15,6 +15,7 @@ import msgspec
 
 from connector.client import At, Name, SeamarkClient
 from connector.errors import BadRequest
+from connector.lineage import has_lineage
 from connector.storage import Storage
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Op, Or, all_of, any_of, predicates_of
@@ -128,7 +129,7 @@ def plan(
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if where == TRUE else {"filter": expression_json(_in_sql(where))}
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
-    return _tasks(client, table.name, body)
+    return _tasks(client, table, body)
 
 
 def plan_appends(
@@ -138,11 +139,13 @@ def plan_appends(
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
     body |= {} if where == TRUE else {"filter": expression_json(_in_sql(where))}
-    return _tasks(client, table.name, body)
+    return _tasks(client, table, body)
 
 
-def _tasks(client: SeamarkClient, table: Name, body: Json) -> Iterator[ScanTask]:
-    for page in client.plan(table, body):
+def _tasks(client: SeamarkClient, table: OpenTable, body: Json) -> Iterator[ScanTask]:
+    # Whoever reads a task makes its residual; of what many keys are asked for, each task would repeat them all.
+    own = {"residuals": False, "sequence-numbers": has_lineage(table.metadata)}
+    for page in client.plan(table.name, {**body, "seamark": own}):
         deletes = page.get("delete-files") or []
         for task in page.get("file-scan-tasks") or []:
             applying = tuple(deletes[one] for one in task.get("delete-file-references") or ())

@@ -32,6 +32,7 @@ from connector.client import CURRENT, At, Name, SeamarkClient
 from connector.deleted import Deletes
 from connector.errors import BadRequest
 from connector.filtering import Mask, check_filter, matching
+from connector.lineage import LINEAGE, NAMES, Inherited
 from connector.parquet.projecting import Projected, identified, parse_name_mapping
 from connector.parquet.row_groups import RowGroups
 from connector.planning import OpenTable, ScanTask, open_table, plan, with_rows
@@ -51,11 +52,12 @@ from metaserver.iceberg.transforms import IDENTITY, canonical, result_type
 from metaserver.iceberg.values import decode_json
 
 FILE, POSITION = "_file", "_pos"
-"""Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it."""
+"""Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of
+row lineage are columns like them. A column of the table goes before one of its name."""
 BATCH_ROWS = 65_536
 NAME_MAPPING = "schema.name-mapping.default"
 
-_METADATA = {FILE: pa.string(), POSITION: pa.int64()}
+_METADATA = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
 _PATH = tuple[int, tuple[int, ...]]
 Longs = npt.NDArray[np.int64]
 
@@ -104,8 +106,14 @@ class Wanted:
         return [by_name[name] for name in self.names if name in by_name]
 
     @cached_property
+    def lineage(self) -> list[Field]:
+        """Of the columns of row lineage."""
+        known = {one.name for one in self.fields}
+        return [one for one in LINEAGE if one.name in self.names and one.name not in known]
+
+    @cached_property
     def arrow(self) -> pa.Schema:
-        kinds = {one.name: plain_type(one.type) for one in self.fields} | _METADATA
+        kinds = _METADATA | {one.name: plain_type(one.type) for one in self.fields}
         return pa.schema([pa.field(name, kinds[name]) for name in self.names])
 
 
@@ -286,7 +294,8 @@ class _FileRows:
             root, steps = _place(column_id, wanted.schema, wanted.metadata.schemas)
             tested[root.id] = root
             self._paths[column_id] = (root.id, steps)
-        outputs = wanted.fields
+        self._inherited = Inherited.of(task.file) if wanted.lineage else None
+        outputs = wanted.fields if self._inherited is None else [*wanted.fields, *wanted.lineage]
         fields = identified(list(self.file.schema_arrow), self.mapping)
         every = {one.id: one for one in (*outputs, *tested.values())}
         self._projected = Projected(fields, every.values(), _identities(wanted, task))
@@ -389,17 +398,22 @@ class _FileRows:
 
     def _made(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
         ids = {one.name: one.id for one in self.wanted.fields}
-        count = size if mask is None else int(np.count_nonzero(mask))
+        lineage = {one.name: one.id for one in self.wanted.lineage}
+        spots = np.arange(first, first + size)
+        spots = spots if mask is None else spots[mask]
         arrays = []
         for name in self.wanted.names:
             if name in ids:
                 arrays.append(columns[ids[name]])
             elif name == FILE:
-                arrays.append(pa.repeat(pa.scalar(self.task.path), count))
+                arrays.append(pa.repeat(pa.scalar(self.task.path), len(spots)))
+            elif name == POSITION:
+                arrays.append(pa.array(spots))
+            elif self._inherited is None:
+                arrays.append(pa.nulls(len(spots), pa.int64()))
             else:
-                spots = np.arange(first, first + size)
-                arrays.append(pa.array(spots if mask is None else spots[mask]))
-        return _batch(arrays, self.wanted.arrow, count)
+                arrays.append(self._inherited.filled(lineage[name], columns[lineage[name]], spots))
+        return _batch(arrays, self.wanted.arrow, len(spots))
 
 
 def _batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:

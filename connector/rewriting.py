@@ -1,7 +1,8 @@
 """Copy-on-write: data files written anew without the rows that go, and with others.
 
 The rule it keeps: of each file every live row stays but those that are told to go, as it is read today; rows that
-deletes took before stay away. So the files that were read can be removed in the commit that adds the new ones.
+deletes took before stay away. So the files that were read can be removed in the commit that adds the new ones. Where
+the table has row lineage, a row that stays is the row that it was, last updated when it was.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from connector.lineage import NAMES, has_lineage, with_lineage
 from connector.locating import Found
 from connector.planning import OpenTable
 from connector.reading import POSITION, TaskReader, Wanted
@@ -21,8 +23,12 @@ from connector.writing import TableWriter, WrittenFiles
 def rewritten(
     opened: OpenTable, target: WriteTarget, files: Sequence[Found], new: Iterable[pa.RecordBatch]
 ) -> WrittenFiles:
-    """The rows of these files but those found, and the new ones. Unreadable, Unwritable: nothing is left behind."""
+    """The rows of these files but those found, and the new ones. Unreadable, Unwritable: nothing is left behind.
+
+    Of new rows those are updated ones that have a `_row_id`, which may be null."""
     names = [one.name for one in opened.schema.fields]
+    if files and has_lineage(opened.metadata):
+        names, target = [*names, *NAMES], with_lineage(target)
     reader = TaskReader(Wanted(opened.metadata, opened.schema, (*names, POSITION)), opened.storage)
     with TableWriter(target) as writer:
         for one in files:

@@ -32,6 +32,7 @@ from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.errors import Conflict
 from connector.latest import Batch, Rank, batch_of, column_of, latest
+from connector.lineage import ROW_ID_NAME, has_lineage, with_lineage
 from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, open_table, plan
@@ -113,8 +114,9 @@ def upsert(
 
     def prepared(opened: OpenTable, target: WriteTarget) -> Change | None:
         batch = batch_of(given, opened.schema, keys, precombine, columns)
-        found = differing(client, opened, batch, way)
-        return _written(found, scope_of(batch.keys, opened), opened, target, mode_of(mode, target))
+        how = mode_of(mode, target)
+        found = differing(client, opened, batch, way, how)
+        return _written(found, scope_of(batch.keys, opened), opened, target, how)
 
     return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
 
@@ -186,6 +188,11 @@ class Difference:
         for one in self.new:
             yield from one.to_batches()
 
+    def written(self, target: WriteTarget) -> WrittenFiles:
+        """The rows that come, alone."""
+        tracked = any(ROW_ID_NAME in one.column_names for one in self.new)
+        return write_batches(with_lineage(target) if tracked else target, self.rows())
+
 
 def scope_of(keys: Keys, opened: OpenTable, parts: int = 1) -> Expression:
     """What a commit of these keys has read; shorter where it has so many parts like this."""
@@ -219,8 +226,14 @@ def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Lo
     return Located(tuple(files), frozenset(read))
 
 
-def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None) -> Difference:
-    """The table with the rows of the batch in the place of those that have their keys."""
+def differing(
+    client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None, mode: str | None = None
+) -> Difference:
+    """The table with the rows of the batch in the place of those that have their keys.
+
+    With a `mode` they keep the row ids of those, as a column `_row_id`, where files are to be written anew or anything
+    of the stored rows is read; else they are new rows, as with equality deletes.
+    """
     located = locate(client, opened, batch.keys, way)
     there = np.zeros(batch.keys.count, dtype=np.bool_)
     for one in located.files:
@@ -228,12 +241,17 @@ def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str |
     named = batch.rows.column_names
     kept = [one.name for one in opened.schema.fields if one.name not in named] if batch.partial else []
     names = [*kept, *([batch.precombine.name] if batch.precombine is not None else [])]
+    tracked = has_lineage(opened.metadata) and (mode == COPY_ON_WRITE or (mode is not None and bool(names)))
+    names = [*names, ROW_ID_NAME] if tracked else names
     wins, read, new = np.ones(len(there), dtype=np.bool_), located.read, batch.rows
     more = []
     if names and located.files:
         stored = _Stored.of(opened, located.files, names)
         read |= {one.task.path for one in located.files}
         wins = ~stored.later_than(batch)
+        if tracked and wins[stored.keys].any():
+            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(batch)))
+            new = batch.rows
         if kept:
             more = [stored.completed(batch, wins, kept)]
             new = new.filter(pa.array(~there))
@@ -284,15 +302,26 @@ class _Stored:
 
     def completed(self, batch: Batch, wins: Mask, kept: Sequence[str]) -> pa.Table:
         """The rows of the batch that win, of keys that are stored, with the `kept` columns of the latest stored row."""
-        by = batch.precombine
-        rank = Rank.of(None if by is None else column_of(self.rows, by), by, self.rows.num_rows)
-        chosen = latest((self.keys,), rank)
+        chosen = self._latest(batch)
         chosen = chosen[wins[self.keys[chosen]]]
         made = batch.rows.take(pa.array(self.keys[chosen]))
         rest = self.rows.select(list(kept)).take(pa.array(chosen))
         for name in kept:
             made = made.append_column(rest.field(name), rest[name])
         return made
+
+    def row_ids(self, batch: Batch) -> pa.ChunkedArray:
+        """int64[keys]: that of the latest stored row; null where none is stored."""
+        chosen = self._latest(batch)
+        places = np.full(batch.keys.count, -1, dtype=np.int64)
+        places[self.keys[chosen]] = chosen
+        return self.rows[ROW_ID_NAME].take(pa.array(places, mask=places < 0))
+
+    def _latest(self, batch: Batch) -> Longs:
+        """int64[stored keys]: of each key's rows the latest."""
+        by = batch.precombine
+        rank = Rank.of(None if by is None else column_of(self.rows, by), by, self.rows.num_rows)
+        return latest((self.keys,), rank)
 
 
 # What is written
@@ -340,7 +369,7 @@ def _written(found: Difference, scope: Expression, opened: OpenTable, target: Wr
         return Change(scope, report, data, removed=tuple({"file-path": path} for path in paths))
     deletes = marked(opened, target, files)
     try:
-        data = write_batches(target, found.rows())
+        data = found.written(target)
     except BaseException:
         deletes.discard(target.storage)
         raise

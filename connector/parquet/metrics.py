@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from connector.parquet.casting import UNKNOWN, file_name_of
 from metaserver.iceberg.properties import as_int
+from metaserver.iceberg.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
 from metaserver.iceberg.sort_order import SortOrder
 from metaserver.iceberg.transforms import name_of
@@ -38,6 +39,8 @@ FOOTER_BYTES_MAX = 4096
 _TRUNCATE = re.compile(r"truncate\((\d{1,9})\)")
 _CUT = frozenset({"string", "binary", "fixed"})
 _CODE_POINT_MAX, _SURROGATES, _AFTER_SURROGATES = 0x10FFFF, 0xD800, 0xE000
+_LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
+"""In files, beside the table's columns: measured by default, and not among the first."""
 _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "hour"})
 
 
@@ -96,7 +99,7 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
         found = dict.fromkeys(columns, otherwise)
     else:
         limit = as_int(properties, INFERRED_MAX, INFERRED_MAX_DEFAULT)
-        everywhere = len(columns) <= limit
+        everywhere = len(columns.keys() - _LINEAGE) <= limit
         otherwise = _TRUNCATED if everywhere else _NONE
         found = dict.fromkeys(columns if everywhere else _first(schema, limit), _TRUNCATED)
     for field in order.fields:
@@ -133,7 +136,7 @@ def _first(schema: Schema, limit: int) -> list[int]:
             elif isinstance(kind, MapType):
                 walk([(kind.key_id, kind.key), (kind.value_id, kind.value)])
 
-    walk([(field.id, field.type) for field in schema.fields])
+    walk([(field.id, field.type) for field in schema.fields if field.id not in _LINEAGE])
     return found
 
 

@@ -5,4 +5,6 @@ DELETED_PATH = 2147483546
 DELETED_POSITION = 2147483545
 """`pos` of position delete files: the row's number in it, from 0."""
 ROW_ID = 2147483540
+"""`_row_id`: which row it is, whatever file it is in."""
 LAST_UPDATED_SEQUENCE_NUMBER = 2147483539
+"""`_last_updated_sequence_number`: that of the commit that added the row or changed it last."""
