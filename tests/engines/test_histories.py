@@ -1,0 +1,64 @@
+"""Tables with a random history of upserts and deletes, read by Iceberg's own reader in Spark and by ours in Spark.
+
+The histories are those of `tests/connector/test_upserts_history.py`, which holds every snapshot as plain Python reads
+it against a dict; here Spark reads some of the same snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from connector.client import At
+from connector.indexes import IndexClient
+from connector.spark.session import connect
+from tests.connector.test_upserts import COLUMNS, held
+from tests.connector.test_upserts_history import SHAPES, play
+from tests.services.seamark import Seamark
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def client(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexClient]:
+    with Seamark(tmp_path_factory.mktemp("past")) as server, closing(IndexClient(server.base_url)) as client:
+        connect(spark, "past", server.base_url)
+        spark.sql("CREATE NAMESPACE past.db")
+        yield client
+
+
+def rows(frame: DataFrame) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in frame.select(*COLUMNS).orderBy("id").collect()]
+
+
+def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, every: int) -> None:
+    name = f"h{seed}_{number}"
+    play(client, seed, SHAPES[number], count, writers=2, every=every, name=name)
+    found = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
+    snapshots = [row[0] for row in found]
+    for snapshot in {*snapshots[::every], snapshots[-1]}:
+        wanted = held(client, f"db.{name}", At(snapshot_id=snapshot))
+        said = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
+        assert rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == wanted, said
+        ours = spark.read.format("seamark").options(uri=client.url, table=f"db.{name}")
+        assert rows(ours.option("snapshot-id", str(snapshot)).load()) == wanted, said
+
+
+@pytest.mark.parametrize("number", (0, 3, 4))
+def test_both_readers_of_spark_find_the_rows_of_each_snapshot(
+    client: IndexClient, spark: SparkSession, number: int
+) -> None:
+    sparks_agree(client, spark, 700 + number, number, count=16, every=7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_so_it_is_with_long_histories(client: IndexClient, spark: SparkSession, number: int) -> None:
+    sparks_agree(client, spark, 800 + number, number, count=120, every=10)

@@ -1,0 +1,103 @@
+"""A writer's process is killed at random moments and started again from its checkpoint: nothing twice, nothing lost,
+and no snapshot shows half of a batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from connector.client import At, SeamarkClient
+from connector.indexes import IndexClient
+from connector.reading import scan
+from metaserver.wire import SEQUENCE_KEY
+from tests.connector.test_upserts import create
+from tests.faults.mortal_writer import Model, apply
+from tests.services.seamark import Seamark
+
+FIELDS = [
+    {"id": 1, "name": "id", "required": True, "type": "long"},
+    {"id": 2, "name": "batch", "required": False, "type": "long"},
+]
+
+
+def held(client: SeamarkClient, at: At) -> list[tuple[int, int]]:
+    found = scan(client, "db.t", ["id", "batch"], at=at).to_arrow().to_pylist()
+    return sorted((one["id"], one["batch"]) for one in found)
+
+
+def rows(model: Model) -> list[tuple[int, int]]:
+    return sorted((key, number) for key, numbers in model.items() for number in numbers)
+
+
+def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, indexed: bool) -> None:
+    said = f"FAULT_SEED={seed} version={version} indexed={indexed}"
+    source = random.Random(seed)
+    notes = home / "notes"
+    with Seamark(home) as server, closing(IndexClient(server.base_url)) as client:
+        client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
+        properties = {"seamark.index.ids": "record(id)"} if indexed else {}
+        create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
+        notes.write_text("0")
+        argv = [sys.executable, "-m", "tests.faults.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
+        killed = 0
+        for _ in range(10 * kills):
+            job = subprocess.Popen([*argv, str(batches)], stderr=subprocess.PIPE)
+            before = int(notes.read_text())
+            try:
+                if killed < kills:  # let it begin, then end it within one of its batches
+                    while job.poll() is None and int(notes.read_text()) == before:
+                        time.sleep(0.005)
+                    time.sleep(source.random() * 0.3)
+                    killed += job.poll() is None
+                    job.kill()
+                _, error = job.communicate(timeout=250)
+            finally:
+                job.kill()
+                job.wait()
+            assert job.returncode in (0, -9), (said, error.decode())
+            if job.returncode == 0:
+                break
+        assert killed > kills // 2, f"{said}: the job was through too early for {kills} kills"
+        assert int(notes.read_text()) == batches
+        _every_snapshot_is_of_whole_batches(client, seed, batches, said)
+
+
+def _every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, said: str) -> None:
+    loaded = client.load_table("db.t", history=True)
+    model: Model = {}
+    number = 0
+    snapshots = json.loads(loaded.metadata)["snapshots"]
+    for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
+        found = held(client, At(snapshot_id=snapshot["snapshot-id"]))
+        last = int(snapshot["summary"][SEQUENCE_KEY])
+        assert last >= number, f"{said}: sequence {last} was committed twice"
+        while number <= last:  # a batch that changed nothing has no snapshot
+            apply(model, seed, number)
+            number += 1
+        assert found == rows(model), f"{said}: after batch {last}"
+    while number < batches:
+        apply(model, seed, number)
+        number += 1
+    assert held(client, At()) == rows(model), said
+
+
+def test_a_job_that_is_killed_and_started_again_does_each_batch_once(tmp_path: Path) -> None:
+    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("version", [2, 3])
+def test_so_it_is_with_many_kills(tmp_path: Path, version: int, indexed: bool) -> None:
+    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, indexed=indexed)
