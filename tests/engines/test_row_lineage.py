@@ -1,0 +1,123 @@
+"""Row lineage that we write and that Spark writes, in turn: native Iceberg Spark tells what a plain dict says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from connector.client import SeamarkClient
+from connector.lineage import NAMES
+from connector.reading import scan
+from connector.upserts import COPY_ON_WRITE, delete, upsert
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+@dataclass(frozen=True)
+class Lake:
+    client: SeamarkClient
+    spark: SparkSession
+    db: str
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(text.format(db=self.db)))
+
+    def told(self, name: str) -> dict[int, tuple[str, int, int, int]]:
+        """(land, v, row id, sequence number) of each row by id, as Spark reads them; and so do we."""
+        found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
+        ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
+        assert sorted(tuple(one.values()) for one in ours) == sorted(found)
+        assert len({one[3] for one in found}) == len(found), "two rows have one id"
+        return {one[0]: one[1:] for one in found}
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    with Seamark(tmp_path_factory.mktemp("lineage")) as server:
+        client = SeamarkClient(server.base_url)
+        made = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db")
+        made.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+        yield made
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "partitioned"), [("copy-on-write", ""), ("merge-on-read", "PARTITIONED BY (bucket(2, id))")]
+)
+def test_spark_reads_the_lineage_that_we_keep_and_we_what_it_keeps(lake: Lake, mode: str, partitioned: str) -> None:
+    """`mode` is Spark's. Its updates and ours keep ids, ours by copy-on-write, and neither touches other rows."""
+    rng = random.Random(len(partitioned))
+    name = f"t{len(partitioned)}"
+    lake.sql(
+        f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partitioned} TBLPROPERTIES "
+        f"('format-version' = '3', 'write.update.mode' = '{mode}', 'write.merge.mode' = '{mode}')"
+    )
+    lake.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'de', 0 FROM range(0, 30, 1, 2)")
+    was = lake.told(name)
+    kinds = ["upsert", "update", "upsert", "delete", "merge", "upsert", "update"]
+    for step, kind in enumerate(kinds, 1):
+        note = f"{mode}, step {step}, {kind}"
+        some = rng.sample(range(45), 6)
+        match kind:
+            case "upsert":
+                table = pa.table({"id": some, "land": ["fr"] * 6, "v": pa.array([step] * 6, pa.int32())})
+                upsert(lake.client, f"db.{name}", table, keys=["id"], mode=COPY_ON_WRITE)
+                given = dict.fromkeys(some, ("fr", step))
+            case "update":
+                lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some)[1:-1]})")
+                given = {one: ("es", step) for one in some if one in was}
+            case "delete":
+                delete(lake.client, f"db.{name}", keys=pa.table({"id": some}), mode=COPY_ON_WRITE)
+                given = {}
+                was = {one: row for one, row in was.items() if one not in some}
+            case "merge":
+                listed = ", ".join(f"({one}, 'it', {step})" for one in some)
+                lake.sql(
+                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, land, v)) s "
+                    "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+                )
+                given = dict.fromkeys(some, ("it", step))
+        now = lake.told(name)
+        (((number,),)) = lake.sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
+        assert now.keys() == was.keys() | given.keys(), note
+        for one, row in now.items():
+            if one not in given:
+                assert row == was[one], f"{note}: row {one} was only carried over"
+            else:
+                assert (row[:2], row[3]) == (given[one], number), f"{note}: row {one} was written"
+                if one in was:
+                    assert row[2] == was[one][2], f"{note}: row {one} is another now"
+                else:
+                    assert row[2] > max(each[2] for each in was.values()), f"{note}: row {one} is new"
+        was = now
+
+
+def test_metrics_of_the_columns_are_those_that_spark_writes(lake: Lake) -> None:
+    """Ours and its copies of one file, of the same rows."""
+    found = []
+    for writer in ("ours", "spark"):
+        lake.sql(
+            f"CREATE TABLE {{db}}.{writer} (id bigint, land string, v int) USING iceberg TBLPROPERTIES "
+            "('format-version' = '3', 'write.update.mode' = 'copy-on-write')"
+        )
+        lake.sql(f"INSERT INTO {{db}}.{writer} SELECT id, 'de', 0 FROM range(0, 10, 1, 1)")
+        if writer == "ours":
+            table = pa.table({"id": [3], "land": ["fr"], "v": pa.array([1], pa.int32())})
+            upsert(lake.client, "db.ours", table, keys=["id"], mode=COPY_ON_WRITE)
+        else:
+            lake.sql("UPDATE {db}.spark SET land = 'fr', v = 1 WHERE id = 3")
+        columns = "record_count, first_row_id, value_counts, null_value_counts, lower_bounds, upper_bounds"
+        found.append(lake.sql(f"SELECT {columns} FROM {{db}}.{writer}.files"))
+    assert found[0] == found[1]
