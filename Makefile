@@ -81,7 +81,7 @@ $(CACHE)/trino.stamp: deploy/trino/resolve/server/pom.xml deploy/trino/resolve/p
 	@touch $@
 JAVA25_FOUND = $(shell test -n "$(JAVA25)" && echo "$(JAVA25)" || grep -lE '^JAVA_VERSION="(2[5-9]|[3-9][0-9])' /usr/lib/jvm/*/release 2>/dev/null | head -1)
 
-# Only for `python -m bench.index.run hudi`: PySpark 3.5 in an environment of its own, and Hudi.
+# Only for `python -m bench.index.run hudi` and `bench.writing.run upserts`: PySpark 3.5 in an environment of its own, and Hudi.
 HUDI := org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0
 hudi: $(CACHE)/hudi.stamp
 $(CACHE)/hudi.stamp:
@@ -108,7 +108,7 @@ demo: venv jars
 
 bench: venv jars services
 	$(PY) -m bench.run $(BENCH_ARGS)
-	$(if $(BENCH_ARGS),,$(PY) -m bench.planning.run && $(PY) -m bench.index.run)
+	$(if $(BENCH_ARGS),,$(PY) -m bench.planning.run && $(PY) -m bench.index.run && $(PY) -m bench.writing.run)
 
 lock:
 	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock

@@ -72,6 +72,30 @@ INDEX_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("record of order_key", "index a byte of all data"),
     ),
 }
+WRITING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "writing_upserts": (
+        ("1,000,000 rows, merge-on-read", "PySpark, record index; merge"),
+        ("10,000,000 rows, merge-on-read", "PySpark, record index; merge"),
+        ("10,000,000 rows, merge-on-read", "PySpark, record index; hudi"),
+        ("10,000,000 rows, merge-on-read", "Python, record index; merge"),
+        ("10,000,000 rows, copy-on-write", "PySpark, bucket; merge"),
+        ("10,000,000 rows, copy-on-write", "PySpark, bucket; hudi"),
+        ("50,000,000 rows beside 1,000,000", "PySpark, record index"),
+    ),
+    "writing_reader": (("one row of 10,000", "time"), ("one row of 10,000", "read"), ("all rows", "time")),
+    "writing_contention": (
+        ("8 writers × 100 commits", "upserts, commits"),
+        ("8 writers × 100 commits", "upserts, failed"),
+        ("8 writers × 100 commits", "PyIceberg's appends, rebased, commits"),
+        ("8 writers × 100 commits", "PyIceberg's appends, rebased, failed"),
+    ),
+    "writing_buckets": (
+        ("rows of one key", "time"),
+        ("rows of one key", "files read"),
+        ("join of two bucketed tables", "time"),
+        ("grouping by the key", "time"),
+    ),
+}
 
 
 def section(folder: Path = RESULTS) -> str:
@@ -79,7 +103,8 @@ def section(folder: Path = RESULTS) -> str:
     shown = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
-    if not shown and not plans and not indexes:
+    written = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
+    if not shown and not plans and not indexes and not written:
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if shown:
@@ -105,6 +130,14 @@ def section(folder: Path = RESULTS) -> str:
             "Ratio: how many times better Seamark is than the best reader of Parquet, or for builds than only reading"
             f" the same columns, in one run ({_machine(indexes)}). The peers' own figures are in the results.",
             *_busy(indexes),
+            "",
+        ]
+    if written:
+        lines += _table(written, WRITING_CLAIMS, servers=[OURS])
+        lines += [
+            "Ratio: how many times better Seamark is than the peer: Iceberg's MERGE INTO, Hudi's bucket index,"
+            f" Iceberg's own reader, PyIceberg; or than without buckets; each in one run ({_machine(written)}).",
+            *_busy(written),
             "",
         ]
     return "\n".join(lines)

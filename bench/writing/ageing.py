@@ -1,0 +1,64 @@
+"""What does reading cost after a hundred batches of merge-on-read, and once its files have been rewritten?
+
+A hundred batches leave a hundred small data files and a deletion vector for each data file that they met. The table is
+read whole by Iceberg's own reader, four of its columns, before, after, and after `rewrite_data_files`: the time is told
+in multiples of the first. How long the last batches took, beside the first, tells what writers pay.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from bench.report import OURS, Report, Row
+from bench.writing.session import CATALOG, Lake
+from bench.writing.tables import FLAT, NAMESPACE, Batches, base
+from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, PythonWriter
+
+BATCHES = 100
+NAME = "aged"
+REWRITE = "map('delete-file-threshold', '1', 'rewrite-all', 'true')"
+
+
+def measure(report: Report, made: Lake, rows: int, batches: int, bases: Path, *, rounds: int) -> None:
+    table = made.table(base(rows, FLAT, bases=bases), NAME, mode=MERGE_ON_READ, indexed=True)
+    writer, drawn = PythonWriter("aged", table), Batches(rows, made.folder)
+    read = {"before": _read(made.spark, rounds)}
+    took = []
+    for _ in range(batches):
+        batch = drawn.next()
+        started = time.perf_counter()
+        writer.upsert(batch)
+        took.append(time.perf_counter() - started)
+        batch.path.unlink()
+    read["after"] = _read(made.spark, rounds)
+    made.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{NAME}', options => {REWRITE})")
+    read["rewritten"] = _read(made.spark, rounds)
+    if (found := writer.versions()) != (expected := drawn.expected(range(1, batches + 1))):
+        raise AnswersDiffer(f"the aged table has {found} rows by version, the batches make {expected}")
+    case, part = f"{rows:,} rows, after {batches} batches", max(1, batches // 5)
+    last, first = statistics.median(took[-part:]), statistics.median(took[:part])
+    report.rows += [
+        Row(case, "reading it all", "×", {OURS: read["after"] / read["before"]}),
+        Row(case, "reading it all, rewritten", "×", {OURS: read["rewritten"] / read["before"]}),
+        Row(case, "a batch", "×", {OURS: last / first}),
+    ]
+    report.notes.append(
+        f"{case}: four columns read by Iceberg's own reader {read['before']:.2f} s before, {read['after']:.2f} s after,"
+        f" {read['rewritten']:.2f} s once rewritten; a batch {first:.3f} s at first, {last:.3f} s at last."
+    )
+
+
+def _read(spark: SparkSession, rounds: int) -> float:
+    took = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        spark.table(f"{CATALOG}.{NAMESPACE}.{NAME}").agg(
+            sf.count("version"), sf.sum("price"), sf.sum("quantity"), sf.max("city")
+        ).collect()
+        took.append(time.perf_counter() - started)
+    return statistics.median(took[1:])

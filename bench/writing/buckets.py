@@ -1,0 +1,121 @@
+"""What do buckets save a reader: equality on the key, joins and groupings by it?
+
+Two tables of the same keys, each in 16 buckets by key, and one of them once more in none, with as many files. Rows of
+one key are looked for in both; joins and groupings are of the bucketed tables, as Spark does them where it knows of
+buckets, and with exchanges where it is told to forget them. A join with the unbucketed table exchanges that one alone.
+Broadcast joins are off, as sides of this kind are larger than they may be. Files and exchanges are those of the plan
+that ran, and every pair of queries must give the same answer.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.report import OURS, Report, Row
+from bench.writing.session import CATALOG, lake
+from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, base, keys_of
+from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, configured
+
+ROWS, QUICK_ROWS = 10_000_000, 20_000
+ROUNDS, EQUALS = 5, 15
+NO_BROADCAST = {"spark.sql.autoBroadcastJoinThreshold": "-1"}
+FORGOTTEN = {"spark.sql.sources.v2.bucketing.enabled": "false"}
+UNBUCKETED, EXCHANGED = "unbucketed", "exchanged"
+WAYS: dict[str, Mapping[str, str]] = {OURS: {}, EXCHANGED: FORGOTTEN}
+JOIN = "SELECT count(*), sum(l.quantity), sum(r.discount) FROM {} l JOIN {} r ON l.k = r.k"
+GROUPING = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, sum(quantity) q FROM {} GROUP BY k)"
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("writing_buckets", "What do buckets by key save a reader?", peer="the same without buckets")
+    rows, rounds, equals, bases = (QUICK_ROWS, 1, 2, folder / "bases") if quick else (ROWS, ROUNDS, EQUALS, BASES)
+    with lake(folder, bases) as made, configured(made.spark, NO_BROADCAST):
+        spark = made.spark
+        for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
+            made.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
+        left, right, flat = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
+        _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat}, equals)
+        for case, query in (
+            ("join of two bucketed tables", JOIN.format(left, right)),
+            ("join of a bucketed and an unbucketed table", JOIN.format(left, flat)),
+            ("grouping by the key", GROUPING.format(left)),
+        ):
+            _compared(report, spark, case, query, rounds)
+    report.notes += [
+        f"{rows:,} rows a table, in {BUCKETS} files. Medians of {rounds} in turns after one; of {equals} keys.",
+        f"{EXCHANGED}: the same tables, {next(iter(FORGOTTEN))} off. Iceberg's own reader, two cores.",
+    ]
+    return report
+
+
+def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[str, str], count: int) -> None:
+    numbers = np.random.default_rng(5).choice(rows, count + 1, replace=False)
+    took: dict[str, list[float]] = {name: [] for name in tables}
+    files: dict[str, list[int]] = {name: [] for name in tables}
+    for turn, key in enumerate(keys_of(numbers).to_pylist()):
+        found = set()
+        for name, table in tables.items():
+            frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")
+            seconds, answer = _timed(frame)
+            found.add(len(answer))
+            if turn:
+                took[name].append(seconds)
+                files[name].append(_files(frame))
+        if found != {1}:
+            raise AnswersDiffer(f"{key} has {found} rows")
+    for measure, unit, each in (("time", "s", took), ("files read", "", files)):
+        values = {name: float(statistics.median(one)) for name, one in each.items()}
+        report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
+
+
+def _compared(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
+    took: dict[str, list[float]] = {name: [] for name in WAYS}
+    exchanges: dict[str, int] = {}
+    answers = set()
+    for turn in range(rounds + 1):
+        for name in WAYS if turn % 2 else reversed(WAYS):
+            with configured(spark, WAYS[name]):
+                frame = spark.sql(query)
+                seconds, answer = _timed(frame)
+                answers.add(tuple(answer[0]))
+                exchanges[name] = _exchanges(frame)
+            if turn:
+                took[name].append(seconds)
+    if len(answers) != 1:
+        raise AnswersDiffer(f"{case}: {answers}")
+    seconds_of = {name: statistics.median(one) for name, one in took.items()}
+    counted = {name: float(one) for name, one in exchanges.items()}
+    report.rows += [
+        Row(case, "time", "s", seconds_of, peer=EXCHANGED),
+        Row(case, "exchanges of rows", "", counted, peer=EXCHANGED),
+    ]
+
+
+def _timed(frame: DataFrame) -> tuple[float, Sequence[Any]]:
+    started = time.perf_counter()
+    found = frame.collect()
+    return time.perf_counter() - started, found
+
+
+def _exchanges(frame: DataFrame) -> int:
+    """By key. Those of the one row of each task that an aggregate of everything has are not counted."""
+    final = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
+    return len(re.findall(r"\bExchange hashpartitioning", final))
+
+
+def _files(frame: DataFrame) -> int:
+    """Data files that tasks of the query's one scan were given."""
+    leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
+    partitions = leaves.head().inputPartitions()
+    tasks = [
+        task for number in range(partitions.size()) for task in partitions.apply(number).taskGroup().tasks().toArray()
+    ]
+    return len({str(task.file().location()) for task in tasks})

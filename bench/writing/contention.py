@@ -1,0 +1,216 @@
+"""Eight writers at one table: how many commits a second, and how many of them fail?
+
+Ours upsert ten rows at a time, each writer into a bucket of its own, through the commit API; or they append. Stock
+PyIceberg appends the same rows: once as it comes, where a commit that lost its race is tried again as often as its
+defaults say, and once with `seamark.commit.rebase` = `append` on the table and no second try. Each writer is a process
+that has its rows ready and has committed once; then all begin together, and the time is from there to the last commit.
+One case after the other has the machine to itself, round after round. In the end each table is read: every row of a
+commit that was answered must be there once.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.managers import SyncManager
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import CommitFailedException
+
+from bench.report import OURS, Report, Row
+from bench.writing.session import served
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
+from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
+from connector.building import InProcess, build
+from connector.client import CURRENT, SeamarkClient
+from connector.errors import ClientError
+from connector.indexes import IndexClient
+from connector.partitioning import transformed
+from connector.planning import open_table, plan
+from connector.reading import TaskReader, wanted_of
+from connector.upserts import upsert
+from connector.writing import append
+from metaserver.iceberg.expressions import TRUE
+
+WRITERS, TIMES, ROWS = 8, 100, 10
+QUICK_WRITERS, QUICK_TIMES = 2, 5
+STORED = 100_000
+"""Rows of the table that is upserted into, of which a writer takes those of its buckets."""
+BUCKETS = 16
+ROUNDS = 3
+UPSERTS, APPENDS, REBASED, RETRYING = "upserts", "appends", "pyiceberg-rebased", "pyiceberg-retrying"
+NEVER_AGAIN = {"commit.retry.num-retries": "0"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does: `batches` are of its own rows."""
+
+    kind: str
+    url: str
+    table: str
+    batches: tuple[pa.Table, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Times are of a clock that all processes share, in seconds. `attempts` counts those of our upserts."""
+
+    began: float
+    ended: float
+    committed: int
+    """Besides the first, which is not counted."""
+    failed: int
+    attempts: int
+    rows: int
+    """Of all commits."""
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("writing_contention", "Eight writers at one table", peer="PyIceberg, trying again")
+    writers, times, rounds = (QUICK_WRITERS, QUICK_TIMES, 1) if quick else (WRITERS, TIMES, ROUNDS)
+    rates: dict[str, list[float]] = {}
+    failed: dict[str, list[float]] = {}
+    attempts = []
+    with (
+        served(folder) as server,
+        closing(IndexClient(server.base_url)) as client,
+        get_context("spawn").Manager() as manager,
+        ProcessPoolExecutor(writers, mp_context=get_context("spawn")) as pool,
+    ):
+        for number in range(rounds):
+            for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
+                name = f"{kind.replace('-', '_')}_{number}"
+                jobs, stored = _prepared(client, kind, name, writers, times + 1)
+                found = _at_once(pool, manager, jobs)
+                committed = sum(one.committed for one in found)
+                _check(client, name, stored + (0 if kind == UPSERTS else sum(one.rows for one in found)))
+                seconds = max(one.ended for one in found) - min(one.began for one in found)
+                rates.setdefault(kind, []).append(committed / seconds)
+                failed.setdefault(kind, []).append(100 * sum(one.failed for one in found) / (writers * times))
+                if kind == UPSERTS:
+                    attempts.append(sum(one.attempts for one in found) / max(1, committed))
+    case = f"{writers} writers × {times} commits"
+    middle = {kind: statistics.median(each) for kind, each in rates.items()}
+    lost = {kind: statistics.median(each) for kind, each in failed.items()}
+    for ours, label in ((UPSERTS, "upserts"), (APPENDS, "appends"), (REBASED, "PyIceberg's appends, rebased")):
+        beside = {OURS: middle[ours], RETRYING: middle[RETRYING]}
+        report.rows += [
+            Row(case, f"{label}, commits", "/s", beside, lower_is_better=False, peer=RETRYING),
+            Row(case, f"{label}, failed", "%", {OURS: lost[ours], RETRYING: lost[RETRYING]}, peer=RETRYING, goal=0.0),
+        ]
+    report.rows.append(Row(case, "upserts, attempts a commit", "", {OURS: statistics.mean(attempts)}, peer=RETRYING))
+    report.notes += [
+        f"{ROWS} rows a commit. Upserts are of keys that are there, each writer's in buckets of its own, in a table of"
+        f" {STORED:,} rows in {BUCKETS} buckets with a record index; medians of {rounds}.",
+        f"{RETRYING}: PyIceberg's own tries again, as many as by default, at the same server.",
+    ]
+    return report
+
+
+def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
+    """The jobs, and how many rows the table has before they begin."""
+    properties = {
+        UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
+        APPENDS: {},
+        REBASED: {"seamark.commit.rebase": "append", **NEVER_AGAIN},
+        RETRYING: {},
+    }[kind]
+    if kind != UPSERTS:  # PyIceberg writes no version 3
+        create(client, name, 0, {**properties, "format-version": "2"})
+        numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
+        return _jobs(kind, client.url, name, [[rows_of(one, 1) for one in part] for part in numbers]), 0
+    create(client, name, BUCKETS, properties)
+    stored = np.arange(STORED)
+    append(client, (NAMESPACE, name), rows_of(stored, 0))
+    client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
+    with closing(InProcess()) as workers:
+        build(client, (NAMESPACE, name), INDEX, workers)
+    buckets = transformed(f"bucket[{BUCKETS}]", COLUMNS[KEY], keys_of(stored))
+    bucket = np.array(buckets.values)[buckets.codes]
+    batches = []
+    for writer in range(writers):
+        draw = np.random.default_rng(writer)
+        mine = stored[bucket % writers == writer]
+        batches.append([rows_of(draw.choice(mine, ROWS, replace=False), number + 1) for number in range(times)])
+    return _jobs(kind, client.url, name, batches), STORED
+
+
+def _jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Table]]) -> list[Job]:
+    return [Job(kind, url, name, tuple(one)) for one in batches]
+
+
+def _at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
+    return list(pool.map(partial(_work, manager.Barrier(len(jobs))), jobs))
+
+
+def _work(barrier: Barrier, job: Job) -> Outcome:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector
+        logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # it tells of each new try
+        write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
+        first, *others = (partial(write, batch) for batch in job.batches)
+        rows = ROWS * (_tried(first) > 0)
+        barrier.wait(300)
+        began = time.monotonic()
+        tries = [_tried(one) for one in others]
+        committed = sum(one > 0 for one in tries)
+        rows += ROWS * committed
+        return Outcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
+
+
+def _tried(commit: Callable[[], int]) -> int:
+    """Attempts that it took; 0 where it failed."""
+    try:
+        return commit()
+    except (CommitFailedException, ClientError):
+        return 0
+
+
+def _ours(job: Job) -> Callable[[pa.Table], int]:
+    client, named = SeamarkClient(job.url), (NAMESPACE, job.table)
+
+    def upserted(rows: pa.Table) -> int:
+        return upsert(client, named, rows, keys=[KEY]).attempts
+
+    def appended(rows: pa.Table) -> int:
+        append(client, named, rows)
+        return 1
+
+    return upserted if job.kind == UPSERTS else appended
+
+
+def _stock(job: Job) -> Callable[[pa.Table], int]:
+    table = RestCatalog("bench", uri=job.url).load_table((NAMESPACE, job.table))
+
+    def appended(rows: pa.Table) -> int:
+        try:
+            table.append(rows)
+        except CommitFailedException:
+            table.refresh()  # as who goes on after a failure would
+            raise
+        return 1
+
+    return appended
+
+
+def _check(client: IndexClient, name: str, expected: int) -> None:
+    """AnswersDiffer unless the table has so many rows, each key once."""
+    opened = open_table(client, (NAMESPACE, name), CURRENT)
+    reader = TaskReader(wanted_of(opened, [KEY], TRUE), opened.storage)
+    keys = [batch.column(0) for task in plan(client, opened, TRUE) for batch in reader.read(task)]
+    found = pa.chunked_array(keys, pa.string())
+    if len(found) != expected or len(found.unique()) != expected:
+        raise AnswersDiffer(f"{name} has {len(found):,} rows, the commits made {expected:,}")

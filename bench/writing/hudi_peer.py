@@ -1,0 +1,82 @@
+"""Hudi's bucket index under upserts, in a Spark session of its own: lines of JSON come in, an answer goes out for each.
+
+Run by the Python of `.cache/hudi/venv` (`make hudi`) with Hudi's jar and a folder for scratch. What it is asked:
+
+    {"do": "make", "location": URI, "kind": "COPY_ON_WRITE", "files": […]}       a table of these Parquet files' rows
+    {"do": "upsert", "location": URI, "kind": …, "path": …}                      a batch
+    {"do": "versions", "location": URI}                                          rows by version
+
+An answer is {"seconds": …, "versions": {…}}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from bench.index.hudi_peer import NO_STATISTICS, session
+
+BUCKETS = 16
+OPTIONS = {
+    **NO_STATISTICS,
+    "hoodie.table.name": "t",
+    "hoodie.datasource.write.recordkey.field": "k",
+    "hoodie.datasource.write.precombine.field": "version",
+    "hoodie.index.type": "BUCKET",
+    "hoodie.index.bucket.engine": "SIMPLE",
+    "hoodie.bucket.index.num.buckets": str(BUCKETS),
+    "hoodie.bucket.index.hash.field": "k",
+    "hoodie.metadata.global.record.level.index.enable": "false",
+    "hoodie.metadata.enable": "false",
+    "hoodie.parquet.small.file.limit": "0",
+    "hoodie.parquet.compression.codec": "zstd",
+    "hoodie.compact.inline": "false",
+    "hoodie.clean.automatic": "false",
+    "hoodie.upsert.shuffle.parallelism": "4",
+    "hoodie.bulkinsert.shuffle.parallelism": str(BUCKETS),
+}
+"""As its users have it, and as FIELD notes: no compaction and no cleaning within a batch, no table of metadata, which
+a bucket index does not ask and each commit would write."""
+
+
+class Peer:
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def make(self, asked: dict[str, Any]) -> None:
+        rows = self._spark.read.parquet(*asked["files"])
+        self._write(rows, asked, "bulk_insert", "overwrite")
+
+    def upsert(self, asked: dict[str, Any]) -> None:
+        rows = self._spark.read.schema(asked["schema"]).parquet(asked["path"])
+        self._write(rows, asked, "upsert", "append")
+
+    def _write(self, rows: Any, asked: dict[str, Any], operation: str, mode: str) -> None:
+        told = {"hoodie.datasource.write.operation": operation, "hoodie.datasource.write.table.type": asked["kind"]}
+        rows.write.format("hudi").options(**OPTIONS, **told).mode(mode).save(asked["location"])
+
+    def versions(self, asked: dict[str, Any]) -> dict[int, int]:
+        frame = self._spark.read.format("hudi").option("hoodie.metadata.enable", "false").load(asked["location"])
+        return {row[0]: row[1] for row in sorted(frame.groupBy("version").count().collect())}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Spark's and Hudi's own words go to the log
+    peer = Peer(session(Path(sys.argv[2]), sys.argv[1]))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        started = time.perf_counter()
+        found = getattr(peer, asked["do"])(asked)
+        answer = {"seconds": time.perf_counter() - started, "versions": found}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Iceberg's own MERGE INTO at its best: settings of Spark's and Iceberg's that make it fast, of which a run tries each.
+
+The catalog is a Hadoop one, which costs no request and syncs nothing. To broadcast the source gains nothing: rows that
+match nothing are inserted, so the join keeps all rows of the source, and Spark broadcasts only the other side of such a
+join. It can make a hash table of the source instead of sorting both sides, and with the table in buckets it exchanges
+the source alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, Batch, cloned
+from bench.writing.writers import (
+    COPY_ON_WRITE,
+    MERGE_ON_READ,
+    MODES,
+    batch_frame,
+    configured,
+    forget,
+    versions_of,
+)
+from connector.spark.session import CATALOG_CLASS, SHUFFLE_FREE, add_catalog
+
+HASH_JOIN = {"spark.sql.join.preferSortMergeJoin": "false"}
+NO_GROUP_FILTER = {"spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled": "false"}
+CATALOG = "merged"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    name: str
+    mode: str
+    layout: str
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+TUNINGS = (
+    Tuning("flat", MERGE_ON_READ, FLAT),
+    Tuning("flat, hash join", MERGE_ON_READ, FLAT, HASH_JOIN),
+    Tuning("buckets", MERGE_ON_READ, BUCKETED, SHUFFLE_FREE),
+    Tuning("buckets, hash join", MERGE_ON_READ, BUCKETED, {**SHUFFLE_FREE, **HASH_JOIN}),
+    Tuning("buckets", COPY_ON_WRITE, BUCKETED, SHUFFLE_FREE),
+    Tuning("buckets, hash join", COPY_ON_WRITE, BUCKETED, {**SHUFFLE_FREE, **HASH_JOIN}),
+    Tuning("buckets, no file filter", COPY_ON_WRITE, BUCKETED, {**SHUFFLE_FREE, **NO_GROUP_FILTER}),
+)
+
+
+class MergeWriter:
+    def __init__(self, tuning: Tuning, made: Base, spark: SparkSession, warehouse: Path, name: str) -> None:
+        self.name, self.tuning = name, tuning
+        self.folder = warehouse / NAMESPACE / name
+        self._spark = spark
+        self._table = f"{CATALOG}.{NAMESPACE}.{name}"
+        cloned(made, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
+
+    def upsert(self, batch: Batch) -> None:
+        with configured(self._spark, self.tuning.conf):
+            batch_frame(self._spark, batch).createOrReplaceTempView("batch")
+            self._spark.sql(
+                f"MERGE INTO {self._table} t USING batch s ON t.{KEY} = s.{KEY}"
+                " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+
+    def versions(self) -> dict[int, int]:
+        return versions_of(self._spark.table(self._table))
+
+    def tidy(self) -> None:
+        if self.tuning.mode == COPY_ON_WRITE:
+            live = self._spark.sql(f"SELECT file_path FROM {self._table}.files").collect()
+            forget(self.folder, {row[0] for row in live})
+
+
+def hadoop_catalog(spark: SparkSession, warehouse: Path) -> None:
+    prefix = f"spark.sql.catalog.{CATALOG}"
+    add_catalog(spark, {prefix: CATALOG_CLASS, f"{prefix}.type": "hadoop", f"{prefix}.warehouse": warehouse.as_uri()})

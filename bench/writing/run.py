@@ -1,0 +1,43 @@
+"""`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N]`: the benches of writing, printed and
+written. Without names all.
+
+`--rows` takes other table sizes for `upserts`, `--batches` another number of them before reading is measured; `--quick`
+runs everything on small tables and writes nothing. Tables are made below .cache/bench/writing when they are not there:
+6 GB for all sizes. Hudi takes part where `make hudi` has fetched it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.run import Bench, names_of, parser_of, run_benches
+from bench.writing import buckets, contention, reader, upserts
+
+BENCHES: dict[str, Bench] = {
+    "upserts": upserts.run,
+    "reader": reader.run,
+    "contention": contention.run,
+    "buckets": buckets.run,
+}
+
+
+def main() -> None:
+    parser = parser_of("bench.writing.run", __doc__, BENCHES)
+    parser.add_argument("--rows", type=int, nargs="+", help="rows of the tables, instead of 1 M, 10 M and 50 M")
+    parser.add_argument("--batches", type=int, help="batches before reading is measured, instead of 100")
+    chosen = parser.parse_args()
+    options: dict[str, Any] = {}
+    if chosen.rows:
+        options["sizes"] = tuple(chosen.rows)
+    if chosen.batches:
+        options["batches"] = chosen.batches
+    run_benches(
+        BENCHES,
+        names_of(parser, chosen, BENCHES),
+        quick=chosen.quick,
+        options=lambda name: options if name == "upserts" else {},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A server and a Spark session that know each other, as every bench of writing has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench.writing.tables import BASES, NAMESPACE, Base
+from bench.writing.writers import OurTable
+from connector.indexes import IndexClient
+from connector.spark.session import connect
+from tests.services.seamark import Seamark
+from tests.services.spark import spark_session
+
+CATALOG = "sea"
+SPARK = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
+"""A JVM that compiles as one of a cluster does; tests have one that starts quickly."""
+
+
+@dataclass(frozen=True)
+class Lake:
+    folder: Path
+    server: Seamark
+    client: IndexClient
+    spark: SparkSession
+
+    def table(self, made: Base, name: str, *, mode: str, indexed: bool) -> OurTable:
+        """A clone, which the server and the session know."""
+        folder = self.folder / "warehouse" / NAMESPACE / name
+        return OurTable.of(made, self.client, self.spark, CATALOG, folder, mode=mode, indexed=indexed)
+
+
+@contextmanager
+def served(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
+    """A server whose tables may have the files of bases."""
+    env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_ALLOWED_LOCATIONS": bases.resolve().as_uri()}
+    with Seamark(folder / "home", warehouse=(folder / "warehouse").as_uri(), env=env) as server:
+        yield server
+
+
+@contextmanager
+def lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
+    with (
+        served(folder, bases) as server,
+        closing(IndexClient(server.base_url, timeout_s=600)) as client,
+        spark_session(folder / "spark", SPARK) as spark,
+    ):
+        connect(spark, CATALOG, server.base_url)
+        yield Lake(folder, server, client, spark)

@@ -1,0 +1,254 @@
+"""The tables that are written to, the batches that are written, and what a table must hold afterwards.
+
+A row has ten columns and is told by its number: the key is a UUID as text, made of the number by mixing, so that keys
+come in no order and those of a batch are drawn without remembering any. `version` is 0 in a table as it was made, and
+the batch's number in rows of a batch: which rows there are of each version is known without reading one.
+
+A base table lies below `.cache/bench/writing`, once for each number of rows and layout, made by our own writer and read
+by nobody but through clones: a clone is a table of its own, whose first snapshot has the base's data files. Neither
+Iceberg nor we delete files by themselves, and clones say so (`gc.enabled`), so that the base stays.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connector.client import SeamarkClient
+from connector.target import WriteTarget
+from connector.writing import WrittenFiles, destination, write_batches
+from tests.services.process import CACHE
+from tests.services.seamark import Seamark
+
+FORMAT = 1
+"""Raised when other rows or files are made, so that a kept base is made anew."""
+BASES = CACHE / "bench" / "writing"
+NAMESPACE = "bench"
+FILES = BUCKETS = 16
+FLAT, BUCKETED = "flat", "bucketed"
+BATCH_ROWS = 10_000
+UPDATED = 0.9
+"""The part of a batch whose keys the base has; the others are new."""
+KEY = "k"
+COLUMNS = {
+    KEY: "string",
+    "version": "long",
+    "customer": "int",
+    "city": "string",
+    "status": "string",
+    "quantity": "int",
+    "discount": "int",
+    "price": "double",
+    "tax": "double",
+    "note": "string",
+}
+ARROW = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "double": pa.float64()}
+_CHUNK = 1 << 18
+_HEX = np.frombuffer("".join(f"{one:02x}" for one in range(256)).encode(), dtype="S2")
+_DASHES = (8, 13, 18, 23)
+_CITIES = pa.array([f"CITY OF {one:03d}" for one in range(250)])
+_STATES = pa.array(["ordered", "paid", "packed", "sent", "returned"])
+_NOTES = pa.array([f"Customer#{one:09d}" for one in range(30_000)])
+
+Numbers = npt.NDArray[np.int64]
+
+
+# Rows
+
+
+def keys_of(numbers: Numbers) -> pa.Array:
+    """Of each row number its UUID, as text."""
+    halves = np.stack([_mixed(numbers, 1), _mixed(numbers, 2)], axis=1).astype(">u8")
+    digits = _HEX[halves.view(np.uint8).reshape(len(numbers), 16)].view(np.uint8).reshape(len(numbers), 32)
+    texts = np.full((len(numbers), 36), ord("-"), dtype=np.uint8)
+    texts[:, [place for place in range(36) if place not in _DASHES]] = digits
+    offsets = np.arange(0, 36 * len(numbers) + 1, 36, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(texts))
+
+
+def _mixed(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
+    """The finalizer of SplitMix64, one to one."""
+    at = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
+    at = at * np.uint64(0x9E3779B97F4A7C15)
+    at = (at ^ (at >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    at = (at ^ (at >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return at ^ (at >> np.uint64(31))
+
+
+def rows_of(numbers: Numbers, version: int) -> pa.Table:
+    count = len(numbers)
+    draw = np.random.default_rng([version, int(numbers[0]) if count else 0])
+    columns = [
+        keys_of(numbers),
+        np.full(count, version),
+        draw.integers(0, 1_000_000, count, dtype=np.int32),
+        _CITIES.take(pa.array(draw.integers(0, len(_CITIES), count))),
+        _STATES.take(pa.array(draw.integers(0, len(_STATES), count))),
+        draw.integers(1, 51, count, dtype=np.int32),
+        draw.integers(0, 11, count, dtype=np.int32),
+        draw.integers(100, 1_000_000, count) / 100,
+        draw.integers(0, 9, count) / 100,
+        _NOTES.take(pa.array(draw.integers(0, len(_NOTES), count))),
+    ]
+    schema = pa.schema([pa.field(name, ARROW[kind], nullable=name != KEY) for name, kind in COLUMNS.items()])
+    return pa.table(columns, schema=schema)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`path` is a Parquet file of the same rows, as a job finds them."""
+
+    number: int
+    numbers: Numbers
+    rows: pa.Table
+    path: Path
+
+
+@dataclass
+class Batches:
+    """Batches for a table of `base_rows` rows, and what it holds after those that were drawn. Deterministic."""
+
+    base_rows: int
+    folder: Path
+    batch_rows: int = BATCH_ROWS
+    drawn: int = 0
+    _versions: dict[int, Numbers] = field(default_factory=dict)
+
+    def next(self) -> Batch:
+        """Row numbers of a batch are distinct, and in no order."""
+        self.drawn += 1
+        draw = np.random.default_rng([self.base_rows, self.drawn])
+        updated = min(int(self.batch_rows * UPDATED), self.base_rows)
+        new = self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
+        numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new])
+        rows = rows_of(draw.permutation(numbers), self.drawn)
+        self._versions[self.drawn] = numbers
+        path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"
+        pq.write_table(rows, path)
+        return Batch(self.drawn, numbers, rows, path)
+
+    def expected(self, applied: Iterable[int]) -> dict[int, int]:
+        """Rows of each version after some of the batches, in the order of their numbers."""
+        last: dict[int, int] = {}
+        for number in applied:
+            last |= dict.fromkeys(self._versions[number].tolist(), number)
+        versions, counts = np.unique(np.array([*last.values()], dtype=np.int64), return_counts=True)
+        untouched = self.base_rows - sum(one < self.base_rows for one in last)
+        return {0: untouched, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
+
+
+# Base tables and their clones
+
+
+@dataclass(frozen=True)
+class Base:
+    """Rows 0 to `rows`, flat in 16 files or in 16 buckets by key, each a file."""
+
+    rows: int
+    layout: str
+    metadata: Mapping[str, Any]
+    """Its metadata JSON."""
+    size_bytes: int
+
+
+def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
+    """Made if it is not there yet. 40 bytes a row."""
+    folder = bases.resolve() / f"{rows}-{layout}"
+    marker = folder / "made.json"
+    wanted = {"format": FORMAT, "folder": str(folder)}
+    if marker.exists():
+        made = json.loads(marker.read_text())
+        if {name: made[name] for name in wanted} == wanted:
+            return Base(rows, layout, made["metadata"], made["size_bytes"])
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    written, metadata = _written(folder, rows, layout)
+    shutil.rmtree(folder / "home", ignore_errors=True)
+    marker.write_text(json.dumps({**wanted, "metadata": metadata, "size_bytes": written.size_bytes}))
+    return Base(rows, layout, metadata, written.size_bytes)
+
+
+def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
+    with (
+        Seamark(
+            folder / "home", warehouse=f"file://{folder}/warehouse", env={"SEAMARK_LOG_LEVEL": "warning"}
+        ) as server,
+        closing(SeamarkClient(server.base_url)) as client,
+    ):
+        create(client, "base", BUCKETS if layout == BUCKETED else 0, {})
+        into = destination(client, (NAMESPACE, "base"))
+        ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
+        parts = list(pairwise(ends))
+        if layout == FLAT:
+            with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+                written = WrittenFiles.joined(pool.map(partial(_write_part, into.target), parts))
+        else:  # by one writer, so that a bucket is one file
+            written = write_batches(into.target, (one for part in parts for one in _batches(*part)))
+        into.commit(client, written)
+        loaded = client.load_table((NAMESPACE, "base"), history=True)
+        metadata: dict[str, Any] = json.loads(loaded.metadata)
+        return written, metadata
+
+
+def _write_part(target: WriteTarget, part: tuple[int, int]) -> WrittenFiles:
+    return write_batches(target, _batches(*part))
+
+
+def _batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
+    for at in range(start, end, _CHUNK):
+        yield from rows_of(np.arange(at, min(end, at + _CHUNK)), 0).to_batches()
+
+
+def create(client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str]) -> None:
+    """An empty table in the namespace of all benches, of version 3 unless told otherwise; 0 buckets for none."""
+    fields = [
+        {"id": number, "name": column, "required": column == KEY, "type": kind}
+        for number, (column, kind) in enumerate(COLUMNS.items(), 1)
+    ]
+    bucket = {"source-id": 1, "field-id": 1000, "name": "bucket", "transform": f"bucket[{buckets}]"}
+    _namespace(client)
+    body = {
+        "name": name,
+        "schema": {"type": "struct", "fields": fields},
+        "partition-spec": {"fields": [bucket] if buckets else []},
+        "properties": {"format-version": "3", **properties},
+    }
+    client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
+
+
+def _namespace(client: SeamarkClient) -> None:
+    if (NAMESPACE,) not in list(client.namespaces()):
+        client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
+
+
+def cloned(made: Base, folder: Path, properties: Mapping[str, str]) -> Path:
+    """A table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
+    metadata = dict(made.metadata)
+    metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
+    metadata["properties"] = {**metadata["properties"], "gc.enabled": "false", **properties}
+    path = folder / "metadata" / "v1.metadata.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(metadata))
+    path.with_name("version-hint.text").write_text("1")
+    return path
+
+
+def register(client: SeamarkClient, name: str, metadata: Path) -> None:
+    _namespace(client)
+    body = json.dumps({"name": name, "metadata-location": metadata.as_uri()}).encode()
+    client._request("POST", f"/v1/namespaces/{NAMESPACE}/register", {}, body)

@@ -1,0 +1,281 @@
+"""What does a batch of 10,000 rows cost, and does it cost more in a larger table?
+
+Tables of 1, 10 and 50 million rows, nine of ten keys of a batch are in the table, spread over all of its files. Ours
+from plain Python and through PySpark, located by a record index or, in buckets by key, by reading the keys' column;
+Iceberg's MERGE INTO in the same Spark session; Hudi's bucket index in a session of its own. Who writes is timed in
+turns, one process at a time, all warm. Each has a table of its own with the same data files in it, and all get the same
+batches. In the end every table is counted by version: what is not exactly what the batches say fails the bench.
+
+What was read is what system calls brought to any process, from files, sockets and pipes; what was written are the new
+files below the table's folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench.report import OURS, Report, Row
+from bench.writing import ageing, hudi
+from bench.writing.merge import TUNINGS, MergeWriter, Tuning, hadoop_catalog
+from bench.writing.session import Lake, lake
+from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED, Batch, Batches, base
+from bench.writing.writers import (
+    COPY_ON_WRITE,
+    MERGE_ON_READ,
+    AnswersDiffer,
+    PythonWriter,
+    SparkWriter,
+    Writer,
+    bytes_read,
+    files_below,
+)
+
+SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (5_000, 10_000)
+COPIED_MAX, HUDI_MAX, TRIED_MAX = 10_000_000, 10_000_000, 10_000_000
+"""Rows of the largest tables that are written anew, that Hudi has, and for which MERGE's tunings are tried."""
+ROUNDS, SLOW_ROUNDS, WARM = 7, 3, 2
+SLOW_S = 8.0
+MERGE, HUDI = "merge", "hudi"
+RECORD, BUCKET = "record index", "bucket"
+PYTHON, PYSPARK, TASKS = "Python", "PySpark", "PySpark by tasks"
+FLATNESS_GOAL = 1.2
+HUDI_GOALS = {MERGE_ON_READ: 2.0, COPY_ON_WRITE: 5.0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    bases: Path
+    rounds: int = ROUNDS
+    warm: int = WARM
+    copied_max: int = COPIED_MAX
+    hudi_max: int = HUDI_MAX
+    tunings: tuple[Tuning, ...] = TUNINGS
+
+
+@dataclass
+class Turns:
+    """One writer's: seconds, bytes read, files and bytes written of each batch that counts."""
+
+    writer: Writer
+    mode: str
+    way: str
+    warm: int = WARM
+    rounds: int = ROUNDS
+    applied: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def is_due(self) -> bool:
+        return len(self.seconds) < self.rounds
+
+    def take(self, batch: Batch) -> None:
+        before, read, started = files_below(self.writer.folder), bytes_read(), time.perf_counter()
+        told = self.writer.upsert(batch)
+        took = time.perf_counter() - started if told is None else told
+        read = bytes_read() - read
+        after = files_below(self.writer.folder)
+        self.applied.append(batch.number)
+        self.writer.tidy()
+        if len(self.applied) <= self.warm:
+            self.rounds = min(self.rounds, SLOW_ROUNDS) if took > SLOW_S else self.rounds
+            return
+        new = after.keys() - before.keys()
+        self.seconds.append(took)
+        self.read.append(read)
+        self.files.append(len(new))
+        self.written.append(sum(after[path] for path in new))
+
+    def check(self, batches: Batches) -> None:
+        found, expected = self.writer.versions(), batches.expected(self.applied)
+        if found != expected:
+            raise AnswersDiffer(f"{self.writer.name} has {found} rows by version, the batches make {expected}")
+
+
+async def run(
+    folder: Path, *, quick: bool = False, sizes: Sequence[int] = SIZES, batches: int = ageing.BATCHES
+) -> Report:
+    report = Report("writing_upserts", "What does a batch of 10,000 rows cost?", peer="as the row says")
+    plan = Plan(BASES)
+    if quick:
+        first = {one.mode: one for one in reversed(TUNINGS)}
+        sizes, batches = QUICK_SIZES, 4
+        plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
+    with ExitStack() as running:
+        made = running.enter_context(lake(folder, plan.bases))
+        hadoop_catalog(made.spark, folder / "hadoop")
+        peer = running.enter_context(hudi.session(folder / "hudi")) if hudi.is_there() else None
+        tuned: dict[str, Tuning] = {}
+        tables: dict[int, list[Turns]] = {}
+        drawn = {rows: Batches(rows, folder) for rows in sizes}
+        for rows in sizes:
+            tables[rows] = [
+                *_ours(made, rows, plan),
+                *_merge(report, made.spark, drawn[rows], folder / "hadoop", plan, tuned),
+                *([] if peer is None or rows > plan.hudi_max else _hudi(peer, rows, folder, plan)),
+            ]
+        _rounds(tables, drawn)
+        for rows in sizes:
+            for one in tables[rows]:
+                one.check(drawn[rows])
+            _rows_of(report, rows, tables[rows])
+        _flatness(report, tables)
+        aged = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
+        ageing.measure(report, made, aged, batches, plan.bases, rounds=1 if quick else 5)
+    report.notes += [
+        f"Batches of {BATCH_ROWS:,} rows, {UPDATED:.0%} of them of keys that are there; ten columns, UUIDs as keys, 16"
+        " data files or buckets; format version 3. Medians of"
+        f" {ROUNDS} batches each, of {SLOW_ROUNDS} where one takes over {SLOW_S:.0f} s; two before are not counted.",
+        f"{TASKS}: as of batches that are too large for the driver (driver_rows=0).",
+    ]
+    if peer is None:
+        report.notes.append("Hudi is not here: `make hudi`.")
+    return report
+
+
+# Who takes part
+
+
+def _ours(made: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
+    kinds = [
+        (PYTHON, MERGE_ON_READ, RECORD),
+        (PYSPARK, MERGE_ON_READ, RECORD),
+        (TASKS, MERGE_ON_READ, RECORD),
+        (PYTHON, MERGE_ON_READ, BUCKET),
+        (PYSPARK, MERGE_ON_READ, BUCKET),
+    ]
+    if rows <= plan.copied_max:
+        kinds += [(PYSPARK, COPY_ON_WRITE, BUCKET), (TASKS, COPY_ON_WRITE, BUCKET)]
+    for number, (way, mode, located) in enumerate(kinds):
+        found = base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
+        table = made.table(found, f"u{rows}_{number}", mode=mode, indexed=located == RECORD)
+        name = f"{way}, {located}"
+        writer = PythonWriter(name, table) if way == PYTHON else SparkWriter(name, table, by_tasks=way == TASKS)
+        yield Turns(writer, mode, way, plan.warm, plan.rounds)
+
+
+def _merge(
+    report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: Plan, tuned: dict[str, Tuning]
+) -> Iterator[Turns]:
+    """By the tuning that is the quickest of all at this size, of each mode; of a size that is too large to try all of
+    them, by the one that was at the size before."""
+    rows = batches.base_rows
+    for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
+        tried = [one for one in plan.tunings if one.mode == mode]
+        if rows > TRIED_MAX and mode in tuned:
+            tried = [tuned[mode]]
+        writers = [_merged(spark, one, rows, number, warehouse, plan.bases) for number, one in enumerate(tried)]
+        turns = [Turns(one, mode, MERGE, warm=1, rounds=1) for one in writers]
+        if len(turns) > 1:
+            for batch in (batches.next(), batches.next()):
+                for one in turns:
+                    one.take(batch)
+            told = ", ".join(f"{one.name} {turn.seconds[0]:.2f} s" for one, turn in zip(tried, turns, strict=True))
+            report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {told}.")
+            turns.sort(key=lambda one: one.seconds[0])
+            for one in turns[1:]:
+                shutil.rmtree(one.writer.folder)
+        best = turns[0]
+        tuned[mode] = next(one.tuning for one in writers if one is best.writer)
+        # It goes on with the table that it has, and is warm by now.
+        rounds = min(plan.rounds, SLOW_ROUNDS) if best.seconds and best.seconds[0] > SLOW_S else plan.rounds
+        yield Turns(best.writer, mode, MERGE, len(best.applied) or plan.warm, rounds, best.applied)
+
+
+def _merged(spark: SparkSession, tuning: Tuning, rows: int, number: int, warehouse: Path, bases: Path) -> MergeWriter:
+    name = f"m{rows}_{tuning.mode.replace('-', '_')}_{number}"
+    return MergeWriter(tuning, base(rows, tuning.layout, bases=bases), spark, warehouse, name)
+
+
+def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[Turns]:
+    for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
+        found = base(rows, BUCKETED, bases=plan.bases)
+        writer = hudi.HudiWriter(HUDI, found, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
+        yield Turns(writer, mode, HUDI, plan.warm, plan.rounds)
+
+
+# How they are measured
+
+
+def _rounds(tables: dict[int, list[Turns]], drawn: dict[int, Batches]) -> None:
+    """Turn after turn, the order turned round each time, until everybody has had all of theirs."""
+    number = 0
+    while any(one.is_due for turns in tables.values() for one in turns):
+        number += 1
+        for rows, turns in tables.items():
+            due = [one for one in turns if one.is_due]
+            batch = drawn[rows].next() if due else None
+            for one in due if number % 2 else reversed(due):
+                assert batch is not None
+                one.take(batch)
+
+
+MEASURES: dict[str, tuple[str, Callable[[Turns], float]]] = {
+    "read": ("MB", lambda turns: statistics.median(turns.read) / 1e6),
+    "written": ("MB", lambda turns: statistics.median(turns.written) / 1e6),
+    "files written": ("", lambda turns: statistics.median(turns.files)),
+}
+
+
+def _rows_of(report: Report, rows: int, turns: Sequence[Turns]) -> None:
+    for mode in (MERGE_ON_READ, COPY_ON_WRITE):
+        mine = [one for one in turns if one.mode == mode]
+        case = f"{rows:,} rows, {mode}"
+        peers = {one.way: one for one in mine if one.way in (MERGE, HUDI)}
+        ours = [one for one in mine if one.way not in peers]
+        for one in ours:
+            for name, peer in peers.items():
+                values = {OURS: one.median, name: peer.median}
+                factor = _goal(one.way, name, mode, rows)
+                goal = None if factor is None else values[name] / factor
+                report.rows.append(Row(case, f"{one.writer.name}; {name}", "s", values, peer=name, goal=goal))
+        for one in ours:
+            for measure, (unit, value) in MEASURES.items():
+                values = {OURS: value(one), **{name: value(peer) for name, peer in peers.items()}}
+                report.rows.append(Row(case, f"{one.writer.name}, {measure}", unit, values, peer=MERGE))
+
+
+def _goal(way: str, peer: str, mode: str, rows: int) -> float | None:
+    """How many times quicker than the peer it is to be."""
+    large = rows >= 10_000_000
+    if peer == HUDI:
+        return None if way == PYTHON else HUDI_GOALS[mode]
+    if mode == COPY_ON_WRITE:
+        return 2.0 if large else None
+    if way == PYTHON:
+        return 20.0 if large else None
+    return 8.0 if large else 2.0
+
+
+def _flatness(report: Report, tables: dict[int, list[Turns]]) -> None:
+    """Merge-on-read in the largest table beside the smallest."""
+    small, large = (
+        {
+            one.writer.name if one.way != MERGE else MERGE: one.median
+            for one in tables[rows]
+            if one.mode == MERGE_ON_READ
+        }
+        for rows in (min(tables), max(tables))
+    )
+    case = f"{max(tables):,} rows beside {min(tables):,}"
+    for name in large:
+        if name not in (MERGE, HUDI) and name in small:
+            ratios = {OURS: large[name] / small[name], MERGE: large[MERGE] / small[MERGE]}
+            goal = FLATNESS_GOAL if RECORD in name else None
+            report.rows.append(Row(case, name, "×", ratios, peer=MERGE, goal=goal))

@@ -1,0 +1,173 @@
+"""Who writes a batch into its table: what all of them have in common, and ours.
+
+A table is a clone of a base (`tables.py`) in a folder of its own. What is timed is `upsert`, from rows in memory or a
+Parquet file to the end of the commit; all else is between the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, cloned, register
+from connector.building import InProcess, build
+from connector.indexes import IndexClient
+from connector.spark.upserting import DRIVER_ROWS
+from connector.spark.writing import write
+from connector.upserts import upsert
+
+MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
+DDL = ", ".join(f"{name} {'bigint' if kind == 'long' else kind}" for name, kind in COLUMNS.items())
+INDEX = "keys"
+MODES = ("write.merge.mode", "write.update.mode", "write.delete.mode")
+
+
+class AnswersDiffer(Exception):
+    """A table does not hold what was written into it."""
+
+
+class Writer(Protocol):
+    name: str
+    folder: Path
+    """Where its table's own files are."""
+
+    def upsert(self, batch: Batch) -> float | None:
+        """Seconds, where they are not what the caller measures."""
+        ...
+
+    def versions(self) -> dict[int, int]:
+        """Rows of the table by version."""
+        ...
+
+    def tidy(self) -> None:
+        """Deletes files that the table does not hold any more, where whole tables are written anew."""
+        ...
+
+
+# Ours
+
+
+@dataclass(frozen=True)
+class OurTable:
+    """In the catalog `catalog` of the session. With a record index on the key where `indexed`."""
+
+    client: IndexClient
+    spark: SparkSession
+    catalog: str
+    name: str
+    folder: Path
+
+    @staticmethod
+    def of(
+        made: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, indexed: bool
+    ) -> OurTable:
+        register(client, folder.name, cloned(made, folder, dict.fromkeys(MODES, mode)))
+        table = OurTable(client, spark, catalog, folder.name, folder)
+        if indexed:
+            client.put_index(table.named, INDEX, kind="record", columns=[KEY])
+            with closing(InProcess()) as workers:
+                build(client, table.named, INDEX, workers)
+        return table
+
+    @property
+    def named(self) -> tuple[str, str]:
+        return NAMESPACE, self.name
+
+    def versions(self) -> dict[int, int]:
+        return versions_of(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
+
+    def tidy(self) -> None:
+        forget(self.folder, set(self.client.files(self.named, content="data")["file_path"].to_pylist()))
+
+
+class _Ours:
+    def __init__(self, name: str, table: OurTable) -> None:
+        self.name, self._table = name, table
+        self.folder = table.folder
+
+    def versions(self) -> dict[int, int]:
+        return self._table.versions()
+
+    def tidy(self) -> None:
+        self._table.tidy()
+
+
+class PythonWriter(_Ours):
+    """`connector.upserts`, in this process, of rows in memory."""
+
+    def upsert(self, batch: Batch) -> None:
+        upsert(self._table.client, self._table.named, batch.rows, keys=[KEY])
+
+
+class SparkWriter(_Ours):
+    """`connector.spark.writing`, of a DataFrame that reads the batch's file; `by_tasks` though the driver would do."""
+
+    def __init__(self, name: str, table: OurTable, *, by_tasks: bool = False) -> None:
+        super().__init__(name, table)
+        self._driver_rows = 0 if by_tasks else DRIVER_ROWS
+
+    def upsert(self, batch: Batch) -> None:
+        table, frame = self._table, batch_frame(self._table.spark, batch)
+        most = self._driver_rows
+        write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], driver_rows=most)
+
+
+# What all of them share
+
+
+def batch_frame(spark: SparkSession, batch: Batch) -> DataFrame:
+    """With its schema, which Spark else reads in a job of its own."""
+    return spark.read.schema(DDL).parquet(str(batch.path))
+
+
+def versions_of(frame: DataFrame) -> dict[int, int]:
+    return {row[0]: row[1] for row in sorted(frame.groupBy("version").count().collect())}
+
+
+def forget(folder: Path, live: set[str]) -> None:
+    """Data files below the folder that are not `live` (paths or URIs) go."""
+    kept = {one.removeprefix("file:").replace("///", "/") for one in live}
+    for path in (folder / "data").rglob("*.parquet"):
+        if str(path) not in kept:
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's
+
+
+@contextmanager
+def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """The session's settings within the block."""
+    before = {name: spark.conf.get(name, None) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, kept in before.items():
+            if kept is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, kept)
+
+
+def bytes_read() -> int:
+    """By system calls of this process and all that it has started: from files, sockets and pipes, not from maps."""
+    here = psutil.Process()
+    return sum(_read_by(one) for one in (here, *here.children(recursive=True)))
+
+
+def _read_by(process: psutil.Process) -> int:
+    try:
+        return int(process.io_counters().read_chars)
+    except psutil.Error:  # it has just ended
+        return 0
+
+
+def files_below(folder: Path) -> dict[Path, int]:
+    """Sizes by path."""
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc"}

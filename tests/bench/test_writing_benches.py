@@ -1,0 +1,50 @@
+"""Each bench of writing runs to its table; within it every writer's table was counted, and every reader's answer held
+against the others'."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from bench.writing.run import BENCHES
+from bench.writing.tables import Batches, keys_of
+from tests.services.process import REPO
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_of_writing_runs_to_its_table(name: str) -> None:
+    argv = [sys.executable, "-m", "bench.writing.run", "--quick", name]
+    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=880)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"writing_{name}:" in done.stdout
+
+
+def test_what_a_table_must_hold_is_what_a_dict_of_its_rows_holds(tmp_path: Path) -> None:
+    batches = Batches(1_000, tmp_path, batch_rows=100)
+    drawn = [batches.next() for _ in range(5)]
+    model = dict.fromkeys(keys_of(np.arange(1_000)).to_pylist(), 0)
+    for batch in (drawn[0], drawn[3], drawn[4]):
+        read = pq.read_table(batch.path)
+        assert read.equals(batch.rows)
+        keys = read["k"].to_pylist()
+        assert len(set(keys)) == 100
+        assert sum(key in model for key in keys) >= 90
+        model |= dict.fromkeys(keys, batch.number)
+    counted = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}
+    assert batches.expected([1, 4, 5]) == counted
+
+
+def test_keys_are_distinct_uuids_as_text() -> None:
+    keys = keys_of(np.arange(10_000)).to_pylist()
+    assert len(set(keys)) == 10_000
+    assert {len(key) for key in keys} == {36}
+    assert all([len(part) for part in key.split("-")] == [8, 4, 4, 4, 12] for key in keys)
