@@ -2,7 +2,8 @@
 
 The rule kept: what is written removes the rows that it names and brings none back. A data file has one deletion vector
 at most, so a new one holds also what was deleted before, and the old one is told for removal; the commit that adds the
-one and not the other would undelete rows, or be refused. As data files, delete files are nobody's before a commit.
+one and not the other would undelete rows, or be refused. A data file of which no row is left is told for removal, too:
+the commit takes the deletes that are its own with it. As data files, delete files are nobody's before a commit.
 
 A table of version 3 has deletion vectors, many in one Puffin file (Puffin spec, `deletion-vector-v1`); one of version 2
 has Parquet files of paths and positions. Equality deletes need no positions, and cost every reader.
@@ -66,11 +67,27 @@ class DeletedRows:
     partition: Sequence[Any]
     positions: Longs
     deletes: Sequence[Mapping[str, Any]] = ()
+    records: int | None = None
+    """Of the data file; where it is given, the file goes once no row is left."""
+
+    @property
+    def positional(self) -> list[Mapping[str, Any]]:
+        """Of the delete files, vectors among them."""
+        return [file for file in self.deletes if file["content"] == "position-deletes"]
+
+    def is_whole(self, reader: Deletes) -> bool:
+        """Whether they are all rows of the file that positions have left. Unreadable. In doubt, as where equality
+        deletes took some, they are not."""
+        before = sum(int(file.get("record-count") or 0) for file in self.positional)
+        if self.records is None or len(self.positions) + before < self.records:
+            return False
+        return len(np.union1d(reader.of(self.path, self.positional).positions, self.positions)) == self.records
 
 
 @dataclass(frozen=True)
 class WrittenDeletes:
-    """For a commit: `files` are ContentFiles to add, `removed` what is to be removed with them."""
+    """For a commit: `files` are ContentFiles to add, `removed` what is to be removed with them: delete files that they
+    hold, and data files of which nothing is left."""
 
     files: tuple[dict[str, Any], ...] = ()
     removed: tuple[dict[str, Any], ...] = ()
@@ -84,9 +101,14 @@ class WrittenDeletes:
 
 def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
     """In the form that the table's version has: deletion vectors, or position deletes. `reader` is of the table."""
+    given = _by_path(rows)
+    whole = {one.path for one in given if one.is_whole(reader)}
+    rest = [one for one in given if one.path not in whole]
     if target.format_version >= _VECTORS_SINCE:
-        return write_deletion_vectors(target, rows, reader)
-    return write_position_deletes(target, rows)
+        written = write_deletion_vectors(target, rest, reader)
+    else:
+        written = write_position_deletes(target, rest)
+    return WrittenDeletes(written.files, (*({"file-path": path} for path in sorted(whole)), *written.removed))
 
 
 # Deletion vectors
@@ -105,8 +127,7 @@ def write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], rea
     removed: list[dict[str, Any]] = []
     offset = len(MAGIC)
     for one in _by_path(rows):
-        positional = [file for file in one.deletes if file["content"] == "position-deletes"]
-        before = reader.of(one.path, positional).positions
+        before = reader.of(one.path, one.positional).positions
         both = np.union1d(before, one.positions)
         if len(both) == len(before):
             continue
@@ -127,7 +148,7 @@ def write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], rea
             }
         )
         offset += len(blob)
-        removed.extend(named for file in positional if (named := _replaced(file, one.path)) is not None)
+        removed.extend(named for file in one.positional if (named := _replaced(file, one.path)) is not None)
     if not files:
         return WrittenDeletes()
     size_bytes = target.storage.write(location, write_puffin(blobs, {"created-by": "Seamark"}))

@@ -377,7 +377,7 @@ def _written(found: Difference, scope: Expression, opened: OpenTable, target: Wr
 
 
 def marked(opened: OpenTable, target: WriteTarget, files: Sequence[Found]) -> WrittenDeletes:
-    """Merge-on-read: these rows deleted by position."""
+    """Merge-on-read: these rows deleted by position, and with the last of its rows the file."""
     gone = [
         DeletedRows(
             one.task.path,
@@ -385,6 +385,7 @@ def marked(opened: OpenTable, target: WriteTarget, files: Sequence[Found]) -> Wr
             one.task.file.get("partition") or (),
             one.positions,
             one.task.deletes,
+            one.task.records,
         )
         for one in files
     ]

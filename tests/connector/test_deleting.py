@@ -266,3 +266,37 @@ def test_our_own_reader_leaves_out_what_was_deleted(tmp_path: Path) -> None:
     mask = reader.of(path, deletes).by_position(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_data_file_of_which_no_row_is_left_is_removed_itself(tmp_path: Path, version: int) -> None:
+    metadata = table(tmp_path, SCHEMA, version=version)
+    made, reader = target(metadata), Deletes(Storage(), metadata)
+    a, b = "file:///a.parquet", "file:///b.parquet"
+    first = write_deletes(
+        made, [DeletedRows(a, 0, [], longs(0, 2), (), 4), DeletedRows(b, 0, [], longs(1), (), 2)], reader
+    )
+    assert first.removed == ()
+    before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
+    known = files_in(tmp_path)
+    second = write_deletes(made, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
+    assert (second.files, second.removed) == ((), ({"file-path": a},)), "with the deletes that are its own"
+    assert files_in(tmp_path) == known
+    rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
+    third = write_deletes(made, rows, reader)
+    assert third.removed[0] == {"file-path": b}
+    assert [rows_of(file, a) for file in third.files] == [[0, 1, 2] if version == 3 else [1]]
+    assert all(rows_of(file, b) == [] for file in third.files if version == 2)
+
+
+def test_a_data_file_stays_where_it_is_not_known_that_no_row_is_left(tmp_path: Path) -> None:
+    """Which rows equality deletes took no position says; and rows that are deleted twice count once."""
+    metadata = table(tmp_path, SCHEMA)
+    made, reader, a = target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
+    by_key = write_equality_deletes(made, pa.table({"id": [1]}), ["id"]).files
+    (written,) = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
+    assert rows_of(written, a) == [0, 1]
+    again = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
+    assert again == WrittenDeletes()
+    unknown = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
+    assert (len(unknown.files), unknown.removed) == (1, ())
