@@ -1,3 +1,11 @@
 """Shared fixtures are written beside what they start, in `tests/services/fixtures.py`."""
 
+import os
+import sys
+
+# Containers are often told to keep no bytecode. Then every run, and every server that a test starts, compiles all of
+# our modules anew: half of what either costs.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 pytest_plugins = ["tests.services.fixtures", "tests.services.spread"]
