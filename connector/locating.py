@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -47,6 +48,8 @@ VALUES_MAX = 500
 """Keys that plans are asked for one by one, as each task of a plan repeats its filter. Of more they are asked for
 ranges."""
 RANGES_MAX = 32
+_VALUES_KEPT = 1_000
+"""Values that are named one by one at most, whoever asks."""
 _CODE_BYTES = 8
 _LOOKUP_KEYS = 1_000_000
 
@@ -84,17 +87,39 @@ class Keys:
         together have no more, else some ranges and, where one of the specs has them in buckets, which these are."""
         parts: list[Expression] = []
         most = values_max // len(self.fields)
-        for field, column in zip(self.fields, self.columns, strict=True):
-            kind = str(field.type)
-            distinct = pc.unique(column)
-            values = _ordered(kind, plain_values(distinct, kind))
+        for field, extent in zip(self.fields, self._extents, strict=True):
+            values, kind = extent.values, str(field.type)
             if values is not None and len(values) <= most:
                 parts.append(_bound(field, Op.EQ if len(values) == 1 else Op.IN, values))
                 continue
-            if values is not None:
-                parts.append(any_of(*(_within(field, low, high) for low, high in _ranges(values, ranges_max))))
-            parts.extend(_in_buckets(specs, field, kind, distinct))
+            if extent.ranges:
+                parts.append(any_of(*(_within(field, low, high) for low, high in _ranges(extent.ranges, ranges_max))))
+            parts.extend(_in_buckets(specs, field, kind, extent.distinct))
         return all_of(*parts)
+
+    @cached_property
+    def _extents(self) -> list[_Extent]:
+        return [_Extent.of(str(field.type), column) for field, column in zip(self.fields, self.columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Where the values of a column lie, which is asked for several times."""
+
+    distinct: pa.Array
+    values: list[Any] | None
+    """Ascending; None where they are many, or in no order, or there is none."""
+    ranges: list[tuple[Any, Any]]
+    """Both ends of each of some ranges that hold all of them; none where they are in no order."""
+
+    @staticmethod
+    def of(kind: str, column: pa.Array) -> _Extent:
+        distinct = pc.unique(column)
+        values = _ordered(kind, plain_values(distinct, kind))
+        if values is None:
+            return _Extent(distinct, None, [])
+        ranges = _ranges(list(zip(values, values, strict=True)), RANGES_MAX)
+        return _Extent(distinct, values if len(values) <= _VALUES_KEPT else None, ranges)
 
 
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
@@ -126,12 +151,12 @@ def _ordered(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
     return sorted(found)
 
 
-def _ranges(values: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
-    """Both ends of each of some ranges that hold all of the values, between the widest gaps."""
-    numbers = _numbers(values)
-    gaps = sorted(range(1, len(values)), key=lambda place: numbers[place - 1] - numbers[place])[: most - 1]
-    starts = [0, *sorted(gaps)]
-    return [(values[start], values[end - 1]) for start, end in pairwise([*starts, len(values)])]
+def _ranges(spans: Sequence[tuple[Any, Any]], most: int) -> list[tuple[Any, Any]]:
+    """Ascending ranges, joined into a few that lie between the widest gaps. About the widest: numbers are rounded."""
+    numbers = np.asarray(_numbers([end for span in spans for end in span]), dtype=np.float64)
+    gaps = numbers[2::2] - numbers[1:-1:2]
+    cuts = np.sort(np.argsort(-gaps, kind="stable")[: most - 1] + 1).tolist()
+    return [(spans[start][0], spans[end - 1][1]) for start, end in pairwise([0, *cuts, len(spans)])]
 
 
 def _numbers(values: Sequence[Any]) -> Sequence[Any]:
