@@ -17,7 +17,7 @@ from metaserver.commits.history import Came, History, TooLong, rows_of, since
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.overlap import Partitions, overlapping
 from metaserver.commits.removing import Found, key_of, live, referring
-from metaserver.iceberg.content_file import DATA, ContentFile
+from metaserver.iceberg.content_file import DATA, EQUALITY_DELETES, ContentFile
 from metaserver.iceberg.expressions import TRUE
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
@@ -69,6 +69,7 @@ class Conflicts:
         if deletes.selection.count():
             await self._check_deletes(history, deletes, referenced)
         await self._check_unnamed(history)
+        await self._check_other_specs(history)
         if change.scope is not None and change.request.isolation == SERIALIZABLE:
             await self._check_scope(history, deletes, change.scope)
         elif change.replaced is not None:
@@ -119,7 +120,8 @@ class Conflicts:
     async def _history(self, head: Snapshot | None, look_back: int) -> History | None:
         """None where nothing rests on what was read."""
         change = self._change
-        rests = change.scope is not None or change.replaced is not None or change.request.remove or change.positional
+        scoped = change.scope is not None or change.replaced is not None
+        rests = scoped or change.request.remove or change.positional or self._keyed()
         if not rests or not change.request.reads:
             return None
         read = change.request.read_snapshot_id
@@ -199,6 +201,28 @@ class Conflicts:
                             f"{file.file_path} may delete rows of {(path or b'').decode()}, which snapshot "
                             f"{went.snapshot.snapshot_id} removed; begin again from what stands now",
                         )
+
+    async def _check_other_specs(self, history: History) -> None:
+        """Equality deletes of a partition take rows of their own spec's files alone. What was written by a spec that
+        none of them is of, as after a resize of buckets, would keep its rows: by whomever, compactions too."""
+        keyed = self._keyed()
+        if not keyed:
+            return
+        specs = {file.spec_id for file in keyed}
+        came = await history.added(deletes=False, replaced=True)
+        selection = came.selection.copy()
+        for number in np.flatnonzero(selection.state).tolist():
+            block = came.view.blocks[number]
+            if block.spec_id in specs:
+                selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
+        scope = Scope(partitions=tuple(dict.fromkeys((file.spec_id, file.partition) for file in keyed)))
+        what = "wrote rows by a partition spec that none of the equality deletes is of"
+        self._refuse_in_scope(Came(came.view, selection), scope, what)
+
+    def _keyed(self) -> list[ContentFile]:
+        """The equality deletes, where each is of a partition: one of none is for all files."""
+        found = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
+        return found if all(file.partition for file in found) else []
 
     async def _check_scope(self, history: History, deletes: Came, scope: Scope) -> None:
         added = await history.added(deletes=False)

@@ -76,14 +76,14 @@ class History:
         self.snapshots = tuple(snapshots)
         self._operations = {one.snapshot_id: one.summary_map().get("operation", "") for one in snapshots}
 
-    def _changing(self) -> list[Snapshot]:
+    def _changing(self) -> tuple[Snapshot, ...]:
         """Those that changed rows."""
-        return [one for one in self.snapshots if self._operations[one.snapshot_id] != REPLACE]
+        return tuple(one for one in self.snapshots if self._operations[one.snapshot_id] != REPLACE)
 
-    async def added(self, *, deletes: bool) -> Came:
-        """Data files, or delete files, that they added."""
+    async def added(self, *, deletes: bool, replaced: bool = False) -> Came:
+        """Data files, or delete files, that they added; with `replaced` also in compactions."""
         mine: list[ManifestFile] = []
-        changing = self._changing()
+        changing = self.snapshots if replaced else self._changing()
         for snapshot in changing:
             mine += [
                 one

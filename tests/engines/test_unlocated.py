@@ -1,0 +1,62 @@
+"""Equality deletes of ours below unmodified Spark: its reader applies them, and what it writes itself comes between."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from connector.buckets import resize
+from connector.client import SeamarkClient
+from connector.unlocated import delete_unlocated, upsert_unlocated
+from connector.upserts import MODES, upsert
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+def given(ids: list[int], value: int) -> pa.Table:
+    return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})
+
+
+@pytest.mark.parametrize(("version", "partitioned"), [(2, "PARTITIONED BY (bucket(4, id))"), (3, "")])
+def test_spark_reads_what_was_replaced_and_deleted_by_key(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, version: int, partitioned: str
+) -> None:
+    rng, model = random.Random(version), dict[int, int]()
+    with Seamark(tmp_path_factory.mktemp("unlocated")) as server:
+        client, db = SeamarkClient(server.base_url), f"{new_catalog(spark, server.base_url)}.db"
+        spark.sql(f"CREATE NAMESPACE {db}")
+        spark.sql(
+            f"CREATE TABLE {db}.t (id bigint, v bigint) USING iceberg {partitioned} TBLPROPERTIES "
+            f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
+        )
+        for step in range(4):
+            some = rng.sample(range(60), 20)
+            upsert_unlocated(client, "db.t", given(some, 10 * step), keys=["id"])
+            model |= dict.fromkeys(some, 10 * step)
+            more = rng.sample(range(60), 5)
+            merged = ", ".join(f"({one}L, {10 * step + 1}L)" for one in more)
+            spark.sql(
+                f"MERGE INTO {db}.t t USING (SELECT * FROM VALUES {merged} AS g(id, v)) s ON t.id = s.id "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+            model |= dict.fromkeys(more, 10 * step + 1)
+            gone = rng.sample(range(60), 5)
+            delete_unlocated(client, "db.t", keys=pa.table({"id": gone}))
+            located = rng.sample(range(60), 5)
+            upsert(client, "db.t", given(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
+            model = {one: value for one, value in model.items() if one not in gone}
+            model |= dict.fromkeys(located, 10 * step + 2)
+            if partitioned and step == 1:
+                resize(client, "db.t", buckets=8)
+            found = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            assert sorted(found) == sorted(model.items()), f"version {version}, step {step}"
+        client.close()
