@@ -28,9 +28,8 @@ from metaserver.iceberg.sort_order import UNSORTED, SortOrder
 from metaserver.iceberg.table_json import decode_table
 from metaserver.iceberg.transforms import name_of
 from metaserver.index.definitions import read_definitions
+from metaserver.wire import INDEX_FOLDER
 
-INDEX_FOLDER = "metadata/seamark-index"
-"""Below a table's location: where the server looks for index files."""
 ENCRYPTION_KEY = "encryption.key-id"
 
 

@@ -31,7 +31,6 @@ from metaserver.api.app import build_app
 from metaserver.api.metrics import Metrics
 from metaserver.api.parts import Parts
 from metaserver.catalog.catalog import open_catalog
-from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.clock import Clock, SystemClock
 from metaserver.commits.committing import open_commits
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
@@ -46,7 +45,7 @@ from metaserver.store.open import open_store
 from metaserver.store.port import TakeLease
 from metaserver.timeline.timeline import open_timeline
 from metaserver.timeline.webhooks import open_webhooks
-from metaserver.wire import encode_json
+from metaserver.wire import INDEX_FOLDER, encode_json
 
 SAMPLE_INTERVAL_S = 1.0
 _PRUNE_BATCH = 1000

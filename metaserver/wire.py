@@ -12,6 +12,8 @@ from metaserver.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
 """Between the levels of a namespace in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
+INDEX_FOLDER = "metadata/seamark-index"
+"""Below a table's location: where its index files lie. Nothing else does, so that a purge takes all that is there."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 """In the summary of a snapshot: who made it, and as its how-manieth change."""
 

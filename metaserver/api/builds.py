@@ -39,7 +39,6 @@ from metaserver.api.listings import Files as FileListing
 from metaserver.api.paging import page_size
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
-from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.errors import BadRequest, CommitConflict
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.packing import Longs
@@ -54,7 +53,7 @@ from metaserver.store.port import (
     MoveInstant,
     RecordInstant,
 )
-from metaserver.wire import decode_as, decode_page_token, encode_page_token
+from metaserver.wire import INDEX_FOLDER, decode_as, decode_page_token, encode_page_token
 
 REGISTERED_MAX = 1000
 """Index files in one request."""

@@ -20,7 +20,6 @@ from metaserver.api.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.commit import moved_on
-from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.catalog.values import Caller
 from metaserver.commits.change import (
     INDEX_FILES_MAX,
@@ -37,6 +36,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.definitions import of_id
 from metaserver.index.registering import read_index_file
 from metaserver.store.port import Entry, IndexFile, NamespacePath
+from metaserver.wire import INDEX_FOLDER
 
 _READ_AT_ONCE = 8
 """Index files of one change."""

@@ -25,13 +25,13 @@ from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.api.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
-from metaserver.catalog.purge import INDEX_FOLDER
 from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
 from metaserver.index.definitions import IndexDefinition, read_definitions
 from metaserver.index.described import Described
 from metaserver.index.index_file import UnknownVersion
 from metaserver.objects.port import ObjectInfo
 from metaserver.store.port import EntryKind, IndexFile, IndexFileState, Instant, InstantState, RecordInstant
+from metaserver.wire import INDEX_FOLDER
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000

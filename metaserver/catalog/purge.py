@@ -19,15 +19,13 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.properties import as_bool
 from metaserver.objects.locations import parse_location
 from metaserver.store.port import Entry
-from metaserver.wire import show
+from metaserver.wire import INDEX_FOLDER, show
 
 if TYPE_CHECKING:
     import fastavro
 else:
     fastavro = Deferred("fastavro")
 
-INDEX_FOLDER = "metadata/seamark-index"
-"""Of index files, below a table's location. The catalog is alone in writing there, so whatever is there goes."""
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 

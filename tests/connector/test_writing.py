@@ -19,14 +19,14 @@ from connector.locations import data_location, partition_path
 from connector.parquet.casting import Unwritable
 from connector.parquet.writing import FileWriter
 from connector.storage import Storage
-from connector.target import INDEX_FOLDER, WriteTarget, target_of
+from connector.target import WriteTarget, target_of
 from connector.writing import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
-from metaserver.catalog import purge
 from metaserver.iceberg.content_file import decode_content_file
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.transforms import apply
 from metaserver.index.index_file import open_index_file
+from metaserver.wire import INDEX_FOLDER
 from tests.connector.written import order, read_by_pyiceberg, spec, table, target
 from tests.services.s3 import S3
 
@@ -126,7 +126,6 @@ def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
     """They are, to the byte, what a builder makes of the same files; and where the server looks for them."""
     assert written.skipped == ()
     assert len(written.index_files) == len(to.indexes)
-    assert INDEX_FOLDER == purge.INDEX_FOLDER
     files = [DataFile(one["file-path"], one["file-size-in-bytes"], one["record-count"]) for one in written.files]
     made = {}
     for task in to.indexes:
