@@ -44,11 +44,14 @@ Longs = npt.NDArray[np.int64]
 
 LOOKUP, SCAN = "lookup", "scan"
 WAYS = (LOOKUP, SCAN)
-VALUES_MAX = 500
-"""Keys that plans are asked for one by one, as each task of a plan repeats its filter. Of more they are asked for
-ranges."""
+VALUES_MAX = 10_000
+"""Keys that plans of files to be read are asked for one by one: it takes the server about 15 ms a thousand, and bounds,
+bitmaps, and bloom filters that are fine enough leave files out by them. Of more they are asked for ranges."""
+FEW_VALUES_MAX = 500
+"""Where no file is read for it, as an index says where rows are; and of what each row group is held against."""
+_VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
-_VALUES_KEPT = 1_000
+_VALUES_KEPT = VALUES_MAX
 """Values that are named one by one at most, whoever asks."""
 _CODE_BYTES = 8
 _LOOKUP_KEYS = 1_000_000
@@ -226,7 +229,9 @@ def locate(client: SeamarkClient, table: OpenTable, keys: Keys, way: str | None 
     if way == LOOKUP and index is None:
         named = ", ".join(one.name for one in keys.fields)
         raise Unwritable(f"no record index is on the key {named}; create one, or locate rows by {SCAN}")
-    tasks = {one.path: one for one in plan(client, table, keys.holding(VALUES_MAX, table.metadata.partition_specs))}
+    few = (index is not None and way != SCAN) or sum(one.nbytes for one in keys.columns) > _VALUES_BYTES_MAX
+    most = FEW_VALUES_MAX if few else VALUES_MAX
+    tasks = {one.path: one for one in plan(client, table, keys.holding(most, table.metadata.partition_specs))}
     known = None if index is None or way == SCAN else _looked_up(client, table, keys, index)
     found = []
     if known is not None:
@@ -298,7 +303,7 @@ def _scanned(table: OpenTable, keys: Keys, tasks: Iterable[ScanTask]) -> Iterato
     """The rows of files that have one of the keys, by reading the keys' columns."""
     names = tuple(one.name for one in keys.fields)
     # Rows are matched by hash; the filter is for row groups that statistics rule out, and each row is held against it.
-    where = keys.holding(VALUES_MAX, ranges_max=1)
+    where = keys.holding(FEW_VALUES_MAX, ranges_max=1)
     wanted = Wanted(table.metadata, table.schema, (*names, POSITION), where)
     reader = TaskReader(wanted, table.storage)
     for task in tasks:
