@@ -106,9 +106,9 @@ def _timed(frame: DataFrame) -> tuple[float, Sequence[Any]]:
 
 
 def _exchanges(frame: DataFrame) -> int:
-    """By key. Those of the one row of each task that an aggregate of everything has are not counted."""
+    """Of rows, by their key or bucket; not of the one row that each task has of an aggregate of everything."""
     final = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
-    return len(re.findall(r"\bExchange hashpartitioning", final))
+    return len(re.findall(r"\bExchange (?!SinglePartition)", final))
 
 
 def _files(frame: DataFrame) -> int:

@@ -149,7 +149,8 @@ class Batches:
             last |= dict.fromkeys(self._versions[number].tolist(), number)
         versions, counts = np.unique(np.array([*last.values()], dtype=np.int64), return_counts=True)
         untouched = self.base_rows - sum(one < self.base_rows for one in last)
-        return {0: untouched, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
+        kept = {0: untouched} if untouched else {}
+        return {**kept, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
 
 # Base tables and their clones

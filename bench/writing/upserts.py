@@ -38,7 +38,7 @@ from bench.writing.writers import (
     files_below,
 )
 
-SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (5_000, 10_000)
+SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (20_000, 40_000)
 COPIED_MAX, HUDI_MAX, TRIED_MAX = 10_000_000, 10_000_000, 10_000_000
 """Rows of the largest tables that are written anew, that Hudi has, and for which MERGE's tunings are tried."""
 ROUNDS, SLOW_ROUNDS, WARM = 7, 3, 2
