@@ -59,7 +59,7 @@ from connector.upserts import (
     upsert,
     without,
 )
-from connector.writing import WrittenFiles, write_batches
+from connector.writing import WrittenFiles
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.expressions import TRUE, any_of
 from metaserver.iceberg.partition import PartitionSpec
@@ -199,7 +199,9 @@ class Placing:
         if self.column is None or self.parts > 1 or spec is None:
             return False
         width = bucket_width(spec, self.fields[self.column])
-        return width > 0 and width % self.width == 0
+        # Of buckets that are joined into a task modulo a divisor of theirs, this divisor is all that counts.
+        counts = self.buckets if self.width % self.buckets == 0 else self.width
+        return width > 0 and width % counts == 0
 
 
 def bucket_width(spec: PartitionSpec, field: Field) -> int:
@@ -218,8 +220,7 @@ class Work:
     opened: OpenTable
     target: WriteTarget
     asked: Asked
-    copies: bool
-    """Copy-on-write."""
+    mode: str
     placing: Placing
 
 
@@ -283,16 +284,18 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
         return
     opened, target, asked = work.opened, work.target, work.asked
     batch = batch_of(given, opened.schema, asked.keys, asked.precombine, asked.columns)
-    look = without if asked.deletes else differing
-    found = look(work.client, opened, batch, asked.way)
+    if asked.deletes:
+        found = without(work.client, opened, batch, asked.way)
+    else:
+        found = differing(work.client, opened, batch, asked.way, work.mode)
     own: list[Found] = []
     rest = list(found.located.files)
-    if work.copies:
+    if work.mode == COPY_ON_WRITE:
         specs = {one.spec_id: one for one in opened.metadata.partition_specs}
         mine = [work.placing.owns(specs.get(one.task.spec_id)) for one in rest]
         own = [one for one, is_mine in zip(rest, mine, strict=True) if is_mine]
         rest = [one for one, is_mine in zip(rest, mine, strict=True) if not is_mine]
-    written = rewritten(opened, target, own, found.rows()) if own else write_batches(target, found.rows())
+    written = rewritten(opened, target, own, found.rows()) if own else found.written(target)
     try:
         report, scope = found.report, scope_of(batch.keys, opened, work.placing.tasks)
         told = _Result(
@@ -305,7 +308,9 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
             expression_json(scope),
             (report.inserted, report.updated, report.deleted, report.stale),
         )
-        result = pa.RecordBatch.from_arrays([pa.array([msgspec.msgpack.encode(told)], pa.binary())], _RESULT_ARROW)
+        result = pa.RecordBatch.from_arrays(
+            [pa.array([msgspec.msgpack.encode(told)], pa.binary())], schema=_RESULT_ARROW
+        )
     except BaseException:
         written.discard(target.storage)
         raise
@@ -322,8 +327,8 @@ def _prepared(
     fields = key_fields(opened.schema, asked.keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     placing = Placing.of(opened, fields, rows, cores, asked.way)
-    copies = mode_of(asked.row_mode, target, deletes=asked.deletes) == COPY_ON_WRITE
-    work = Work(client, opened, target, asked, copies, placing)
+    work = Work(client, opened, target, asked, mode_of(asked.row_mode, target, deletes=asked.deletes), placing)
+    copies = work.mode == COPY_ON_WRITE
     results = [msgspec.msgpack.decode(bytes(row.result), type=_Result) for row in spread(df, work).collect()]
     data = WrittenFiles.joined(one.written for one in results)
     try:
