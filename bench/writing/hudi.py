@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,7 @@ class HudiWriter:
 
 def _linked(source: str, target: str) -> None:
     if source.endswith(".parquet"):
-        os.link(source, target)
-    else:
-        shutil.copy2(source, target)
+        with suppress(OSError):  # another file system
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)

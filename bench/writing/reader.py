@@ -5,7 +5,8 @@ over the files that the server planned; then what `connector.spark.session.read`
 Values of a key are spread evenly, so that no minimum or maximum leaves out a file or a row group; but of one more key,
 by which each file is in order, few row groups hold all rows of a value. All three must find the same.
 
-Bytes are those that system calls brought to the JVM and to Python's workers, from files and from each other.
+Bytes are those that system calls brought to the JVM and to Python's workers, from files and from each other. Workers
+that Spark starts to plan and to read import what they run: the query that finds no row tells how much that is.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         _fill(made, files, rows, shares)
         for share in shares:
             _compared(report, made, f"one row of {share:,}", f"k{share} = 3", rounds)
+        _compared(report, made, "no row", "clustered = -1", rounds)
         _compared(report, made, f"one row of {CLUSTERED}, side by side", "clustered = 3", rounds)
         _compared(report, made, "all rows", None, rounds)
     quicker = [row.case for row in report.rows if row.measure == "time" and (row.ratio() or 0) > 1]
