@@ -165,21 +165,22 @@ def test_a_table_is_at_every_snapshot_what_its_history_says(
 ) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
-    table = f"history_{len(shape)}"
+    table = f"history_{list(SHAPES).index(shape)}"
     rig.create(table, spec, *properties, version=version)
     play(rig, table, version, 4, shape)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_so_it_is_after_long_histories(rig: Rig, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
     monkeypatch.setattr(upserting, "DRIVER_FILES", 2)
-    table = f"long_{len(shape)}_{seed}"
+    table = f"long_{list(SHAPES).index(shape)}_{seed}"
     rig.create(table, spec, *properties, version=version)
-    play(rig, table, 1000 + seed, 20, shape)
+    play(rig, table, 1000 + seed, 12, shape)
 
 
 # What is read, written and planned
