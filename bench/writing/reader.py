@@ -27,7 +27,7 @@ from pyspark.sql import functions as sf
 from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake, lake
 from bench.writing.tables import ARROW, NAMESPACE
-from bench.writing.writers import AnswersDiffer, bytes_read
+from bench.writing.writers import AnswersDiffer, read_since, reads
 from connector.building import InProcess, build
 from connector.spark.session import read
 from connector.writing import append
@@ -106,9 +106,9 @@ def _compared(report: Report, made: Lake, case: str, where: str | None, rounds: 
     answers = set()
     for turn in range(rounds + 1):
         for name in ways if turn % 2 else reversed(ways):
-            before, started = bytes_read(), time.perf_counter()
+            before, started = reads(), time.perf_counter()
             answers.add(_answer(ways[name]().select(*READ)))
-            seconds, size = time.perf_counter() - started, bytes_read() - before
+            seconds, size = time.perf_counter() - started, read_since(before)
             if turn:
                 took[name].append(seconds)
                 got[name].append(size / 1e6)
@@ -119,7 +119,7 @@ def _compared(report: Report, made: Lake, case: str, where: str | None, rounds: 
         Row(case, "read", "MB", {name: statistics.median(each) for name, each in got.items()}, peer=ICEBERG),
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
-    who = "ours" if "seamark" in plan.lower() and "iceberg" not in plan.lower() else "Iceberg's"
+    who = "ours" if "BatchScan seamark" in plan else "Iceberg's"
     report.notes.append(f"{case}: the reading function chooses {who}.")
 
 

@@ -6,8 +6,8 @@ Parquet file to the end of the commit; all else is between the turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -155,17 +155,22 @@ def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(name, kept)
 
 
-def bytes_read() -> int:
-    """By system calls of this process and all that it has started: from files, sockets and pipes, not from maps."""
+def reads() -> dict[int, int]:
+    """Bytes that this process and all that it has started have read so far, by process: by system calls, from files,
+    sockets and pipes, not from maps."""
     here = psutil.Process()
-    return sum(_read_by(one) for one in (here, *here.children(recursive=True)))
+    return dict(_reads_of([here, *here.children(recursive=True)]))
 
 
-def _read_by(process: psutil.Process) -> int:
-    try:
-        return int(process.io_counters().read_chars)
-    except psutil.Error:  # it has just ended
-        return 0
+def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:
+    for one in processes:
+        with suppress(psutil.Error):  # it has just ended
+            yield one.pid, int(one.io_counters().read_chars)
+
+
+def read_since(before: Mapping[int, int]) -> int:
+    """What is alive has read since. Of what has ended meanwhile nothing is known."""
+    return sum(size - before.get(pid, 0) for pid, size in reads().items())
 
 
 def files_below(folder: Path) -> dict[Path, int]:
