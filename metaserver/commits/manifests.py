@@ -37,8 +37,8 @@ AT_ONCE = 16
 _SEED = 0
 _LIST_BYTES = 1000
 """Memory of one entry of a manifest list, rounded up."""
-_LISTS_SHARE, _BYTES_SHARE = 4, 2
-"""Of the budget, a quarter is for lists and half for manifests as they are."""
+_SHARES = 4
+"""Of the budget, each is for one of: lists, manifests as they are, the same as blocks, hashes of names."""
 _IN_THREAD_BYTES = 64 << 10
 """Larger manifests are decoded in a thread."""
 
@@ -61,9 +61,10 @@ class Manifests:
         """`limit_bytes`: of one manifest or manifest list."""
         self._objects = objects
         self._limit_bytes = limit_bytes
-        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _LISTS_SHARE)
-        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _BYTES_SHARE)
-        self._names: MemoryCache[str, Names] = MemoryCache(budget_bytes // _LISTS_SHARE)
+        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES)
+        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _SHARES)
+        self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES)
+        self._names: MemoryCache[str, Names] = MemoryCache(budget_bytes // _SHARES)
         self._reading: SingleFlight[str, bytes] = SingleFlight()
 
     async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
@@ -113,8 +114,17 @@ class Manifests:
         """Their live entries as columns. Corrupt naming a manifest."""
 
         async def one(manifest: ManifestFile) -> Block:
-            data = await self.data(manifest)
-            return await _maybe_in_thread(len(data), lambda: _block(data, manifest))
+            # Writers of one table look at much the same files again and again.
+            kept = self._blocks.get(manifest.manifest_path)
+            if kept is None:
+                data = await self.data(manifest)
+                kept = await _maybe_in_thread(len(data), lambda: _block(data, manifest.manifest_path))
+                self._blocks.put(manifest.manifest_path, kept, kept.size_bytes)
+            if kept.spec_id != manifest.partition_spec_id or kept.content > manifest.content:
+                raise Corrupt(
+                    f"Manifest {manifest.manifest_path} is of another spec, or of deletes, than its list says"
+                )
+            return kept
 
         return await some_at_once([partial(one, manifest) for manifest in manifests])
 
@@ -174,11 +184,8 @@ def _meet(ordered: Hashes, wanted: Hashes) -> bool:
     return bool((ordered.take(ordered.searchsorted(wanted), mode="clip") == wanted).any())
 
 
-def _block(data: bytes, manifest: ManifestFile) -> Block:
-    block = Block(b"".join(encode_block(decode_manifest(data, manifest.manifest_path))))
-    if block.spec_id != manifest.partition_spec_id or block.content > manifest.content:
-        raise Corrupt(f"Manifest {manifest.manifest_path} is of another spec, or of deletes, than its list says")
-    return block
+def _block(data: bytes, location: str) -> Block:
+    return Block(b"".join(encode_block(decode_manifest(data, location))))
 
 
 def _names(manifest: ManifestFile, block: Block) -> Names:
