@@ -51,8 +51,6 @@ FEW_VALUES_MAX = 500
 """Where no file is read for it, as an index says where rows are; and of what each row group is held against."""
 _VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
-_VALUES_KEPT = VALUES_MAX
-"""Values that are named one by one at most, whoever asks."""
 _CODE_BYTES = 8
 _LOOKUP_KEYS = 1_000_000
 
@@ -122,7 +120,7 @@ class _Extent:
         if values is None:
             return _Extent(distinct, None, [])
         ranges = _ranges(list(zip(values, values, strict=True)), RANGES_MAX)
-        return _Extent(distinct, values if len(values) <= _VALUES_KEPT else None, ranges)
+        return _Extent(distinct, values if len(values) <= VALUES_MAX else None, ranges)
 
 
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:

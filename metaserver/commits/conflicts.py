@@ -31,7 +31,6 @@ from metaserver.planner.partitions import Partition, grouped
 from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
 from metaserver.planner.view import TableView
 
-"""`file_path` of position delete files (spec, "Reserved Field IDs")."""
 _ROW_BITS = 32
 
 

@@ -28,7 +28,6 @@ from metaserver.index.packing import MISSING, Longs
 
 EQUALITY = 2
 
-"""Reserved field ids of position deletes; writers have to use the names, too."""
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
 _ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
@@ -65,7 +64,8 @@ class DeleteFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Positions:
-    """`positions` int64[deletes], ascending within each data file, which begins at `starts` int64[files + 1]."""
+    """`positions` int64[deletes], each once and ascending within each data file, which begins at `starts`
+    int64[files + 1]."""
 
     files: Mapping[str, int]
     starts: Longs
@@ -172,8 +172,13 @@ def _positions(data: bytes | memoryview, file: DeleteFile) -> Positions:
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
     order = np.lexsort((rows, codes))
-    starts = np.searchsorted(codes[order], np.arange(len(names) + 1))
-    return Positions({name: number for number, name in enumerate(names)}, starts, rows[order])
+    codes, rows = codes[order], rows[order]
+    # Each position once, though files that were merged name one again.
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
+    codes, rows = codes[first], rows[first]
+    starts = np.searchsorted(codes, np.arange(len(names) + 1))
+    return Positions({name: number for number, name in enumerate(names)}, starts, rows)
 
 
 def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns) -> KeySet:

@@ -35,7 +35,6 @@ from metaserver.planner.inherited import sequence_numbers
 from metaserver.planner.view import TableView
 
 _POSITIONS, _EQUALITY = 1, 2
-"""`file_path` within position delete files (spec, "Reserved Field IDs")."""
 _GLOBAL = 0
 """The scope of equality deletes that concern every partition; partitions are numbered from 1."""
 

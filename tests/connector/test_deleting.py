@@ -125,6 +125,21 @@ def test_a_vector_takes_in_what_was_deleted_before_and_says_what_it_replaces(tmp
     ]
 
 
+def test_positions_that_a_delete_file_names_twice_hide_no_new_ones(tmp_path: Path) -> None:
+    """As files have them that were merged of several; Java's readers take them, too."""
+    metadata, path = table(tmp_path, SCHEMA), "file:///a.parquet"
+    reader = Deletes(Storage(), metadata)
+    (file,) = write_position_deletes(
+        target(table(tmp_path, SCHEMA, version=2)), [DeletedRows(path, 0, [], longs(1, 3))]
+    ).files
+    rows = pq.read_table(path_of(file))
+    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # 1, 1, 3
+    assert reader.of(path, [file]).positions.tolist() == [1, 3]
+    written = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
+    (vector,) = written.files
+    assert rows_of(vector, path) == [1, 2, 3]
+
+
 def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
