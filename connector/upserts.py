@@ -32,7 +32,7 @@ from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.errors import Conflict
 from connector.latest import Batch, Rank, batch_of, column_of, latest
-from connector.lineage import ROW_ID_NAME, has_lineage, with_lineage
+from connector.lineage import NAMES, ROW_ID_NAME, has_lineage, with_lineage
 from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, open_table, plan
@@ -183,6 +183,8 @@ class Difference:
     located: Located
     new: tuple[pa.Table, ...]
     report: Report
+    tracked: bool = False
+    """Whether new rows have the row ids of those in whose place they come, beside the table's columns."""
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         for one in self.new:
@@ -190,8 +192,7 @@ class Difference:
 
     def written(self, target: WriteTarget) -> WrittenFiles:
         """The rows that come, alone."""
-        tracked = any(ROW_ID_NAME in one.column_names for one in self.new)
-        return write_batches(with_lineage(target) if tracked else target, self.rows())
+        return write_batches(with_lineage(target) if self.tracked else target, self.rows())
 
 
 def scope_of(keys: Keys, opened: OpenTable, parts: int = 1) -> Expression:
@@ -226,13 +227,11 @@ def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Lo
     return Located(tuple(files), frozenset(read))
 
 
-def differing(
-    client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None, mode: str | None = None
-) -> Difference:
+def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None, mode: str) -> Difference:
     """The table with the rows of the batch in the place of those that have their keys.
 
-    With a `mode` they keep the row ids of those, as a column `_row_id`, where files are to be written anew or anything
-    of the stored rows is read; else they are new rows, as with equality deletes.
+    They keep the row ids of those, as a column `_row_id`, where files are to be written anew or anything of the stored
+    rows is read; else they are new rows, as with equality deletes and where the table has a column of that name.
     """
     located = locate(client, opened, batch.keys, way)
     there = np.zeros(batch.keys.count, dtype=np.bool_)
@@ -241,15 +240,16 @@ def differing(
     named = batch.rows.column_names
     kept = [one.name for one in opened.schema.fields if one.name not in named] if batch.partial else []
     names = [*kept, *([batch.precombine.name] if batch.precombine is not None else [])]
-    tracked = has_lineage(opened.metadata) and (mode == COPY_ON_WRITE or (mode is not None and bool(names)))
+    tracked = has_lineage(opened.metadata) and (mode == COPY_ON_WRITE or bool(names))
+    tracked = tracked and not any(one.name in NAMES for one in opened.schema.fields)
     names = [*names, ROW_ID_NAME] if tracked else names
     wins, read, new = np.ones(len(there), dtype=np.bool_), located.read, batch.rows
-    more = []
+    more, numbered = [], False
     if names and located.files:
         stored = _Stored.of(opened, located.files, names)
         read |= {one.task.path for one in located.files}
         wins = ~stored.later_than(batch)
-        if tracked and wins[stored.keys].any():
+        if numbered := tracked and bool(wins[stored.keys].any()):
             batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(batch)))
             new = batch.rows
         if kept:
@@ -266,7 +266,7 @@ def differing(
         stale=int(np.count_nonzero(~wins)),
         files_read=len(read),
     )
-    return Difference(Located(files, read), (new, *more), report)
+    return Difference(Located(files, read), (new, *more), report, numbered)
 
 
 @dataclass(frozen=True)
