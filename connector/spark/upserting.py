@@ -179,7 +179,13 @@ class Placing:
         return self.buckets * self.parts
 
     def places(self, columns: Sequence[pa.Array]) -> Ints:
-        """int32[rows]: which task; columns are those of the key, with the table's types."""
+        """int32[rows]: which task; columns are those of the key, with the table's types. Unwritable for a null, so that
+        it is told before any task has written a file."""
+        for field, column in zip(self.fields, columns, strict=True):
+            if column.null_count:
+                raise Unwritable(
+                    f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls"
+                )
         found = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
             high, _ = hashes_of(self.fields, columns)
@@ -187,8 +193,7 @@ class Placing:
         if self.column is not None:
             field = self.fields[self.column]
             values = transformed(f"bucket[{self.width}]", str(field.type), columns[self.column])
-            # A null is no key, as the task will say.
-            bucket = np.array([0 if one is None else one % self.buckets for one in values.values], dtype=np.int64)
+            bucket = np.array([one % self.buckets for one in values.values], dtype=np.int64)
             found = found * self.buckets + bucket[values.codes]
         return found.astype(np.int32)
 

@@ -29,6 +29,7 @@ from connector.target import WriteTarget
 from connector.upserts import MODES, Report, upsert
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.schema import Field
+from metaserver.wire import INDEX_FOLDER
 from tests.engines.conftest import rows
 from tests.engines.test_spark_writing import EVERYTHING
 from tests.services.seamark import Seamark
@@ -76,10 +77,11 @@ class Rig:
         return made
 
     def files(self, table: str) -> set[str]:
-        """Data and delete files that are on storage, whoever wrote them."""
+        """Data, delete and index files that are on storage, whoever wrote them."""
         target = WriteTarget.of(self.client.load_table(f"db.{table}"))
-        folder = Path(urlsplit(target.location).path) / "data"
-        return {str(path) for path in folder.rglob("*") if path.suffix in (".parquet", ".puffin")}
+        location = Path(urlsplit(target.location).path)
+        data = {str(path) for path in (location / "data").rglob("*") if path.suffix in (".parquet", ".puffin")}
+        return data | {str(path) for path in (location / INDEX_FOLDER).rglob("*") if path.is_file()}
 
     def live(self, table: str) -> int:
         return self.spark.sql(f"SELECT * FROM ups.db.{table}.data_files").count()
@@ -385,13 +387,14 @@ def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
 
 
 def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
-    rig.create("failing", BUCKETS, columns="id bigint NOT NULL, v int")
+    rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
     with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame, "failing")
     assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
+    assert rig.files("failing") == set()
     assert not rig.spark.sparkContext._jsc.getPersistentRDDs()  # nothing is held any longer
 
 
