@@ -14,6 +14,8 @@ NAMESPACE_SEPARATOR = "\x1f"
 """Between the levels of a namespace in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
 INDEX_FOLDER = "metadata/seamark-index"
 """Below a table's location: where its index files lie. Nothing else does, so that a purge takes all that is there."""
+INDEX_FILES_MAX = 1000
+"""That one change of a table may bring."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 """In the summary of a snapshot: who made it, and as its how-manieth change."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -66,11 +66,14 @@ from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.schema import Field
 from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.transforms import canonical, name_of, width_of
+from metaserver.wire import INDEX_FILES_MAX
 
 DRIVER_ROWS = 100_000
 """Rows, at most, that the driver takes for itself."""
 TASK_ROWS = 1_000_000
 """Rows that a task is to have, about, as it holds them in memory."""
+TASK_ROWS_MIN = 20_000
+"""Rows that a task is to have at least, about, where an index locates them: each task writes files of its own."""
 DRIVER_FILES = 500
 """Data files, at most, whose deletes the driver writes by itself."""
 _GROUP_BYTES = 1 << 30
@@ -171,8 +174,9 @@ class Placing:
                 if width := bucket_width(spec, field):
                     buckets = min(width, max(cores, by_rows))
                     return Placing(tuple(fields), buckets, -(-by_rows // buckets), number, width)
-        looked_up = way != SCAN and record_index(opened.metadata, fields) is not None
-        return Placing(tuple(fields), 1, max(cores, by_rows) if looked_up else by_rows)
+        if way != SCAN and record_index(opened.metadata, fields) is not None:
+            return Placing(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
+        return Placing(tuple(fields), 1, by_rows)
 
     @property
     def tasks(self) -> int:
@@ -338,28 +342,30 @@ def _prepared(
     data = WrittenFiles.joined(one.written for one in results)
     try:
         found = joined(one for result in results for one in result.found)
-        more, deletes = WrittenFiles(), WrittenDeletes()
-        if found and copies:
-            more = _copied(df, work, found, cores)
-        elif found:
-            deletes = _marked(df, work, found, cores)
+        removed = [path for result in results for path in result.removed]
+        removed += [one.task.path for one in found] if copies else []
+        if not (data.files or removed or found):
+            return None
+        read = {path for result in results for path in result.read} | set(removed)
+        inserted, updated, deleted, stale = (sum(each) for each in zip(*(one.counts for one in results), strict=True))
+        report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
+        several = len(results) <= _SCOPES_MAX
+        scope = any_of(*(bound_filter(one.scope, opened) for one in results)) if several else TRUE
+        # The last that may fail, as it leaves files where something after it does.
+        deletes = _marked(df, work, found, cores) if found and not copies else WrittenDeletes()
+        more = _copied(df, work, found, cores) if found and copies else WrittenFiles()
     except BaseException:
         data.discard(target.storage)
         raise
-    removed = [path for result in results for path in result.removed]
-    removed += [one.task.path for one in found] if copies else []
-    inserted, updated, deleted, stale = (sum(numbers) for numbers in zip(*(one.counts for one in results), strict=True))
-    read = {path for result in results for path in result.read} | set(removed)
-    scopes = [bound_filter(one.scope, opened) for one in results]
-    if not (data.files or removed or found):
-        return None
-    return Change(
-        TRUE if len(scopes) > _SCOPES_MAX else any_of(*scopes),
-        Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read)),
-        WrittenFiles.joined((data, more)),
-        deletes,
-        tuple({"file-path": path} for path in removed),
-    )
+    written = with_allowed_indexes(WrittenFiles.joined((data, more)), target)
+    return Change(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
+
+
+def with_allowed_indexes(written: WrittenFiles, target: WriteTarget) -> WrittenFiles:
+    """With no more index files than one commit may bring, as no index fails a write; the others are deleted, and an
+    indexer will build them."""
+    WrittenFiles(index_files=written.index_files[INDEX_FILES_MAX:]).discard(target.storage)
+    return replace(written, index_files=written.index_files[:INDEX_FILES_MAX])
 
 
 def joined(rows: Iterable[_Rows]) -> list[Found]:
@@ -413,7 +419,8 @@ def _mark(work: Work, rows: Sequence[_Rows]) -> WrittenDeletes:
 
 
 def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[Found]]) -> list[T]:
-    """A task for each group of files."""
+    """A task for each group of files. Where one fails, after as many attempts as Spark makes, the job does: files of
+    the others stay as orphans."""
     context = df.sparkSession.sparkContext
     given = [[_Rows.of(one) for one in group] for group in groups]
     return list(context.parallelize(given, len(given)).map(task).collect())

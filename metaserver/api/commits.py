@@ -22,7 +22,6 @@ from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.commit import moved_on
 from metaserver.catalog.values import Caller
 from metaserver.commits.change import (
-    INDEX_FILES_MAX,
     ISOLATIONS,
     OPERATIONS,
     WRITTEN,
@@ -36,7 +35,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.definitions import of_id
 from metaserver.index.registering import read_index_file
 from metaserver.store.port import Entry, IndexFile, NamespacePath
-from metaserver.wire import INDEX_FOLDER
+from metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8
 """Index files of one change."""

@@ -30,14 +30,13 @@ from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reading import Int32, Int64
 from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.values import decode_json
-from metaserver.wire import check_name
+from metaserver.wire import INDEX_FILES_MAX, check_name
 
 APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
 OPERATIONS = (APPEND, OVERWRITE, DELETE, REPLACE)
 SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
 ISOLATIONS = (SERIALIZABLE, SNAPSHOT)
 WRITTEN = "written"
-INDEX_FILES_MAX = 1000
 _OWN_PREFIX = "seamark."
 _OWN_KEYS = frozenset({"operation", "changed-partition-count"})
 _OWN_BEGINNINGS = ("added-", "deleted-", "removed-", "total-", "partitions.", "manifests-")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +27,10 @@ from connector.spark import upserting, write
 from connector.spark.session import connect
 from connector.target import WriteTarget
 from connector.upserts import MODES, Report, upsert
+from connector.writing import WrittenFiles
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.schema import Field
-from metaserver.wire import INDEX_FOLDER
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 from tests.engines.conftest import rows
 from tests.engines.test_spark_writing import EVERYTHING
 from tests.services.seamark import Seamark
@@ -246,8 +247,43 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
     assert seen == {True, False}
 
 
+def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upserting, "record_index", lambda *_: "record(id)")
+    spec = PartitionSpec(0, ())
+    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
+    for count, cores, tasks in (
+        (1, 4000, 1),
+        (20_000, 4000, 1),
+        (20_001, 4000, 2),
+        (200_000, 4000, 10),
+        (200_000, 4, 4),
+        (9_000_000, 4, 9),
+    ):
+        placing = upserting.Placing.of(opened, [Field(1, "id", True, "long")], count, cores, None)
+        assert placing.tasks == tasks, (count, cores)
+
+
+def test_of_index_files_a_commit_brings_as_many_as_it_may_and_the_others_are_deleted(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number:05d}.index" for number in range(INDEX_FILES_MAX + 3)]
+    for one in files:
+        one.touch()
+    named = tuple({"location": one.as_uri(), "size-in-bytes": 0} for one in files)
+    target = WriteTarget("u", tmp_path.as_uri(), 2, Schema((), 0), PartitionSpec(0, ()))
+    written = WrittenFiles(({"file-path": "file:///data"},), named, (("file:///data", "why"),))
+    kept = upserting.with_allowed_indexes(written, target)
+    assert kept == replace(written, index_files=named[:INDEX_FILES_MAX])
+    assert sorted(tmp_path.iterdir()) == files[:INDEX_FILES_MAX]
+    assert upserting.with_allowed_indexes(kept, target) == kept
+    assert sorted(tmp_path.iterdir()) == files[:INDEX_FILES_MAX]
+
+
 @pytest.mark.parametrize(("version", "row_mode"), [(2, MERGE_ON_READ), (3, MERGE_ON_READ), (3, COPY_ON_WRITE)])
-def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(rig: Rig, version: int, row_mode: str) -> None:
+def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
+    rig: Rig, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upserting, "TASK_ROWS_MIN", 5)
     table = f"shared_{version}_{row_mode[:4]}"
     rig.create(table, "", RECORD, version=version)
     write(rig.frame(dict.fromkeys(range(50), ("de", 0, 0))).coalesce(1), f"db.{table}", client=rig.client)
