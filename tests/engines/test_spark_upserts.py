@@ -475,21 +475,27 @@ def test_of_a_task_that_dies_and_is_run_twice_one_result_counts(
     assert rig.held(table) == model | wanted
 
 
-def test_a_stream_upserts_each_of_its_batches_once(rig: Rig, tmp_path: Path) -> None:
+def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_checkpoint(
+    rig: Rig, tmp_path: Path
+) -> None:
     rig.create("stream", BUCKETS)
     given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     reports: list[Report] = []
+    queries: list[str] = []
 
     def arrive(model: Model) -> None:
         rig.frame(model).coalesce(1).write.mode("append").parquet(str(given))
 
     def each(df: DataFrame, number: int) -> None:
-        reports.append(rig.upsert(df, "stream", precombine="ts", producer=("stream-orders", number)))
+        queries.append(df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
+        reports.append(rig.upsert(df, "stream", precombine="ts", producer=(f"orders-{queries[-1]}", number)))
 
-    def run() -> None:
+    def run(checkpoint: Path = checkpoint) -> None:
         read = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
         writer = read.parquet(str(given)).writeStream.option("checkpointLocation", str(checkpoint))
-        writer.foreachBatch(each).trigger(availableNow=True).start().awaitTermination()
+        query = writer.foreachBatch(each).trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert queries[-1] == query.id
 
     arrive(dict.fromkeys(range(10), ("de", 1, 1)))
     run()
@@ -504,6 +510,11 @@ def test_a_stream_upserts_each_of_its_batches_once(rig: Rig, tmp_path: Path) -> 
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)
     assert (rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (files, snapshots)
+    assert rig.held("stream") == model
+    rig.delete(rig.spark.range(3), "stream", keys=["id"])
+    run(tmp_path / "another")
+    told = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
+    assert told == [(3, 5, False), (0, 0, False)]
     assert rig.held("stream") == model
 
 
