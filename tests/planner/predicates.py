@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -247,15 +247,38 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
 
 
 def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
-    """Whether Java's planner is no judge of a filter, for one of two faults of it.
+    """Whether Java's planner is no judge of a filter, for one of three faults of it.
 
-    It compares uuids as pairs of signed numbers; and a predicate on a transform of a column is tested, on an identity
-    partition of that column, with the partition's value as it is, untransformed.
+    It compares uuids as pairs of signed numbers; a predicate on a transform of a column is tested, on an identity
+    partition of that column, with the partition's value as it is, untransformed; and a literal near the least number is
+    truncated to one near the greatest, so that `v >= -2147483648` leaves out every partition of `truncate[5](v)`.
     """
     if any(names[name].kind == "uuid" for name in columns_of(expression)):
         return True
-    identities = {part.source for fields in lake.specs.values() for part in fields if part.transform == "identity"}
-    return any(names[name].id in identities for name in transformed_in(expression))
+    parts = [part for fields in lake.specs.values() for part in fields]
+    identities = {part.source for part in parts if part.transform == "identity"}
+    if any(names[name].id in identities for name in transformed_in(expression)):
+        return True
+    truncated = {(part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")}
+    return any(
+        names[name].id == source
+        and names[name].kind in ("int", "long")
+        and literal - width <= limits(names[name].kind)[0]
+        for name, literal in numbers_in(expression)
+        for source, width in truncated
+    )
+
+
+def numbers_in(expression: Any) -> Iterator[tuple[str, int]]:
+    """(column, literal) of a filter's predicates on columns themselves, of those that are whole numbers."""
+    if not isinstance(expression, dict):
+        return
+    if isinstance(expression.get("term"), str):
+        for value in [*expression.get("values", ()), expression.get("value")]:
+            if isinstance(value, int):
+                yield expression["term"], value
+    for child in expression.values():
+        yield from numbers_in(child)
 
 
 def transformed_in(expression: Any) -> set[str]:
