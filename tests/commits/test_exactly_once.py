@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from connector.client import SeamarkClient
 from connector.commits import CommitClient
-from connector.errors import Unreachable
+from connector.errors import ServerFailed, Unreachable
 from metaserver.store.port import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
@@ -149,7 +150,11 @@ def test_lost_requests_and_replies_lose_and_double_nothing(tmp_path: Path) -> No
             client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
             sequence = 0
             while sequence < 15 or not {fate for fate, *_ in proxy.seen} >= {*FATES}:
-                client.commit("db.t", numbered(lake, sequence))
+                body = numbered(lake, sequence)
+                while True:
+                    with suppress(Unreachable, ServerFailed):  # in all of its tries, now and then: then as a job would
+                        client.commit("db.t", body)
+                        break
                 sequence += 1
             before = len(proxy.seen)
             proxy.fate = lambda method, path: "lost reply"
