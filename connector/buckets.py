@@ -17,26 +17,23 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from connector.client import CURRENT, At, Name, SeamarkClient, split_name
+from connector.client import CURRENT, At, Name, SeamarkClient
+from connector.commits import back_off
 from connector.errors import BadRequest, Conflict
 from connector.planning import open_table
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.table_json import decode_table
 from metaserver.iceberg.transforms import VOID, canonical, name_of, width_of
-from metaserver.wire import NAMESPACE_SEPARATOR
 
 Longs = npt.NDArray[np.int64]
 
@@ -116,7 +113,7 @@ def bucket_sizes(
         names = ("spec_id", "partition", "file_count", "record_count", "file_size_in_bytes")
         rows = zip(*(found[name].to_pylist() for name in names), strict=True)
         parts = [_Part(spec_id, json.loads(partition), *counts) for spec_id, partition, *counts in rows]
-    return [_sizes(one, metadata, parts, target_bytes) for one in _bucket_fields(metadata.default_spec)]
+    return [_sizes(one, metadata, parts, target_bytes) for one in bucket_fields(metadata.default_spec)]
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ def _sizes(field: PartitionField, metadata: TableMetadata, parts: Sequence[_Part
 
 def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, part: _Part) -> slice | None:
     """Which of the field's buckets may hold rows of the partition; None for a key that is null."""
-    by = [one for one in _bucket_fields(spec) if one.sources == field.sources]
+    by = [one for one in bucket_fields(spec) if one.sources == field.sources]
     if not by:
         return slice(None)
     finest = max(by, key=lambda one: math.gcd(width_of(canonical(one.transform)), count))
@@ -195,7 +192,8 @@ def _middle(sizes: Sequence[int]) -> int:
     return int(ordered[np.searchsorted(total, total[-1] / 2)])
 
 
-def _bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
+def bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
+    """Those of one column in buckets."""
     return [one for one in spec.fields if name_of(canonical(one.transform)) == BUCKET and len(one.sources) == 1]
 
 
@@ -229,14 +227,14 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         except Conflict:
             if number == _ATTEMPTS:
                 raise
-            time.sleep(random.SystemRandom().uniform(0.5, 1.0) * min(_WAIT_MAX_S, _WAIT_S * 2**number))
+            back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
         else:
             return Resized(named, before, buckets, after.default_spec_id)
     raise AssertionError("the loop returns or raises")
 
 
 def _chosen(metadata: TableMetadata, column: str | None) -> PartitionField:
-    found = {_column(one, metadata): one for one in _bucket_fields(metadata.default_spec)}
+    found = {_column(one, metadata): one for one in bucket_fields(metadata.default_spec)}
     if not found:
         raise BadRequest("The table's partition spec has no buckets; add them first: ADD PARTITION FIELD bucket(8, id)")
     if column is None and len(found) > 1:
@@ -319,9 +317,6 @@ def _update(
             {"action": "set-default-spec", "spec-id": -1},
         ],
     }
-    levels = split_name(table) if isinstance(table, str) else tuple(table)
-    namespace, name = quote(NAMESPACE_SEPARATOR.join(levels[:-1]), safe=""), quote(levels[-1], safe="")
-    path = f"{client._catalog()}/namespaces/{namespace}/tables/{name}"
     # Sent again where its answer was lost it does no harm: the specs are others by then.
-    answer = json.loads(client._request("POST", path, {}, json.dumps(body).encode()))
+    answer = json.loads(client._request("POST", client._standard_path(table), {}, json.dumps(body).encode()))
     return decode_table(json.dumps(answer["metadata"]).encode(), str(answer["metadata"]["location"]))

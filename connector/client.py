@@ -265,8 +265,7 @@ class SeamarkClient:
 
     def load_table(self, table: Name, *, history: bool = False) -> LoadedTable:
         """A table, and by what settings and keys its files are reached; with `history` all its snapshots. NotFound."""
-        levels = _split(table)
-        path = f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+        path = self._standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
         answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
         try:
@@ -295,19 +294,23 @@ class SeamarkClient:
             self._prefix = {**config.get("defaults", {}), **config.get("overrides", {})}.get("prefix", "")
         return f"/v1/{quote(self._prefix, safe='')}" if self._prefix else "/v1"
 
+    def _standard_path(self, table: Name) -> str:
+        """Of a table's routes in the standard; `table_path` is of our own."""
+        levels = _split(table)
+        return f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+
     # What is done with a filter
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """A scan planned by the standard's route, page by page: each has `file-scan-tasks`, and the `delete-files` that
         they refer to. `body` is the standard's PlanTableScanRequest. BadRequest for one that makes no sense."""
-        levels = _split(table)
-        path = f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+        path = self._standard_path(table)
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
         while answer["status"] == "submitted":  # the server answers such a question when it can, or after a while
             answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}", {})
         if answer["status"] != "completed":
-            raise ServerFailed(f"The plan of {'.'.join(levels)} is {answer['status']}: {answer.get('error')}")
+            raise ServerFailed(f"The plan of {'.'.join(_split(table))} is {answer['status']}: {answer.get('error')}")
         yield answer
         left = list(answer.get("plan-tasks") or ())
         while left:

@@ -18,6 +18,7 @@ from connector.errors import Refused, ServerFailed, Unavailable, Unreachable
 _TRIES = 6
 _WAIT_S = 0.25
 _WAIT_MAX_S = 8.0
+_DOUBLINGS_MAX = 10
 
 
 class CommitClient:
@@ -36,8 +37,7 @@ class CommitClient:
         sent, left_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:
-                wait_s = min(_WAIT_MAX_S, _WAIT_S * 2 ** (number - 1))
-                time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
+                back_off(number - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
             try:
                 # A connection that nobody answers, and a busy server, are waited for there.
                 raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=False)
@@ -52,6 +52,13 @@ class CommitClient:
                 found: dict[str, Any] = json.loads(raw)
                 return found
         raise AssertionError("the loop returns or raises")
+
+
+def back_off(number: int, *, first_s: float, most_s: float) -> None:
+    """Sleeps before the next try: `first_s`, doubled `number` times, up to `most_s`; whoever has lost often waits
+    longer, and, as chance takes up to half of it off, no two wait alike."""
+    wait_s = min(most_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
+    time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
 
 
 def _is_open(error: Unreachable | ServerFailed | Unavailable) -> bool:

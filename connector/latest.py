@@ -59,13 +59,18 @@ def batch_of(
             raise Unwritable("some of the rows have other columns than the first; give each the same")
     table = _table(given if columns is None else [batch.select(needed) for batch in given], fields)
     found = [column_of(table, one) for one in fields]
-    for one, column in zip(fields, found, strict=True):
-        if column.null_count:
-            raise Unwritable(f"column {one.name} is null in {column.null_count:,} of the rows; a key has no nulls")
+    refuse_nulls(fields, found)
     combining = None if precombine is None else by_name[precombine]
     rank = Rank.of(None if combining is None else column_of(table, combining), combining, table.num_rows)
     kept = pa.array(latest(hashes_of(fields, found), rank))
     return Batch(table.take(kept), Keys(fields, [one.take(kept) for one in found]), combining, columns is not None)
+
+
+def refuse_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+    """Unwritable where a column of a key has one."""
+    for field, column in zip(fields, columns, strict=True):
+        if column.null_count:
+            raise Unwritable(f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls")
 
 
 def _table(given: Sequence[pa.RecordBatch], fields: Iterable[Field]) -> pa.Table:

@@ -399,21 +399,24 @@ class _FileRows:
     def _made(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
         ids = {one.name: one.id for one in self.wanted.fields}
         lineage = {one.name: one.id for one in self.wanted.lineage}
-        spots = np.arange(first, first + size)
-        spots = spots if mask is None else spots[mask]
-        arrays = []
+        count = size if mask is None else int(np.count_nonzero(mask))
+        arrays: list[pa.Array] = []
+        spots = np.zeros(0, dtype=np.int64)
+        if POSITION in self.wanted.names or self._inherited is not None:  # else nobody looks at positions
+            spots = np.arange(first, first + size)
+            spots = spots if mask is None else spots[mask]
         for name in self.wanted.names:
             if name in ids:
                 arrays.append(columns[ids[name]])
             elif name == FILE:
-                arrays.append(pa.repeat(pa.scalar(self.task.path), len(spots)))
+                arrays.append(pa.repeat(pa.scalar(self.task.path), count))
             elif name == POSITION:
                 arrays.append(pa.array(spots))
             elif self._inherited is None:
-                arrays.append(pa.nulls(len(spots), pa.int64()))
+                arrays.append(pa.nulls(count, pa.int64()))
             else:
                 arrays.append(self._inherited.filled(lineage[name], columns[lineage[name]], spots))
-        return _batch(arrays, self.wanted.arrow, len(spots))
+        return _batch(arrays, self.wanted.arrow, count)
 
 
 def _batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:

@@ -16,8 +16,6 @@ them, nor ever will.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from connector.client import At, Name, SeamarkClient
+from connector.commits import back_off
 from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.errors import Conflict
@@ -423,8 +422,7 @@ def committed(
         except Conflict:
             if number >= attempts or opened.metadata.table_uuid != named["table-uuid"]:
                 raise
-            # Whoever has lost often waits longer, and no two wait alike.
-            time.sleep(random.SystemRandom().uniform(0.5, 1.0) * min(_WAIT_MAX_S, _WAIT_S * 2 ** min(number, 10)))
+            back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
         else:
             return replace(
                 change.done(), attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]

@@ -34,9 +34,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
 
+from connector.buckets import bucket_fields
 from connector.client import At, Name, SeamarkClient
 from connector.deleting import WrittenDeletes
-from connector.latest import batch_of, column_of
+from connector.latest import batch_of, column_of, refuse_nulls
 from connector.locating import SCAN, Found, hashes_of, key_fields, record_index
 from connector.parquet.casting import Unwritable
 from connector.partitioning import transformed
@@ -65,7 +66,7 @@ from metaserver.iceberg.expressions import TRUE, any_of
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.schema import Field
 from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.transforms import canonical, name_of, width_of
+from metaserver.iceberg.transforms import canonical, width_of
 from metaserver.wire import INDEX_FILES_MAX
 
 DRIVER_ROWS = 100_000
@@ -185,11 +186,7 @@ class Placing:
     def places(self, columns: Sequence[pa.Array]) -> Ints:
         """int32[rows]: which task; columns are those of the key, with the table's types. Unwritable for a null, so that
         it is told before any task has written a file."""
-        for field, column in zip(self.fields, columns, strict=True):
-            if column.null_count:
-                raise Unwritable(
-                    f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls"
-                )
+        refuse_nulls(self.fields, columns)
         found = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
             high, _ = hashes_of(self.fields, columns)
@@ -215,10 +212,8 @@ class Placing:
 
 def bucket_width(spec: PartitionSpec, field: Field) -> int:
     """The number of buckets that it has the column in, 0 for none."""
-    for one in spec.fields:
-        if one.sources == (field.id,) and name_of(canonical(one.transform)) == "bucket":
-            return width_of(canonical(one.transform))
-    return 0
+    found = (width_of(canonical(one.transform)) for one in bucket_fields(spec) if one.sources == (field.id,))
+    return next(found, 0)
 
 
 @dataclass(frozen=True)
