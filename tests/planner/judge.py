@@ -3,8 +3,7 @@
 For each case, of whatever lake, snapshot, names and filter:
 
 - every file with a row that matches, whether zeros are equal or not, is in the plan, and nothing but live files is;
-- the plan holds no file that Java's planner leaves out, but for those with such a row (Java loses some at the last
-  nanosecond before 1970);
+- the plan holds no file that Java's planner leaves out, but for those with such a row;
 - of a planned file, every delete file that removes a matching row is named, none is that the specification does not
   apply to the file, and none that Java, planning without a filter, leaves out;
 - the residual and the filter give the same answer on every row of the file, for every client (a filter that names an

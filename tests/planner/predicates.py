@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from tests.planner import partitioning
-from tests.planner.kinds import FLOATS, INT_MAX, INT_MIN, base, limits, order
+from tests.planner.kinds import FLOATS, INT_MAX, INT_MIN, V3_ONLY, base, limits, order
 from tests.planner.lake import Lake
 from tests.planner.literal_forms import parse, render
 from tests.planner.schemas import Column, Schema
@@ -247,15 +247,18 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
 
 
 def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
-    """Whether Java's planner is no judge of a filter, for one of three faults of it.
+    """Whether Java's planner is no judge of a filter, for one of four faults of it.
 
     It compares uuids as pairs of signed numbers; a predicate on a transform of a column is tested, on an identity
     partition of that column, with the partition's value as it is, untransformed; and a literal near the least number is
-    truncated to one near the greatest, so that `v >= -2147483648` leaves out every partition of `truncate[5](v)`.
+    truncated to one near the greatest, so that `v >= -2147483648` leaves out every partition of `truncate[5](v)`;
+    and a timestamp's text, parsed for a column of nanoseconds, is bound once more as if those were microseconds.
     """
     if any(names[name].kind == "uuid" for name in columns_of(expression)):
         return True
     parts = [part for fields in lake.specs.values() for part in fields]
+    if any(names[name].kind in V3_ONLY and isinstance(literal, str) for name, literal in literals_in(expression)):
+        return True
     identities = {part.source for part in parts if part.transform == "identity"}
     if any(names[name].id in identities for name in transformed_in(expression)):
         return True
@@ -263,22 +266,22 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     return any(
         names[name].id == source
         and names[name].kind in ("int", "long")
+        and isinstance(literal, int)
         and literal - width <= limits(names[name].kind)[0]
-        for name, literal in numbers_in(expression)
+        for name, literal in literals_in(expression)
         for source, width in truncated
     )
 
 
-def numbers_in(expression: Any) -> Iterator[tuple[str, int]]:
-    """(column, literal) of a filter's predicates on columns themselves, of those that are whole numbers."""
+def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
+    """(column, literal as JSON has it) of a filter's predicates on columns themselves."""
     if not isinstance(expression, dict):
         return
     if isinstance(expression.get("term"), str):
         for value in [*expression.get("values", ()), expression.get("value")]:
-            if isinstance(value, int):
-                yield expression["term"], value
+            yield expression["term"], _bare(value)
     for child in expression.values():
-        yield from numbers_in(child)
+        yield from literals_in(child)
 
 
 def transformed_in(expression: Any) -> set[str]:
