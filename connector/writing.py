@@ -14,7 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -46,6 +46,7 @@ from metaserver.iceberg.properties import as_int
 from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.sql import parse_sql
 from metaserver.iceberg.table_json import decode_table
+from metaserver.wire import INDEX_FILES_MAX
 
 TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20
@@ -104,6 +105,12 @@ class WrittenFiles:
             tuple(file for part in given for file in part.index_files),
             tuple(one for part in given for one in part.skipped),
         )
+
+    def with_allowed_indexes(self, storage: Storage) -> WrittenFiles:
+        """With no more index files than one commit may bring, as no index fails a write; the others are deleted, and
+        an indexer will build them."""
+        WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
+        return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
     def discard(self, storage: Storage) -> None:
         """Deletes all of it, as far as storage lets it: for files that no commit has named, nor ever will."""
@@ -375,6 +382,7 @@ class Destination:
         """The commit's answer; None where there is nothing to do. See `commit`."""
         if not written.files and "filter" not in self.change.get("replace", {}):
             return None
+        written = written.with_allowed_indexes(self.target.storage)
         body: dict[str, Any] = {**self.change, "branch": self.branch, "summary": dict(summary or {})}
         body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
         body |= {"index-files": list(written.index_files)}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -67,7 +67,6 @@ from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.schema import Field
 from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.transforms import canonical, width_of
-from metaserver.wire import INDEX_FILES_MAX
 
 DRIVER_ROWS = 100_000
 """Rows, at most, that the driver takes for itself."""
@@ -352,15 +351,8 @@ def _prepared(
     except BaseException:
         data.discard(target.storage)
         raise
-    written = with_allowed_indexes(WrittenFiles.joined((data, more)), target)
+    written = WrittenFiles.joined((data, more)).with_allowed_indexes(target.storage)
     return Change(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
-
-
-def with_allowed_indexes(written: WrittenFiles, target: WriteTarget) -> WrittenFiles:
-    """With no more index files than one commit may bring, as no index fails a write; the others are deleted, and an
-    indexer will build them."""
-    WrittenFiles(index_files=written.index_files[INDEX_FILES_MAX:]).discard(target.storage)
-    return replace(written, index_files=written.index_files[:INDEX_FILES_MAX])
 
 
 def joined(rows: Iterable[_Rows]) -> list[Found]:

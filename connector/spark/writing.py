@@ -49,6 +49,7 @@ from connector.writing import (
 from metaserver.iceberg.schema import Column as TableColumn
 from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.transforms import IDENTITY
+from metaserver.wire import INDEX_FILES_MAX
 
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
@@ -156,9 +157,8 @@ def write(
     into = destination(client, table, mode, where=how.get("where", True), branch=branch)
     written = written_by(df, into.target, how.get("distribution"))
     answer = into.commit(client, written, producer=producer, summary=named)
-    return WriteReport(
-        len(written.files), written.rows, written.size_bytes, len(written.index_files), written.skipped, answer
-    )
+    index_files = min(len(written.index_files), INDEX_FILES_MAX)
+    return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
 
 
 def _changed(

@@ -22,7 +22,8 @@ from connector.commits import CommitClient
 from connector.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, error_of
 from connector.indexes import IndexClient
 from connector.parquet.casting import Unwritable
-from connector.writing import append, overwrite, overwrite_partitions
+from connector.writing import WrittenFiles, append, destination, overwrite, overwrite_partitions, write_batches
+from metaserver.wire import INDEX_FILES_MAX
 from tests.connector.served import Served
 
 SCHEMA = Schema(
@@ -83,6 +84,20 @@ def test_appended_rows_are_in_the_table_with_their_indexes(client: IndexClient, 
     found = client.lookup("db.t", {"id": [2, 3, 4]})
     assert (found.missing, found.complete, found.rows.num_rows) == (1, True, 2)
     assert client.explain("db.t", "land = 'de' AND id = 2", files=True).files == 1
+
+
+def test_more_index_files_than_a_commit_may_bring_fail_no_append(client: IndexClient, served: Served) -> None:
+    into = destination(client, "db.t")
+    tasks = -(-(INDEX_FILES_MAX + 1) // len(INDEXED))
+    written = WrittenFiles.joined(write_batches(into.target, [rows(one).to_batches()[0]]) for one in range(tasks))
+    assert len(written.index_files) > INDEX_FILES_MAX
+    into.commit(client, written)
+    assert seen(client) == {"de": list(range(tasks))}
+    puffins = [one for one in files_of(served) if one.suffix == ".puffin"]
+    assert len(puffins) == INDEX_FILES_MAX, "those that no commit names are deleted"
+    told = client.indexes("db.t")
+    assert sum(one.files for one in told) == INDEX_FILES_MAX
+    assert sum(one.lag_files for one in told) == tasks * len(INDEXED) - INDEX_FILES_MAX
 
 
 def test_appends_that_meet_are_all_there(client: IndexClient) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +27,9 @@ from connector.spark import upserting, write
 from connector.spark.session import connect
 from connector.target import WriteTarget
 from connector.upserts import MODES, Report, upsert
-from connector.writing import WrittenFiles
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
+from metaserver.iceberg.schema import Field
+from metaserver.wire import INDEX_FOLDER
 from tests.engines.conftest import rows
 from tests.engines.test_spark_writing import EVERYTHING
 from tests.services.seamark import Seamark
@@ -263,20 +262,6 @@ def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_the
     ):
         placing = upserting.Placing.of(opened, [Field(1, "id", True, "long")], count, cores, None)
         assert placing.tasks == tasks, (count, cores)
-
-
-def test_of_index_files_a_commit_brings_as_many_as_it_may_and_the_others_are_deleted(tmp_path: Path) -> None:
-    files = [tmp_path / f"{number:05d}.index" for number in range(INDEX_FILES_MAX + 3)]
-    for one in files:
-        one.touch()
-    named = tuple({"location": one.as_uri(), "size-in-bytes": 0} for one in files)
-    target = WriteTarget("u", tmp_path.as_uri(), 2, Schema((), 0), PartitionSpec(0, ()))
-    written = WrittenFiles(({"file-path": "file:///data"},), named, (("file:///data", "why"),))
-    kept = upserting.with_allowed_indexes(written, target)
-    assert kept == replace(written, index_files=named[:INDEX_FILES_MAX])
-    assert sorted(tmp_path.iterdir()) == files[:INDEX_FILES_MAX]
-    assert upserting.with_allowed_indexes(kept, target) == kept
-    assert sorted(tmp_path.iterdir()) == files[:INDEX_FILES_MAX]
 
 
 @pytest.mark.parametrize(("version", "row_mode"), [(2, MERGE_ON_READ), (3, MERGE_ON_READ), (3, COPY_ON_WRITE)])

@@ -122,10 +122,12 @@ class _History:
             if column.id not in self.pools:
                 self.pools[column.id] = pool(self.rng, column.kind, size)
                 continue
-            # a wider type brings wider values, but none that a truncation made for the old ones has no result for
+            # a wider type brings wider values, but none that a transform chosen for the old ones has no result for
             fresh = pool(self.rng, column.kind, 4)
             if base(column.kind) in ("int", "long"):
                 fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
+            elif column.kind in partitioning.TIMES:
+                fresh = [value for value in fresh if partitioning.has_hour(column.kind, int(value))]
             known = {repr(value) for value in self.pools[column.id]}
             self.pools[column.id] += [value for value in fresh if repr(value) not in known]
 

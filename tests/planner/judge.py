@@ -42,7 +42,7 @@ from metaserver.store.port import Entry
 from tests.planner.cases import Case, cases
 from tests.planner.kinds import LONG_MIN
 from tests.planner.lake import DataFile, DeleteFile
-from tests.planner.predicates import IEEE, ORDERED, SPARKS, is_judged_otherwise_by_java
+from tests.planner.predicates import IEEE, ORDERED, SPARKS, is_judged_otherwise_by_java, transformed_in
 from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
 
 LAKES_AT_ONCE = 20
@@ -125,7 +125,12 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
             continue
         seen["kept"] += 1
         seen["kept with a match"] += any(wanted)
-        excused = case.compares_zero or _has_nan(file) or _is_bounded_by_the_least_long(file)
+        excused = (
+            case.compares_zero
+            or _has_nan(file)
+            or _is_bounded_by_the_least_long(file)
+            or _may_be_misrounded(case, file)
+        )
         if trusted and path not in java.tasks and not excused and not any(wanted):
             raise AssertionError(f"{_shown(file)} is planned, and Java leaves it out\n{case}")
         judge_deletes(case, file, ours[path], wanted, unfiltered, seen)
@@ -170,14 +175,29 @@ def _is_bounded_by_the_least_long(file: DataFile) -> bool:
     return any(least in (column.lower, column.upper) for column in file.metrics.values())
 
 
+def _may_be_misrounded(case: Case, file: DataFile) -> bool:
+    """Java up to 0.10 wrote times before 1970 one too high. Its readers forget that for predicates on the transform."""
+    named = {case.names[name].id for name in transformed_in(case.filter)}
+    parts = zip(case.lake.specs[file.spec_id], file.partition, strict=True)
+    return any(
+        part.source in named and part.transform in ("year", "month", "day", "hour") and value is not None and value <= 0
+        for part, value in parts
+    )
+
+
 def _beyond_java(case: Case, delete: DeleteFile) -> bool:
     """Whether Java may leave out an equality delete file that we cannot, or must not.
 
-    It compares bounds of uuids in an order of its own; and it has statistics of columns that were dropped, which a
-    manifest written since has too, but not in its schema.
+    It compares bounds of uuids in an order of its own; it has statistics of columns that were dropped, which a manifest
+    written since has too, but not in its schema; and it takes a required column of an optional struct to hold no null.
     """
     columns, current = case.lake.all_columns, case.lake.schema.columns()
-    return any(columns[key].kind == "uuid" or key not in current for key in delete.equality_ids or ())
+    return any(
+        columns[key].kind == "uuid"
+        or key not in current
+        or (current[key].required and any(not current[parent].required for parent in current[key].parents))
+        for key in delete.equality_ids or ()
+    )
 
 
 def _shown(file: DataFile) -> str:

@@ -44,7 +44,7 @@ def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: 
             choices += [f"truncate[{width}]"] * 2
     if name in ("date", *TIMES):
         choices += ["year", "month", "day"] * 2
-    if name in TIMES and all(abs(micros_of(kind, value)) < 2**31 * HOUR_US for value in values):
+    if name in TIMES and all(has_hour(kind, value) for value in values):
         choices += ["hour"]
     return "void" if void and rng.random() < 0.1 else rng.choice(choices)
 
@@ -73,6 +73,11 @@ def _applied(transform: str, kind: str, value: Any, _: bool) -> Any:
         return days
     unit = "M" if name == "month" else "Y"
     return int(np.datetime64(days, "D").astype(f"datetime64[{unit}]").astype(np.int64))
+
+
+def has_hour(kind: str, value: int) -> bool:
+    """Whether a timestamp's hour fits an int."""
+    return abs(micros_of(kind, value)) < 2**31 * HOUR_US
 
 
 def micros_of(kind: str, value: int) -> int:
