@@ -29,7 +29,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reading import Int32, Int64
 from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.values import decode_json
+from metaserver.iceberg.values import decode_json, partition_key
 from metaserver.wire import INDEX_FILES_MAX, check_name
 
 APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
@@ -355,8 +355,13 @@ def _replaced_scope(request: ChangeRequest, data: Sequence[ContentFile], metadat
         return Scope(bound=_bound(request.replace_filter, metadata, "replace"))
     if not request.replace_written:
         return None
-    written = dict.fromkeys((file.spec_id, file.partition) for file in data)
-    return Scope(partitions=tuple(written))
+    return Scope(partitions=partitions_of(data))
+
+
+def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:
+    """Each once, by (spec id, tuple)."""
+    found = {(file.spec_id, partition_key(file.partition)): (file.spec_id, file.partition) for file in files}
+    return tuple(found.values())
 
 
 def _bound(expression: Expression, metadata: TableMetadata, what: str) -> Expression:

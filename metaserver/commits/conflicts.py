@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from metaserver.commits.change import SERIALIZABLE, Change, Scope
+from metaserver.commits.change import SERIALIZABLE, Change, Scope, partitions_of
 from metaserver.commits.collision import Collision
 from metaserver.commits.history import Came, History, TooLong, rows_of, since
 from metaserver.commits.manifests import Manifests
@@ -153,7 +153,7 @@ class Conflicts:
         await self._refuse_applying(deletes, {path for path in covered if path is not None}, vectors=False)
         unnamed = [file for file in change.positional if file.referenced_data_file is None]
         if unnamed:
-            scope = Scope(partitions=tuple((file.spec_id, file.partition) for file in unnamed))
+            scope = Scope(partitions=partitions_of(unnamed))
             self._refuse_in_scope(writing, scope, "wrote rows anew that are to be deleted")
 
     async def _refuse_applying(self, deletes: Came, paths: set[str], *, vectors: bool) -> None:
@@ -214,7 +214,7 @@ class Conflicts:
             block = came.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
-        scope = Scope(partitions=tuple(dict.fromkeys((file.spec_id, file.partition) for file in keyed)))
+        scope = Scope(partitions=partitions_of(keyed))
         what = "wrote rows by a partition spec that none of the equality deletes is of"
         self._refuse_in_scope(Came(came.view, selection), scope, what)
 

@@ -7,7 +7,6 @@ or by a value and what a transform makes of it. In doubt they overlap, and neith
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from math import gcd
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from metaserver.iceberg.content_file import partition_types
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
+from metaserver.iceberg.values import value_key
 from metaserver.planner.partitions import Partition, PartitionField
 from metaserver.planner.view import comparable
 
@@ -86,7 +86,7 @@ def _apart(one: _Said, other: _Said) -> bool:
     if one.sources != other.sources:
         return False
     if one.transform == other.transform:
-        return comparable(one.kind, other.kind) and _key(one.value) != _key(other.value)
+        return comparable(one.kind, other.kind) and value_key(one.value) != value_key(other.value)
     if not (is_known(one.transform) and is_known(other.transform)):
         return False
     if one.value is None or other.value is None:
@@ -109,7 +109,7 @@ def _implies(one: _Said, wanted: _Said) -> bool:
     if one.sources != wanted.sources:
         return False
     if one.transform == wanted.transform:
-        return comparable(one.kind, wanted.kind) and _key(one.value) == _key(wanted.value)
+        return comparable(one.kind, wanted.kind) and value_key(one.value) == value_key(wanted.value)
     if not (is_known(one.transform) and is_known(wanted.transform)):
         return False
     if one.value is None or wanted.value is None:
@@ -125,9 +125,3 @@ def _applied(transform: str, kind: str, value: Value) -> Value | None:
         return apply(transform, kind, value)
     except (BadRequest, ValueError, TypeError, OverflowError, KeyError):
         return None  # of a type that the column had once
-
-
-def _key(value: Value | None) -> object:
-    if isinstance(value, float):
-        return "NaN" if math.isnan(value) else (value, math.copysign(1.0, value))
-    return value

@@ -7,13 +7,12 @@ a wrong total would go on for ever.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from metaserver.commits.change import Partition, Producer
+from metaserver.commits.change import Producer
 from metaserver.iceberg.content_file import DATA, POSITION_DELETES, ContentFile
-from metaserver.iceberg.expressions import Value
+from metaserver.iceberg.values import partition_key
 from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
@@ -83,17 +82,6 @@ def summary_of(
             if total >= 0:
                 summary[f"total-{name}"] = str(total)
     return summary
-
-
-def partition_key(values: Partition) -> tuple[object, ...]:
-    """Equal where Iceberg takes partitions for the same: NaN is itself, and the zeros are two."""
-    return tuple(map(_key, values))
-
-
-def _key(value: Value | None) -> object:
-    if isinstance(value, float):
-        return "NaN" if math.isnan(value) else (value, math.copysign(1.0, value))
-    return value
 
 
 def _number(text: str | None) -> int | None:

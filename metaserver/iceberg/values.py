@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from math import isfinite
+from math import copysign, isfinite, isnan
 from uuid import UUID
 
 from metaserver.iceberg.expressions import Value
@@ -56,6 +56,19 @@ _ISO_DATE = re.compile(_DATE, re.ASCII)
 _ISO_TIME = re.compile(_TIME, re.ASCII)
 _UTC = frozenset({"Z", "z", "+00:00", "-00:00"})
 _ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCII | re.IGNORECASE)
+
+
+def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
+    """Equal where Iceberg takes partitions of one spec for the same."""
+    return tuple(map(value_key, partition))
+
+
+def value_key(value: Value | None) -> object:
+    """Equal where Iceberg takes partition values for equal (spec: "Scan Planning", note 3): floats by their bits, so
+    that the zeros are two, but for NaN, which is one."""
+    if isinstance(value, float):
+        return "NaN" if isnan(value) else (value, copysign(1.0, value))
+    return value
 
 
 @lru_cache(maxsize=256)

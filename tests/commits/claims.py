@@ -1,0 +1,86 @@
+"""A table of any columns, and data files told of but never written: for what turns on partitions and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.api.client import Answer, Api
+
+
+@dataclass
+class Claims:
+    """`db.<name>`."""
+
+    api: Api
+    name: str
+    location: str
+
+    @staticmethod
+    async def create(
+        api: Api,
+        columns: Mapping[str, str],
+        spec: Sequence[tuple[str, str]] = (),
+        *,
+        name: str = "t",
+        version: int = 2,
+        **properties: str,
+    ) -> Claims:
+        """`columns` are types by name, with ids from 1 on; `spec` are (column, transform)."""
+        ids = {column: number for number, column in enumerate(columns, 1)}
+        body = {
+            "name": name,
+            "schema": struct({ids[column]: (column, kind) for column, kind in columns.items()}),
+            "partition-spec": {
+                "spec-id": 0,
+                "fields": [
+                    {"name": f"p{n}", "transform": transform, "source-id": ids[column], "field-id": 1000 + n}
+                    for n, (column, transform) in enumerate(spec)
+                ],
+            },
+            "properties": {"format-version": str(version), **properties},
+        }
+        answer = await api("POST", "/v1/namespaces/db/tables", body)
+        assert answer.status == 200, answer.raw
+        return Claims(api, name, answer.json["metadata"]["location"])
+
+    def data(self, named: str, *partition: Any, rows: int = 1, spec_id: int = 0, **more: Any) -> dict[str, Any]:
+        return {
+            "content": "data",
+            "file-path": f"{self.location}/data/{named}",
+            "file-format": "parquet",
+            "spec-id": spec_id,
+            "partition": list(partition),
+            "record-count": rows,
+            "file-size-in-bytes": 1000,
+            **more,
+        }
+
+    async def send(self, **body: Any) -> Answer:
+        """Keys with underscores for hyphens."""
+        change = {key.replace("_", "-"): value for key, value in body.items()}
+        return await self.api("POST", f"/api/v1/tables/db/{self.name}/commit", change)
+
+    async def commit(self, **body: Any) -> Any:
+        answer = await self.send(**body)
+        assert answer.status == 200, answer.raw
+        return answer.json
+
+    async def update(self, *updates: Mapping[str, Any]) -> None:
+        """By the standard's own updates."""
+        body = {"requirements": [], "updates": list(updates)}
+        answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}", body)
+        assert answer.status == 200, answer.raw
+
+    async def live(self) -> list[str]:
+        """The names of the files that a plan of everything holds."""
+        answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}/plan", {})
+        assert answer.status == 200, answer.raw
+        return sorted(task["data-file"]["file-path"].rpartition("/")[2] for task in answer.json["file-scan-tasks"])
+
+
+def struct(columns: Mapping[int, tuple[str, str]], schema_id: int = 0) -> dict[str, Any]:
+    """A schema of (name, type) by id."""
+    fields = [{"id": i, "name": name, "required": False, "type": kind} for i, (name, kind) in columns.items()]
+    return {"type": "struct", "schema-id": schema_id, "fields": fields}
