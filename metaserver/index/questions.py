@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import copysign
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from metaserver.iceberg.expressions import Bound
+from metaserver.iceberg.values import FLOATS
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bloom import Bloom
 from metaserver.index.hashing import Hashes, hash_halves
@@ -64,6 +68,18 @@ class RecordQuestion:
 
 
 Question = BloomQuestion | BitmapQuestion | RecordQuestion
+
+PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
+
+
+def key_of_predicate(predicate: Bound) -> PredicateKey:
+    """What is kept by predicate is kept by this: 0.0 and -0.0 are equal to Python, and what they ask is not."""
+    if predicate.result not in FLOATS:
+        return predicate, ()
+    # Not by text, which for a hundred thousand values takes long to write, and is asked for file by file.
+    return predicate, tuple(
+        copysign(1.0, value) for value in predicate.values if isinstance(value, float) and not value
+    )
 
 
 def files_of(found: Found, files: int) -> Flags:

@@ -34,7 +34,15 @@ from metaserver.index.definitions import IndexDefinition
 from metaserver.index.hashing import hash_keys
 from metaserver.index.indexes import OpenIndex
 from metaserver.index.keys import Bits, Key, Keys, has_codes
-from metaserver.index.questions import BitmapQuestion, BloomQuestion, Flags, Question, RecordQuestion
+from metaserver.index.questions import (
+    BitmapQuestion,
+    BloomQuestion,
+    Flags,
+    PredicateKey,
+    Question,
+    RecordQuestion,
+    key_of_predicate,
+)
 from metaserver.index.terms import LOWER, Term, lowered
 from metaserver.planner.coverage import Coverage
 from metaserver.planner.meaning import Meaning, key_ranges
@@ -63,8 +71,8 @@ class Asked(NamedTuple):
     predicates: tuple[Bound, ...]
 
     @property
-    def key(self) -> tuple[str, tuple[Bound, ...]]:
-        return self.definition.id, self.predicates
+    def key(self) -> tuple[str, tuple[PredicateKey, ...]]:
+        return self.definition.id, tuple(map(key_of_predicate, self.predicates))
 
     def question(self) -> Question | None:
         """None where the index knows nothing of them."""
@@ -115,7 +123,7 @@ class Projected:
         """What is asked of the index files of one definition, each once."""
         single = [
             Asked(definition, (predicate,))
-            for predicate in dict.fromkeys(predicates_of(self.expression))
+            for predicate in {key_of_predicate(one): one for one in predicates_of(self.expression)}.values()
             if (definition := self.by_field[predicate.column_id]).id == definition_id
         ]
         return single + [Asked(*one) for one in self.composite if one[0].id == definition_id]

@@ -20,6 +20,7 @@ from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, O
 from metaserver.index.bits import all_of, none_of
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.keys import Bits, KeyRanges
+from metaserver.index.questions import PredicateKey, key_of_predicate
 from metaserver.planner.covers import BitmapIndex
 from metaserver.planner.meaning import Meaning, key_ranges
 
@@ -45,7 +46,7 @@ class RowMarks:
     meaning: Meaning
     from_sql: bool
     damaged: dict[str, str] = field(default_factory=dict)
-    _ranges: dict[Bound, KeyRanges | None] = field(default_factory=dict)
+    _ranges: dict[PredicateKey, KeyRanges | None] = field(default_factory=dict)
 
     def of(self, expression: Expression, place: int, records: int) -> Marks:
         """Of the file at this place among all of the view, which has so many rows; the expression is bound, the
@@ -102,9 +103,10 @@ class RowMarks:
             return Marks(None, False)
 
     def _ranges_of(self, predicate: Bound, definition: IndexDefinition) -> KeyRanges | None:
-        if predicate not in self._ranges:
-            self._ranges[predicate] = key_ranges(predicate, definition.terms[0].kind, self.meaning)
-        return self._ranges[predicate]
+        key = key_of_predicate(predicate)
+        if key not in self._ranges:
+            self._ranges[key] = key_ranges(predicate, definition.terms[0].kind, self.meaning)
+        return self._ranges[key]
 
 
 def without(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:

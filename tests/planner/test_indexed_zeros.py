@@ -1,0 +1,108 @@
+"""Indexes asked for 0.0 and for -0.0 in one filter: to Python the two are one value, to Iceberg and its clients not."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from metaserver.clock import SystemClock
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.planner.covers import Covers
+from metaserver.planner.meaning import Meaning
+from metaserver.planner.request import ScanRequest
+from metaserver.planner.row_marks import RowMarks
+from metaserver.store.open import open_store
+from metaserver.store.port import PointerStore
+from tests.planner.indexing import create_namespace, open_planning
+from tests.planner.tables import numbers_of
+from tests.planner.test_indexed_evolution import EvolvedTable, column, evolved
+
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "not-eq": operator.ne,
+    "lt": operator.lt,
+    "lt-eq": operator.le,
+    "gt": operator.gt,
+    "gt-eq": operator.ge,
+}
+ZEROS = [0.0, -0.0]
+PRICES = {0: [0.0] * 10, 1: [-0.0] * 10}
+"""By file, whose rows are ten."""
+FILTERS = [
+    {
+        "type": joined,
+        "left": {"type": op, "term": "price", "value": one},
+        "right": {"type": op, "term": "price", "value": other},
+    }
+    for joined, op, (one, other) in product(("or", "and"), COMPARED, permutations(ZEROS))
+]
+
+
+def as_iceberg(value: float) -> tuple[float, float]:
+    """A key in the order of its sort: -0.0 lies below 0.0."""
+    return value, math.copysign(1.0, value)
+
+
+def as_sql(value: float) -> float:
+    return value
+
+
+CLIENTS = {Meaning.ICEBERG: (as_iceberg,), Meaning.SQL: (as_sql,), Meaning.POSSIBLE: (as_iceberg, as_sql)}
+
+
+def holds(filter: Any, value: float, meaning: Meaning) -> bool:
+    if filter["type"] in ("or", "and"):
+        both = [holds(filter[side], value, meaning) for side in ("left", "right")]
+        return any(both) if filter["type"] == "or" else all(both)
+    compare = COMPARED[filter["type"]]
+    return any(compare(key(value), key(filter["value"])) for key in CLIENTS[meaning])
+
+
+async def priced(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
+    price = [column(3, "price", "double")]
+    table = await evolved(folder, store, price, price, f"{kind}(price)")
+    table.arrays = {number: {3: pa.array(values)} for number, values in PRICES.items()}
+    await table.index("i", range(2))
+    return table
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
+async def test_a_filter_that_names_both_zeros_asks_an_index_for_both(kind: str, tmp_path: Path) -> None:
+    async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
+        await create_namespace(store)
+        table = await priced(tmp_path, store, kind)
+        async with open_planning(tmp_path, table.registry) as planning:
+            for filter in FILTERS:
+                request = ScanRequest(filter=parse_expression(filter))
+                planned = numbers_of(await planning.planner.scan(table.metadata, request, await table.entry()))
+                expected = {number for number in PRICES if holds(filter, PRICES[number][0], Meaning.POSSIBLE)}
+                assert expected <= set(planned), filter
+                assert kind != "bitmap" or expected == set(planned), filter
+
+
+@pytest.mark.parametrize("meaning", Meaning)
+async def test_the_rows_of_a_filter_that_names_both_zeros_are_those_of_both(meaning: Meaning, tmp_path: Path) -> None:
+    async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
+        await create_namespace(store)
+        table = await priced(tmp_path, store, "bitmap")
+        async with open_planning(tmp_path, table.registry) as planning:
+            view = await planning.planner.view(table.metadata, ScanRequest())
+            covers = Covers(planning.indexes)
+            index = await covers.bitmaps(view, table.definitions["i"], await table.entry())
+            for filter in FILTERS:
+                marks = RowMarks({(3, "identity"): index}, meaning, from_sql=False)
+                schema = table.metadata.current_schema
+                bound = bind(parse_expression(filter), schema, [schema], case_sensitive=True)
+                for place, values in PRICES.items():
+                    bits, exact = marks.of(bound, place, len(values))
+                    assert exact, filter
+                    assert bits is not None
+                    assert bool(bits.any()) == holds(filter, values[0], meaning), (filter, values)
