@@ -69,8 +69,11 @@ class Conflicts:
             await self._check_deletes(history, deletes, referenced)
         await self._check_unnamed(history)
         await self._check_other_specs(history)
-        if change.scope is not None and change.request.isolation == SERIALIZABLE:
-            await self._check_scope(history, deletes, change.scope)
+        if change.request.isolation == SERIALIZABLE:
+            # Rows that go unread are no less lost for what else was read.
+            for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
+                if scope is not None:
+                    await self._check_scope(history, deletes, scope)
         elif change.replaced is not None:
             self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that are to be replaced")
 

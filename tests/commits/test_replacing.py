@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,37 @@ async def test_equality_deletes_of_both_zeros_are_held_against_what_another_spec
         deletes = [table.data(f"deletes{zero}", zero, **equality) for zero in zeros]
         refused = await table.send(read_snapshot_id=read, add=deletes)
         assert refused.error[:2] == (409, "CommitFailedException"), zeros
+
+
+def _bounded(value: int) -> dict[str, Any]:
+    """Metrics of column 1, a long, that holds this value once."""
+    counts = {"value-counts": 1, "null-value-counts": 0}
+    data = value.to_bytes(8, "little", signed=True).hex()
+    return {name: {"keys": [1], "values": [count]} for name, count in counts.items()} | {
+        name: {"keys": [1], "values": [data]} for name in ("lower-bounds", "upper-bounds")
+    }
+
+
+@pytest.mark.parametrize("operation", [None, "replace"])
+@pytest.mark.parametrize("scoped", [True, False])
+async def test_what_is_replaced_is_protected_whatever_else_was_read(
+    api: Api, operation: str | None, scoped: bool
+) -> None:
+    table = await Claims.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
+    first = table.data("base", 1, **_bounded(5))
+    read = (await table.commit(add=[first, table.data("other", 2)]))["snapshot-id"]
+    await table.commit(add=[table.data("theirs", 1, **_bounded(100))])
+    body: dict[str, Any] = {
+        "read_snapshot_id": read,
+        "replace": {"partitions": "written"},
+        "add": [table.data("mine", 1)],
+    }
+    if scoped:
+        body["scope"] = {"filter": {"type": "eq", "term": "x", "value": 5}}
+    if operation is not None:
+        body |= {"operation": operation, "remove": [{"file-path": first["file-path"]}]}
+    refused = await table.send(**body)
+    assert refused.error[:2] == (409, "CommitFailedException")
+    assert "theirs" in refused.error[2]
+    await table.commit(**body, isolation="snapshot")
+    assert await table.live() == ["mine", "other"]
