@@ -29,7 +29,7 @@ from connector.filtering import plain_values
 from connector.parquet.casting import Unwritable, arrow_schema
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, plan
-from connector.reading import POSITION, TaskReader, Wanted
+from connector.reading import TaskReader, wanted_of
 from metaserver.iceberg.expressions import Bound, Expression, Op, Value, all_of, any_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
@@ -299,11 +299,10 @@ def _by_file(files: pa.DictionaryArray, positions: Longs, numbers: Longs) -> Ite
 
 def _scanned(table: OpenTable, keys: Keys, tasks: Iterable[ScanTask]) -> Iterator[tuple[ScanTask, Longs, Longs]]:
     """The rows of files that have one of the keys, by reading the keys' columns."""
-    names = tuple(one.name for one in keys.fields)
+    names = [one.name for one in keys.fields]
     # Rows are matched by hash; the filter is for row groups that statistics rule out, and each row is held against it.
     where = keys.holding(FEW_VALUES_MAX, ranges_max=1)
-    wanted = Wanted(table.metadata, table.schema, (*names, POSITION), where)
-    reader = TaskReader(wanted, table.storage)
+    reader = TaskReader(wanted_of(table, names, where, positions=True), table.storage)
     for task in tasks:
         positions, numbers = [], []
         for batch in reader.read(task):

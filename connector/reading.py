@@ -77,13 +77,15 @@ class Counts:
 class Wanted:
     """What is read of every task. Picklable. `where` is bound to `schema`, and `metadata` that of the table.
 
-    `names` are columns of the schema and metadata columns, in the order wanted.
+    `names` are columns of the schema and metadata columns, in the order wanted. `positions`, int64, are one more column
+    behind them: whoever needs positions takes these, as a table may have a column of the name `_pos`.
     """
 
     metadata: TableMetadata
     schema: Schema
     names: tuple[str, ...]
     where: Expression = TRUE
+    positions: bool = False
 
     def __post_init__(self) -> None:
         """BadRequest for a column that there is not, or of a type that is not read; or for a filter like that."""
@@ -114,13 +116,14 @@ class Wanted:
     @cached_property
     def arrow(self) -> pa.Schema:
         kinds = _METADATA | {one.name: plain_type(one.type) for one in self.fields}
-        return pa.schema([pa.field(name, kinds[name]) for name in self.names])
+        fields = [pa.field(name, kinds[name]) for name in self.names]
+        return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
 
 
-def wanted_of(table: OpenTable, columns: Sequence[str] | None, where: Expression) -> Wanted:
+def wanted_of(table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False) -> Wanted:
     """All columns by default."""
     names = [one.name for one in table.schema.fields] if columns is None else columns
-    return Wanted(table.metadata, table.schema, tuple(names), where)
+    return Wanted(table.metadata, table.schema, tuple(names), where, positions)
 
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
@@ -402,7 +405,8 @@ class _FileRows:
         count = size if mask is None else int(np.count_nonzero(mask))
         arrays: list[pa.Array] = []
         spots = np.zeros(0, dtype=np.int64)
-        if POSITION in self.wanted.names or self._inherited is not None:  # else nobody looks at positions
+        asked = self.wanted.positions or POSITION in self.wanted.names
+        if asked or self._inherited is not None:  # else nobody looks at positions
             spots = np.arange(first, first + size)
             spots = spots if mask is None else spots[mask]
         for name in self.wanted.names:
@@ -416,6 +420,8 @@ class _FileRows:
                 arrays.append(pa.nulls(count, pa.int64()))
             else:
                 arrays.append(self._inherited.filled(lineage[name], columns[lineage[name]], spots))
+        if self.wanted.positions:
+            arrays.append(pa.array(spots))
         return _batch(arrays, self.wanted.arrow, count)
 
 

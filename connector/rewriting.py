@@ -15,9 +15,10 @@ import pyarrow as pa
 from connector.lineage import NAMES, has_lineage, with_lineage
 from connector.locating import Found
 from connector.planning import OpenTable
-from connector.reading import POSITION, TaskReader, Wanted
+from connector.reading import TaskReader, wanted_of
 from connector.target import WriteTarget
 from connector.writing import TableWriter, WrittenFiles
+from metaserver.iceberg.expressions import TRUE
 
 
 def rewritten(
@@ -29,13 +30,14 @@ def rewritten(
     names = [one.name for one in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    reader = TaskReader(Wanted(opened.metadata, opened.schema, (*names, POSITION)), opened.storage)
+    reader = TaskReader(wanted_of(opened, names, TRUE, positions=True), opened.storage)
+    columns = list(range(len(names)))  # by number: the table may have a column that is called as the positions are
     with TableWriter(target) as writer:
         for one in files:
             for batch in reader.read(one.task):
                 stays = ~np.isin(batch.column(len(names)).to_numpy(), one.positions, assume_unique=True)
                 if stays.any():
-                    writer.write(batch.select(names).filter(pa.array(stays)))
+                    writer.write(batch.select(columns).filter(pa.array(stays)))
         for batch in new:
             writer.write(batch)
         return writer.close()

@@ -280,6 +280,26 @@ def test_a_table_that_has_a_key_several_times_has_it_once_afterwards(client: Ind
     assert (report.updated, report.deleted) == (1, 3)
 
 
+@pytest.mark.parametrize("how", ["where", "keys", "upsert"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_column_that_is_called_as_positions_are_is_a_column(client: IndexClient, mode: str, how: str) -> None:
+    names = ("id", "_pos", "_file")
+    fields = [{"id": n + 1, "name": one, "required": False, "type": "long"} for n, one in enumerate(names)]
+    create(client, fields=fields)
+    append(client, "db.t", pa.table({"id": [10, 11, 12, 13], "_pos": [3, 2, 1, 0], "_file": [7, 7, 7, 7]}))
+    wanted = [(11, 2, 7), (12, 1, 7), (13, 0, 7)]
+    if how == "upsert":
+        given = pa.table({"id": [10], "_pos": [77], "_file": [8]})
+        assert upsert(client, "db.t", given, keys=["id"], columns=["_file"], precombine="_pos", mode=mode).updated == 1
+        wanted = [(10, 77, 8), *wanted]
+    elif how == "keys":
+        assert delete(client, "db.t", keys=pa.table({"_pos": [3]}), mode=mode).deleted == 1
+    else:
+        assert delete(client, "db.t", where="_pos = 3", mode=mode).deleted == 1
+    found = scan(client, "db.t", names).to_arrow().sort_by("id").to_pylist()
+    assert [tuple(one.values()) for one in found] == wanted
+
+
 # Keys
 
 
