@@ -127,7 +127,7 @@ def plan(
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
-    body |= {} if where == TRUE else {"filter": expression_json(_in_sql(where))}
+    body |= {} if where == TRUE else {"filter": expression_json(in_sql(where))}
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
     return _tasks(client, table, body)
 
@@ -138,13 +138,17 @@ def plan_appends(
     """The files that append snapshots added after `start`, up to and with `end`."""
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
-    body |= {} if where == TRUE else {"filter": expression_json(_in_sql(where))}
+    body |= {} if where == TRUE else {"filter": expression_json(in_sql(where))}
     return _tasks(client, table, body)
 
 
 def _tasks(client: SeamarkClient, table: OpenTable, body: Json) -> Iterator[ScanTask]:
     # Whoever reads a task makes its residual; of what many keys are asked for, each task would repeat them all.
-    own = {"residuals": False, "sequence-numbers": has_lineage(table.metadata)}
+    own = {
+        "residuals": False,
+        "sequence-numbers": has_lineage(table.metadata),
+        "schema-id": table.metadata.current_schema_id,
+    }
     for page in client.plan(table.name, {**body, "seamark": own}):
         deletes = page.get("delete-files") or []
         for task in page.get("file-scan-tasks") or []:
@@ -165,7 +169,7 @@ def with_rows(
 def _with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    at, asked = At(snapshot_id=table.snapshot_id), expression_json(_in_sql(where))
+    at, asked = At(snapshot_id=table.snapshot_id), expression_json(in_sql(where))
     found = {one.file_path: one for one in client.bitmap(table.name, filter=asked, meaning="sql", at=at)}
     for task in tasks:
         rows = found.get(task.path)
@@ -184,14 +188,14 @@ def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
     )
 
 
-def _in_sql(where: Expression) -> Expression:
+def in_sql(where: Expression) -> Expression:
     """What the server is asked for: here NaN is above every number. To plans, as to Iceberg's metrics, and to the
     meaning `sql` of bitmaps it is in no order, so that files of nothing else above a number would be left out."""
     match where:
         case And(children):
-            return all_of(*map(_in_sql, children))
+            return all_of(*map(in_sql, children))
         case Or(children):
-            return any_of(*map(_in_sql, children))
+            return any_of(*map(in_sql, children))
         case Bound(Op.GT | Op.GT_EQ, column_id, name, kind, transform, result) if result in FLOATS:
             return any_of(where, Bound(Op.IS_NAN, column_id, name, kind, transform, result, ()))
     return where

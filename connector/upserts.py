@@ -35,7 +35,7 @@ from connector.lineage import NAMES, ROW_ID_NAME, has_lineage, with_lineage
 from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, in_sql, open_table, plan
-from connector.reading import TaskReader, bound_filter, wanted_of
+from connector.reading import POSITION, TaskReader, bound_filter, wanted_of
 from connector.rewriting import rewritten
 from connector.target import WriteTarget, target_of
 from connector.writing import Rows, WrittenFiles, batches_of, commit, write_batches
@@ -215,7 +215,7 @@ def _rows(files: Iterable[Found]) -> int:
 
 def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Located:
     """The rows that a predicate is true for."""
-    reader = TaskReader(wanted_of(opened, (), where, positions=True), opened.storage)
+    reader = TaskReader(wanted_of(opened, (POSITION,), where), opened.storage)
     files, read = [], set()
     for task in plan(client, opened, where):
         read.add(task.path)

@@ -416,6 +416,7 @@ def destination(
         head = metadata.refs.get(branch)
         filtered = {"filter": _expression(metadata, where) if isinstance(where, str) else where}
         change = {"replace": filtered if mode == OVERWRITE else {"partitions": "written"}}
+        change["schema-id"] = metadata.current_schema_id
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
     return Destination(table, target_of(metadata, Storage(loaded.storage)), branch, change)
 

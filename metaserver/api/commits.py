@@ -70,6 +70,11 @@ _BODY: dict[str, Any] = {
             "removed, position deletes or deletion vectors added, or a scope is given.",
         },
         "isolation": {"enum": list(ISOLATIONS), "default": "serializable"},
+        "schema-id": {
+            **_ID,
+            "description": "By whose names the filters are, the current schema's by default. Where another is current "
+            "by now, 409 for a change with the filter of a scope: its rows may be others.",
+        },
         "scope": {
             "type": ["object", "null"],
             "additionalProperties": False,

@@ -55,6 +55,8 @@ class _Own(msgspec.Struct, frozen=True, rename="kebab"):
 
     residuals: bool = True
     sequence_numbers: bool = False
+    schema_id: int | None = None
+    """By whose names the filter is, whatever the current schema is by now."""
 
 
 class _PlanTableScan(msgspec.Struct, rename="kebab"):
@@ -135,6 +137,11 @@ async def _plan(request: web.Request, loaded: LoadedTable, body: bytes) -> tuple
     """The answer, and the plan it tells where it is one that would be told again."""
     wanted = parse_body(body, _PlanTableScan)
     asked = _pinned(wanted, loaded.metadata)
+    if asked.schema_id != loaded.metadata.current_schema_id:
+        if loaded.metadata.schema(asked.schema_id) is None:
+            raise BadRequest(f"The table has no schema {asked.schema_id}, by whose names the filter is; load it again")
+        metadata = msgspec.structs.replace(loaded.metadata, current_schema_id=asked.schema_id)
+        loaded = LoadedTable(entry=loaded.entry, metadata=metadata)
     # What a request is refused for is found before anything is read, and of an empty table, too.
     question = await _question(loaded.metadata, asked)
     if question.snapshot is None:
@@ -225,7 +232,7 @@ def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked:
         snapshot_id=wanted.snapshot_id,
         start_snapshot_id=wanted.start_snapshot_id,
         end_snapshot_id=wanted.end_snapshot_id,
-        schema_id=metadata.current_schema_id,
+        schema_id=metadata.current_schema_id if wanted.seamark.schema_id is None else wanted.seamark.schema_id,
         filter=bytes(wanted.filter),
         case_sensitive=wanted.case_sensitive is not False,
         use_snapshot_schema=wanted.use_snapshot_schema is True,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from metaserver.commits.collision import Collision
 from metaserver.errors import BadRequest
 from metaserver.iceberg.binding import bind
 from metaserver.iceberg.content_file import (
@@ -91,6 +92,7 @@ class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fie
     operation: str | None = None
     read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
     isolation: str = SERIALIZABLE
+    schema_id: Int32 | None = None
     scope: _Scope | None = None
     add: list[Any] = []
     remove: list[Remove] = []
@@ -111,6 +113,8 @@ class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a read snapshot was given; it may be that of the empty table, None."""
     read_snapshot_id: int | None
     isolation: str
+    schema_id: int | None
+    """By whose names filters are; None: the table's current one."""
     scope_filter: Expression | None
     scope_partitions: tuple[GivenPartition, ...] | None
     add: Sequence[Any]
@@ -196,6 +200,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
         reads=body.read_snapshot_id is not UNSET,
         read_snapshot_id=None if body.read_snapshot_id is UNSET else body.read_snapshot_id,
         isolation=body.isolation,
+        schema_id=body.schema_id,
         scope_filter=scope_filter,
         scope_partitions=scope_partitions,
         add=body.add,
@@ -272,7 +277,7 @@ def _expression(raw: msgspec.Raw, what: str) -> Expression:
 def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Callable[[str], object]) -> Change:
     """What the request means for the table. BadRequest for files that do not fit it, or that contradict each other.
 
-    `check_path` raises for a location that files may not lie at.
+    `check_path` raises for a location that files may not lie at. Collision where rows were read by another schema.
     """
     files = [_file(number, json, metadata) for number, json in enumerate(request.add)]
     for file in files:
@@ -340,7 +345,14 @@ def _read_scope(
     request: ChangeRequest, metadata: TableMetadata, positional: bool, operation: str, replaced: Scope | None
 ) -> Scope | None:
     if request.scope_filter is not None:
-        return Scope(bound=_bound(request.scope_filter, metadata, "scope"))
+        if request.schema_id not in (None, metadata.current_schema_id):
+            # Rows may have been read by other meanings of names than the filter's.
+            raise Collision(
+                "schema",
+                f"Rows were read by schema {request.schema_id}, and the table's is {metadata.current_schema_id} now; "
+                "begin again from what stands now",
+            )
+        return Scope(bound=_bound(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
         return Scope(partitions=tuple(_partition(one, metadata) for one in request.scope_partitions))
     if operation == REPLACE or not request.reads:
@@ -352,7 +364,7 @@ def _read_scope(
 
 def _replaced_scope(request: ChangeRequest, data: Sequence[ContentFile], metadata: TableMetadata) -> Scope | None:
     if request.replace_filter is not None:
-        return Scope(bound=_bound(request.replace_filter, metadata, "replace"))
+        return Scope(bound=_bound(request.replace_filter, request, metadata, "replace"))
     if not request.replace_written:
         return None
     return Scope(partitions=partitions_of(data))
@@ -364,9 +376,12 @@ def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], 
     return tuple(found.values())
 
 
-def _bound(expression: Expression, metadata: TableMetadata, what: str) -> Expression:
+def _bound(expression: Expression, request: ChangeRequest, metadata: TableMetadata, what: str) -> Expression:
+    schema = metadata.current_schema if request.schema_id is None else metadata.schema(request.schema_id)
+    if schema is None:
+        raise BadRequest(f"{what}: the table has no schema {request.schema_id}, by whose names the filter is")
     try:
-        return bind(expression, metadata.current_schema, metadata.schemas, case_sensitive=True)
+        return bind(expression, schema, metadata.schemas, case_sensitive=True)
     except BadRequest as error:
         raise BadRequest(f"{what}: {error.message}") from None
 
