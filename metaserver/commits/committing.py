@@ -92,6 +92,8 @@ class _Job:
         self.index_files: Sequence[IndexFile] = ()
         self.requested_ms = requested_ms
         self.begun = False
+        self.offered = False
+        """Whether it was handed over to be published: its files may be live then, if nobody knows what came of it."""
         self.done: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
         # Whoever waits may have gone; asyncio would warn of an error that nobody took.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -197,6 +199,10 @@ class Commits:
         except (SeamarkError, IdempotencyTaken):
             self._clean_up(applying.written)
             raise
+        except Exception:
+            if not job.offered:
+                self._clean_up(applying.written)
+            raise
         self._clean_up(applying.written if landed.committed.duplicate else applying.unneeded)
         return landed
 
@@ -272,8 +278,13 @@ class Commits:
                     attempt.refused.append((job, error))
                 else:
                     job.fail(error)
+            except Exception as error:  # noqa: BLE001  a bug that one change meets is not the others'
+                _log.error("a change failed unexpectedly", table=name, exc_info=error)
+                job.fail(error)
         if not attempt.made:
             return
+        for job, _ in attempt.made:
+            job.offered = True
         happened = [
             Happening(job.caller, job.requested_ms, made.snapshot.snapshot_id, made.summary)
             for job, made in attempt.made

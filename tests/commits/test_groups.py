@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from metaserver.commits import applying
+from metaserver.commits.change import Change
+from metaserver.commits.producing import Produced
+from metaserver.commits.writing import Writer
 from metaserver.store.port import InstantFilter
 from tests.api.client import Api, new_key
 from tests.commits.lake import Lake
-from tests.commits.reader import check, rows, snapshot_of
+from tests.commits.reader import check, manifests_of, rows, snapshot_of
 from tests.server.rig import running
 
 WRITERS, TURNS = 16, 6
@@ -75,6 +79,41 @@ async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
         metadata = await lake.metadata()
         check(metadata)
         assert {row[0] for row in rows(snapshot_of(metadata))} >= {1, 2}
+
+
+async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce = applying.produce
+
+    async def broken(writer: Writer, change: Change, *more: Any, **named: Any) -> Produced:
+        if change.operation == "overwrite":
+            raise OverflowError("a bug")
+        return await produce(writer, change, *more, **named)
+
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        monkeypatch.setattr(applying, "produce", broken)
+        async with server.parts.catalog.committer.turn(("db",), "t"):
+            # The first is a group by itself; all that come while it waits are another.
+            bodies = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]
+            bodies[2]["operation"] = "overwrite"
+            tasks = []
+            for count, body in enumerate(bodies, 1):
+                tasks.append(asyncio.create_task(lake.send(body)))
+                await lake.waiting(count)
+        answers = await asyncio.gather(*tasks)
+        assert [one.status for one in answers] == [200, 200, 500, 200]
+        metadata = await lake.metadata()
+        check(metadata)
+        head = snapshot_of(metadata)
+        assert head is not None
+        assert sorted(row[0] for row in rows(head)) == [0, 1, 3]
+        assert _counted(lake.api, "seamark_commit_groups_total") == 2
+        await server.parts.commits.close()
+        needed = {manifest["manifest_path"] for manifest in manifests_of(head)}
+    avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
+    assert avro == needed
 
 
 async def test_a_key_that_is_taken_within_a_group_fails_alone(tmp_path: Path) -> None:
