@@ -6,7 +6,7 @@ Later is what has the greater value in the precombine column: null before all ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from connector.locating import Keys, hashes_of, key_fields
 from connector.parquet.casting import Unwritable, arrow_schema, conform
+from metaserver.iceberg.arrow import plain_type
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.index.keys import has_codes, keys_of, mask_of
 
@@ -50,14 +51,18 @@ def batch_of(
     fields = key_fields(schema, keys)
     by_name = {one.name: one for one in schema.fields}
     needed = list(dict.fromkeys([*keys, *(columns or ()), *([precombine] if precombine is not None else [])]))
+    _check_named("the table has", needed, by_name)
     for batch in given:
         had = batch.schema.names
-        for what, names, among in (("the rows have", needed, had), ("the table has", [*needed, *had], by_name)):
-            if lacking := [one for one in names if one not in among]:
-                raise Unwritable(f"{what} no column {lacking[0]}; only {', '.join(among)[:500]}")
+        _check_named("the rows have", needed, had)
+        _check_named("the table has", had, by_name)
+        if several := [one for one in (had if columns is None else needed) if had.count(one) > 1]:
+            raise Unwritable(f"the rows have {had.count(several[0])} columns {several[0]}; give each once")
         if columns is None and set(had) != set(given[0].schema.names):
             raise Unwritable("some of the rows have other columns than the first; give each the same")
-    table = _table(given if columns is None else [batch.select(needed) for batch in given], fields)
+    table = _table(
+        given if columns is None else [batch.select(needed) for batch in given], [by_name[one] for one in needed]
+    )
     found = [column_of(table, one) for one in fields]
     refuse_nulls(fields, found)
     combining = None if precombine is None else by_name[precombine]
@@ -73,9 +78,15 @@ def refuse_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
             raise Unwritable(f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls")
 
 
-def _table(given: Sequence[pa.RecordBatch], fields: Iterable[Field]) -> pa.Table:
+def _check_named(what: str, names: Iterable[str], among: Collection[str]) -> None:
+    if lacking := [one for one in names if one not in among]:
+        raise Unwritable(f"{what} no column {lacking[0]}; only {', '.join(among)[:500]}")
+
+
+def _table(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
+    """Of the rows; of these columns where there are none."""
     if not given:
-        return pa.Table.from_batches([], arrow_schema(Schema(tuple(fields), 0)))
+        return pa.schema([(one.name, plain_type(one.type)) for one in fields]).empty_table()
     try:
         return pa.concat_tables([pa.Table.from_batches([one]) for one in given], promote_options="permissive")
     except pa.ArrowException as error:

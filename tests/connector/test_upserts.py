@@ -340,6 +340,10 @@ def test_keys_of_several_columns_are_found_whole(client: IndexClient, properties
     assert found == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
 
 
+def twice(name: str) -> pa.Table:
+    return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
+
+
 @pytest.mark.parametrize(
     ("given", "how", "says"),
     [
@@ -350,6 +354,9 @@ def test_keys_of_several_columns_are_found_whole(client: IndexClient, properties
         (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
+        (twice("note"), {"keys": ["id"], "columns": ["note"]}, "the rows have 2 columns note"),
+        (twice("note"), {"keys": ["id"]}, "the rows have 2 columns note"),
+        (twice("id"), {"keys": ["id"]}, "the rows have 2 columns id"),
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
@@ -388,6 +395,21 @@ def test_the_table_says_in_which_mode(client: IndexClient) -> None:
     report = delete(client, "db.t", keys=pa.table({"id": [2]}))
     assert (report.files_written, report.files_removed) == (1, 1)  # a new deletion vector in the place of the first
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+
+
+@pytest.mark.parametrize(
+    "given", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
+)
+def test_no_rows_at_all_change_nothing_however_they_are_to_be_combined(client: IndexClient, given: Any) -> None:
+    """As a stream's empty batch."""
+    create(client)
+    for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
+        assert upsert(client, "db.t", given, keys=["id"], **how) == Report()
+    with pytest.raises(Unwritable, match="the table has no column when"):
+        upsert(client, "db.t", given, keys=["id"], precombine="when")
+    fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
+    create(client, "u", fields=fields)  # files have it by another name
+    assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()
 
 
 def test_nothing_to_do_makes_no_snapshot(client: IndexClient, served: Served) -> None:
