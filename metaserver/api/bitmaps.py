@@ -6,6 +6,9 @@ those of which that is not known are counted as `undecided`.
 
 Answers come in pages, as many files as fit the limit, the bytes and the time budget; the token of the next page names
 the last file. A page that time cuts short is followed by another: nothing is cut off.
+
+Record counts are what writers claim: nothing is allocated by them alone. That all rows of a file match takes no bits to
+say, and beyond ROWS_JUDGED_MAX rows none are held against deletes.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyroaring
 from aiohttp import web
 
 from metaserver.api import arrow
@@ -30,11 +35,11 @@ from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.snapshots import snapshot_of
 from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest
+from metaserver.errors import BadRequest, TooLarge
 from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.index.bits import all_of, count, none_of, positions, roaring
+from metaserver.index.bits import all_of, count, positions, roaring, words_of
 from metaserver.index.definitions import BITMAP, read_definitions
 from metaserver.index.keys import Bits
 from metaserver.index.packing import Longs
@@ -56,9 +61,11 @@ else:
 FILES_MAX = 10_000
 """Of one page."""
 PAGE_BYTES = 16 << 20
-"""Of rows in one page, after which no further file is begun."""
+"""Of rows in one page, after which no further file is begun. A list of positions of one file has no more."""
 CANDIDATES_MAX = 4_000_000
-"""Rows of one page that are held against deletes, after which no further file is begun."""
+"""Rows of one page that are held against deletes, after which no further file is begun; and so many at once."""
+ROWS_JUDGED_MAX = 1 << 27
+"""Rows of one file that are held against deletes; where there are more, all of them are undecided."""
 _FILES_AT_ONCE = 16
 """Between looks at the clock."""
 _COUNT = {"type": "integer"}
@@ -167,7 +174,7 @@ class _Predicate:
 
 @dataclass
 class _Marked:
-    """A file of the answer: `bits` None for any row."""
+    """A file that may be in the answer: `bits` None for any row, or where that is exact for all."""
 
     name: int
     records: int
@@ -175,6 +182,27 @@ class _Marked:
     exact: bool
     delete_files: int
     undecided: int = 0
+
+    @property
+    def candidates(self) -> int:
+        return self.records if self.bits is None else count(self.bits)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A file of the answer. `rows` in the form that was asked for, None for any row."""
+
+    name: int
+    records: int
+    rows: bytes | Longs | None
+    count: int | None
+    exact: bool
+    delete_files: int
+    undecided: int
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes if isinstance(self.rows, np.ndarray) else len(self.rows)
 
 
 @describe(
@@ -193,6 +221,7 @@ class _Marked:
         Answer(400, "The predicate makes no sense; the message says where"),
         Answer(404, "No such table"),
         Answer(406, "Neither JSON nor Arrow is accepted"),
+        Answer(413, f"More than {PAGE_BYTES >> 3:,} positions in one file"),
     ),
 )
 async def select_rows(request: web.Request) -> web.Response:
@@ -264,14 +293,14 @@ class _Page:
         self._clock = request.app[CLOCK]
         self._until_s = self._clock.monotonic() + request.app[SETTINGS].plan_time_budget_s
         self._scan, self._predicate, self._wanted, self._limit = scan, predicate, wanted, limit
-        self._found: list[_Marked] = []
+        self._found: list[_Told] = []
         self.last: int | None = None
 
     async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
         """With the files behind `after`."""
         marks = RowMarks(await self._indexes(metadata, entry), self._predicate.meaning, self._wanted.where is not None)
         names = self._scan.rows[np.searchsorted(self._scan.rows, after, side="right") :]
-        records = files_at(self._scan.view, names).longs("record_count").clip(0)
+        records = files_at(self._scan.view, names).longs("record_count").clip(0, CANDIDATES_MAX + 1)
         size = candidates = start = 0
         while start < len(names) and len(self._found) < self._limit:
             if size > PAGE_BYTES or candidates > CANDIDATES_MAX:
@@ -287,9 +316,9 @@ class _Page:
             if self._wanted.deletes:
                 await self._take_out(found)
                 candidates += int(records[start : start + few].sum())
-            kept = [one for one in found if one.bits is None or one.bits.any()]
-            self._found += kept
-            size += sum(_size_of(one, self._wanted.rows) for one in kept)
+            told = await asyncio.to_thread(self._tell, found)
+            self._found += told
+            size += sum(one.size_bytes for one in told)
             start += len(chosen)
         self.last = int(names[start - 1]) if start < len(names) else None
         await self._covers.suspect(entry, marks.damaged)
@@ -319,22 +348,40 @@ class _Page:
         return found
 
     async def _take_out(self, found: list[_Marked]) -> None:
-        """Deleted rows, of files that have any."""
-        deleted = [one for one in found if one.delete_files and one.records >= 0]
-        if not deleted:
-            return
+        """Deleted rows, of files that have any. Those of a large file, which comes alone, some after others."""
+        deleted = await asyncio.to_thread(_judgeable, found)
+        step = CANDIDATES_MAX // 64
+        for start in range(0, max((words_of(one.records) for one in deleted), default=0), step):
+            part = slice(start, start + step)
+            rows, places = await asyncio.to_thread(self._candidates, deleted, part)
+            fate = await self._judge.judge(places, np.concatenate(rows))
+            await asyncio.to_thread(_apply, deleted, part, rows, fate)
 
-        def candidates() -> tuple[list[Longs], Longs]:
-            for one in deleted:
-                one.bits = all_of(one.records) if one.bits is None else one.bits
-            rows = [positions(one.bits) for one in deleted if one.bits is not None]
-            names = np.array([one.name for one in deleted], dtype=np.int64)
-            return rows, np.repeat(places_at(self._scan.view, names), [len(one) for one in rows])
+    def _candidates(self, deleted: list[_Marked], part: slice) -> tuple[list[Longs], Longs]:
+        """The rows in these words of each file's bits, and the place of each one's file."""
+        rows = [positions(one.bits[part]) + 64 * part.start for one in deleted if one.bits is not None]
+        names = np.array([one.name for one in deleted], dtype=np.int64)
+        return rows, np.repeat(places_at(self._scan.view, names), [len(one) for one in rows])
 
-        rows, places = await asyncio.to_thread(candidates)
-        none = np.empty(0, dtype=np.int64)
-        fate = await self._judge.judge(places, np.concatenate([none, *rows]))
-        await asyncio.to_thread(_apply, deleted, rows, fate)
+    def _tell(self, found: list[_Marked]) -> list[_Told]:
+        """Those that may have a row. What is not told of bits is not kept. TooLarge for a list beyond PAGE_BYTES."""
+        told = []
+        for one in found:
+            open_to_any = one.bits is None and not one.exact
+            number = None if open_to_any else one.candidates
+            if number == 0:
+                continue
+            rows: bytes | Longs | None = None
+            if number is not None and self._wanted.rows == "positions":
+                if number > PAGE_BYTES >> 3:
+                    (path,) = self._paths([one])
+                    most = f"{number:,} rows of {path} match; a list has at most {PAGE_BYTES >> 3:,}"
+                    raise TooLarge(f"{most}: ask for rows in the form roaring")
+                rows = np.arange(number) if one.bits is None else positions(one.bits)
+            elif number is not None:
+                rows = _serialized(pyroaring.BitMap(range(number)) if one.bits is None else roaring(one.bits))
+            told.append(_Told(one.name, one.records, rows, number, one.exact, one.delete_files, one.undecided))
+        return told
 
     def _about(self, snapshot_id: int | None, token: str | None) -> dict[str, Any]:
         return {
@@ -347,20 +394,19 @@ class _Page:
             "next-page-token": token,
         }
 
-    def _paths(self) -> list[str]:
-        names = np.array([one.name for one in self._found], dtype=np.int64)
+    def _paths(self, files: Sequence[_Told | _Marked]) -> list[str]:
+        names = np.array([one.name for one in files], dtype=np.int64)
         return paths_at(self._scan.view, places_at(self._scan.view, names)) if len(names) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []
-        for path, one in zip(self._paths(), self._found, strict=True):
+        for path, one in zip(self._paths(self._found), self._found, strict=True):
             rows: str | list[int] | None = None
-            if one.bits is not None and self._wanted.rows == "positions":
-                rows = positions(one.bits).tolist()
-            elif one.bits is not None:
-                rows = base64.b64encode(_serialized(one.bits)).decode()
-            number = None if one.bits is None else count(one.bits)
-            shown = _File(path, one.records, rows, number, one.exact, one.delete_files, one.undecided)
+            if isinstance(one.rows, np.ndarray):
+                rows = one.rows.tolist()
+            elif one.rows is not None:
+                rows = base64.b64encode(one.rows).decode()
+            shown = _File(path, one.records, rows, one.count, one.exact, one.delete_files, one.undecided)
             pieces.append(encode_json(shown))
         head = encode_json(self._about(snapshot_id, token))[:-1]
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
@@ -369,18 +415,19 @@ class _Page:
         found = self._found
         rows: pa.Array
         if self._wanted.rows == "positions":
-            spots = [np.empty(0, np.int64) if one.bits is None else positions(one.bits) for one in found]
+            none = np.empty(0, np.int64)
+            spots = [one.rows if isinstance(one.rows, np.ndarray) else none for one in found]
             ends = np.cumsum([0, *map(len, spots)])
-            values = pa.array(np.concatenate([np.empty(0, np.int64), *spots]))
-            mask = pa.array([one.bits is None for one in found], pa.bool_())
+            values = pa.array(np.concatenate([none, *spots]))
+            mask = pa.array([one.rows is None for one in found], pa.bool_())
             rows = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=mask)
         else:
-            rows = pa.array([None if one.bits is None else _serialized(one.bits) for one in found], pa.large_binary())
+            rows = pa.array([one.rows for one in found], pa.large_binary())
         columns: dict[str, pa.Array] = {
-            "file-path": pa.array(self._paths(), pa.string()),
+            "file-path": pa.array(self._paths(found), pa.string()),
             "record-count": pa.array([one.records for one in found], pa.int64()),
             "rows": rows,
-            "count": pa.array([None if one.bits is None else count(one.bits) for one in found], pa.int64()),
+            "count": pa.array([one.count for one in found], pa.int64()),
             "exact": pa.array([one.exact for one in found], pa.bool_()),
             "delete-files": pa.array([one.delete_files for one in found], pa.int64()),
             "undecided": pa.array([one.undecided for one in found], pa.int64()),
@@ -390,30 +437,38 @@ class _Page:
         return arrow.stream(columns, texts)
 
 
-def _apply(found: list[_Marked], rows: list[Longs], fate: Fate) -> None:
+def _judgeable(found: list[_Marked]) -> list[_Marked]:
+    """Files with deletes, with bits of their own to take rows out of. Of the rest of them all rows are undecided."""
+    deleted = []
+    for one in found:
+        if not one.delete_files or one.records < 0:
+            continue
+        candidates = one.candidates
+        if candidates > ROWS_JUDGED_MAX:
+            one.undecided, one.exact = candidates, False
+            continue
+        one.bits = all_of(one.records) if one.bits is None else one.bits.copy()
+        deleted.append(one)
+    return deleted
+
+
+def _apply(found: list[_Marked], part: slice, rows: list[Longs], fate: Fate) -> None:
+    """`rows` are those of each file in this part of its words."""
     start = 0
     for one, mine in zip(found, rows, strict=True):
-        part = slice(start, start + len(mine))
-        start = part.stop
-        bits = one.bits if one.bits is not None else none_of(one.records)
-        one.bits = without(bits, mine[fate.deleted[part]])
-        one.undecided = int(np.count_nonzero(fate.undecided[part] & ~fate.deleted[part]))
-        one.exact &= not one.undecided
+        own = slice(start, start + len(mine))
+        start = own.stop
+        undecided = int(np.count_nonzero(fate.undecided[own] & ~fate.deleted[own]))
+        if one.bits is not None:
+            one.bits[part] = without(one.bits[part], mine[fate.deleted[own]] - 64 * part.start)
+        one.undecided += undecided
+        one.exact &= not undecided
 
 
-def _serialized(bits: Bits) -> bytes:
-    made = roaring(bits)
+def _serialized(made: pyroaring.BitMap) -> bytes:
     made.run_optimize()
     written: bytes = made.serialize()
     return written
-
-
-def _size_of(one: _Marked, form: str) -> int:
-    """About how many bytes the rows take in an answer, at most."""
-    if one.bits is None:
-        return 0
-    number = count(one.bits)
-    return 8 * number if form == "positions" else min(2 * number, one.bits.nbytes) + 100
 
 
 def add_routes(app: web.Application) -> None:
