@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
-from metaserver.index.bits import all_of, none_of
+from metaserver.index.bits import none_of
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.keys import Bits, KeyRanges
 from metaserver.index.questions import PredicateKey, key_of_predicate
@@ -26,10 +26,12 @@ from metaserver.planner.meaning import Meaning, key_ranges
 
 _FLOATS = frozenset({"float", "double"})
 _ORDERED = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
+_ROWS_MAX = 1 << 32
+"""Of one file: indexes and answers have positions of 32 bits. A writer may claim more."""
 
 
 class Marks(NamedTuple):
-    """`bits` of the rows that may match, None for any row; where they are `exact`, just these do."""
+    """`bits` of the rows that may match, None for any row; where they are `exact`, just these do, and for None all."""
 
     bits: Bits | None
     exact: bool
@@ -51,9 +53,11 @@ class RowMarks:
     def of(self, expression: Expression, place: int, records: int) -> Marks:
         """Of the file at this place among all of the view, which has so many rows; the expression is bound, the
         residual for its partition."""
+        if records > _ROWS_MAX:
+            return Marks(None, False)
         match expression:
             case Always(value):
-                return Marks(all_of(records) if value else none_of(records), True)
+                return Marks(None if value else none_of(records), True)
             case And(children):
                 return self._all([self.of(child, place, records) for child in children])
             case Or(children):

@@ -6,9 +6,11 @@ import base64
 import json
 import math
 import random
+import tracemalloc
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pyroaring
 import pytest
 
+from metaserver.api import bitmaps
 from metaserver.api.arrow import ARROW_STREAM
 from tests.api.client import Api
 from tests.api.stored import Row, Stored, rows_of, some_row
@@ -271,6 +274,88 @@ async def test_without_a_predicate_all_rows_match(api: Api) -> None:
     told = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
     assert decoded(told["rows"]) == set(range(69))
     assert (told["exact"], told["delete-files"], told["count"]) == (True, 1, 69)
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
+    """The path of the only file of the table, whose manifest claims so many rows."""
+    stored = await Stored.create(api)
+    file = replace(stored.data_file([(1, "a", 1.5, 1)]), record_count=rows)
+    await stored.commit([file])
+    if deleted:
+        await stored.commit(deletes=[stored.position_deletes([(file.path, 0)])])
+    return file.path
+
+
+@pytest.mark.parametrize("form", ["roaring", "positions"])
+@pytest.mark.parametrize("rows", [2**32 + 1, 8 * 10**9, 2**62])
+async def test_a_file_with_more_rows_than_a_bitmap_can_name_may_match_in_any(api: Api, rows: int, form: str) -> None:
+    await claiming(api, rows)
+    with little_memory():
+        answer = await api("POST", BITMAP, {"rows": form})
+    (told,) = answer.json["files"]
+    assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, rows)
+
+
+@pytest.mark.parametrize("rows", [20_000_000, 2**32])
+async def test_that_all_rows_match_takes_no_memory_to_say(api: Api, rows: int) -> None:
+    await claiming(api, rows)
+    with little_memory():
+        answer = await api("POST", BITMAP, {})
+    (told,) = answer.json["files"]
+    found = pyroaring.BitMap.deserialize(base64.b64decode(told["rows"]))
+    assert (len(found), found.min(), found.max()) == (rows, 0, rows - 1)
+    assert (told["count"], told["exact"]) == (rows, True)
+
+
+@pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
+async def test_a_list_of_positions_longer_than_a_page_is_refused_before_it_is_made(api: Api, accept: str) -> None:
+    path = await claiming(api, 20_000_000)
+    with little_memory():
+        answer = await api("POST", BITMAP, {"rows": "positions"}, headers={"Accept": accept})
+    assert answer.error[:2] == (413, "PayloadTooLargeException")
+    assert path in answer.error[2]
+    assert "ask for rows in the form roaring" in answer.error[2]
+
+
+async def test_of_more_rows_than_are_held_against_deletes_all_are_undecided(api: Api) -> None:
+    rows = 2**31
+    await claiming(api, rows, deleted=True)
+    with little_memory():
+        answer = await api("POST", BITMAP, {"deletes": True})
+    (told,) = answer.json["files"]
+    assert (told["rows"], told["exact"], told["undecided"], told["delete-files"]) == (None, False, rows, 1)
+
+
+async def test_rows_of_a_large_file_are_held_against_deletes_some_after_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
+    rng = random.Random(3)
+    stored = await Stored.create(api)
+    sizes = (1000, 70, 20, 129, 1)
+    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
+    await stored.commit(files)
+    await stored.index("by_id", "bitmap", ["id"], files[:3])
+    gone = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
+    lost = [(path, at) for path, positions in gone.items() for at in positions]
+    await stored.commit(deletes=[stored.position_deletes(lost)])
+    for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
+        found = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True, "limit": 2})}
+        for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
+            first = least if number < 3 else 0  # the others have no index: any row may match
+            wanted = set(range(first, rows)) - gone[file.path]
+            assert decoded(found[file.path]["rows"]) == wanted
+            assert found[file.path]["count"] == len(wanted)
 
 
 @pytest.mark.parametrize(
