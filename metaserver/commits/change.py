@@ -30,7 +30,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reading import Int32, Int64
 from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.values import decode_json, partition_key
+from metaserver.iceberg.values import LONG_MAX, decode_json, partition_key
 from metaserver.wire import INDEX_FILES_MAX, check_name
 
 APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
@@ -287,6 +287,8 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     _check_distinct(files)
     data = tuple(file for file in files if file.content == DATA)
     deletes = tuple(file for file in files if file.content != DATA)
+    _check_rows("data files", data)
+    _check_rows("delete files", deletes)
     if metadata.format_version == 1 and (request.remove or request.replaces):
         raise BadRequest("The table has format version 1, which takes appends only here; upgrade it to version 2")
     positional = any(file.content == POSITION_DELETES for file in deletes)
@@ -324,6 +326,13 @@ def _check_distinct(files: Iterable[ContentFile]) -> None:
             raise BadRequest(f"add has two deletion vectors for {file.referenced_data_file}; a data file has one")
         if vector:
             referenced.add(file.referenced_data_file)
+
+
+def _check_rows(what: str, files: Iterable[ContentFile]) -> None:
+    """Manifests and their lists count in longs."""
+    rows = sum(file.record_count for file in files)
+    if rows > LONG_MAX:
+        raise BadRequest(f"add: the {what} have {rows:,} rows together (record-count); a change may have {LONG_MAX:,}")
 
 
 def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:

@@ -16,6 +16,7 @@ from metaserver.iceberg import properties as props
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.manifest_writer import ADDED, EXISTING, ManifestEntry
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.values import LONG_MAX
 
 ENABLED = "commit.manifest-merge.enabled"
 MIN_COUNT = "commit.manifest.min-count-to-merge"
@@ -47,7 +48,8 @@ class Merging:
                 groups.setdefault((one.content, one.partition_spec_id), []).append(one)
         for (content, spec_id), group in groups.items():
             for bin_ in _bins(group, target_size(metadata)):
-                if len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least):
+                few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least)
+                if few or _rows(bin_) > LONG_MAX:
                     found += bin_
                 else:
                     made = await self._merged(bin_, metadata, spec_id, content)
@@ -77,6 +79,11 @@ class Merging:
         if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
             return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
         return ManifestEntry(EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file)
+
+
+def _rows(manifests: Sequence[ManifestFile]) -> int:
+    """Which one manifest is to count in a long."""
+    return sum((one.added_rows_count or 0) + (one.existing_rows_count or 0) for one in manifests)
 
 
 def _bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:

@@ -18,10 +18,12 @@ from metaserver.commits.merging import Merging
 from metaserver.commits.removing import Removed
 from metaserver.commits.summary import Counts, counts_of, summary_of
 from metaserver.commits.writing import Writer, Written
+from metaserver.errors import BadRequest
 from metaserver.iceberg.manifest_writer import assign_first_row_ids
 from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from metaserver.iceberg.snapshot import Snapshot
 from metaserver.iceberg.updates import apply_updates
+from metaserver.iceberg.values import LONG_MAX
 
 
 class Produced(NamedTuple):
@@ -48,7 +50,8 @@ async def produce(
     """The snapshot on `parent`, the head of the change's branch in `metadata`. `removed.manifests` are what is left of
     the parent's manifests.
 
-    Corrupt naming a manifest that cannot be merged; errors of storage: then nothing but files has come into being.
+    BadRequest where the row ids left are too few for what is added; Corrupt naming a manifest that cannot be merged;
+    errors of storage: then nothing but files has come into being.
     """
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0
@@ -59,6 +62,11 @@ async def produce(
         first_row_id = metadata.next_row_id
         listed, beyond = assign_first_row_ids(listed, first_row_id)
         added_rows = beyond - first_row_id
+        if beyond > LONG_MAX:
+            raise BadRequest(
+                f"The snapshot's manifests need {added_rows:,} row ids (record-count), and the table has given "
+                f"{first_row_id:,} of {LONG_MAX:,}"
+            )
     location = await writer.manifest_list(tuple(listed), metadata, parent, sequence)
     summary = summary_of(
         change.operation,

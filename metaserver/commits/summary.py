@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from metaserver.commits.change import Producer
 from metaserver.iceberg.content_file import DATA, POSITION_DELETES, ContentFile
-from metaserver.iceberg.values import partition_key
+from metaserver.iceberg.values import LONG_MAX, partition_key
 from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
@@ -79,7 +79,7 @@ def summary_of(
         before = 0 if parent is None else _number(parent.get(f"total-{name}"))
         if before is not None:
             total = before + added.said.get(name, 0) - removed.said.get(name, 0)
-            if total >= 0:
+            if 0 <= total <= LONG_MAX:
                 summary[f"total-{name}"] = str(total)
     return summary
 

@@ -1,0 +1,57 @@
+"""Counts of rows as large as Iceberg can tell: what goes beyond is refused, and what is within holds up nobody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.client import Api
+from tests.commits.claims import Claims
+from tests.server.rig import running
+
+MOST = 2**63 - 1
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with running(tmp_path) as server:
+        yield Api(server)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_files_with_more_rows_together_than_a_long_counts_are_refused(api: Api, version: int) -> None:
+    table = await Claims.create(api, {"x": "long"}, version=version)
+    refused = await table.send(add=[table.data("a", rows=MOST), table.data("b", rows=1)])
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert "add: the data files have 9,223,372,036,854,775,808 rows together" in refused.error[2]
+    await table.commit(add=[table.data("a", rows=MOST - 1), table.data("b", rows=1)])
+    assert await table.live() == ["a", "b"]
+
+
+async def test_delete_files_that_delete_more_than_a_long_counts_are_refused(api: Api) -> None:
+    table = await Claims.create(api, {"x": "long"})
+    keyed = {"content": "equality-deletes", "equality-ids": [1]}
+    refused = await table.send(add=[table.data("a", rows=MOST, **keyed), table.data("b", rows=1, **keyed)])
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert "add: the delete files" in refused.error[2]
+
+
+async def test_rows_beyond_the_last_row_id_are_refused_and_the_table_stays_writable(api: Api) -> None:
+    table = await Claims.create(api, {"x": "long"}, version=3)
+    await table.commit(add=[table.data("a", rows=MOST - 5)])
+    refused = await table.send(add=[table.data("b", rows=6)])
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert "row id" in refused.error[2]
+    await table.commit(add=[table.data("c", rows=5)])
+    assert await table.live() == ["a", "c"]
+
+
+async def test_manifests_that_would_count_too_many_rows_are_not_merged(api: Api) -> None:
+    table = await Claims.create(api, {"x": "long"}, **{"commit.manifest.min-count-to-merge": "2"})
+    for name in ("a", "b", "c"):
+        made = await table.commit(add=[table.data(name, rows=MOST)])
+    await table.commit(add=[table.data("d")])
+    assert await table.live() == ["a", "b", "c", "d"]
+    assert int(made["summary"].get("total-records", 0)) <= MOST, "Java reads totals as longs"
