@@ -29,18 +29,19 @@ from connector.client import At, Name, SeamarkClient
 from connector.commits import back_off
 from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
-from connector.errors import Conflict
+from connector.errors import BadRequest, Conflict, Refused
 from connector.latest import Batch, Rank, batch_of, column_of, latest
 from connector.lineage import NAMES, ROW_ID_NAME, has_lineage, with_lineage
 from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, in_sql, open_table, plan
-from connector.reading import POSITION, TaskReader, bound_filter, wanted_of
+from connector.reading import TaskReader, bound_filter, wanted_of
 from connector.rewriting import rewritten
 from connector.target import WriteTarget, target_of
 from connector.writing import Rows, WrittenFiles, batches_of, commit, write_batches
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.expressions import TRUE, Expression
+from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.snapshot import MAIN
 
@@ -215,7 +216,7 @@ def _rows(files: Iterable[Found]) -> int:
 
 def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Located:
     """The rows that a predicate is true for."""
-    reader = TaskReader(wanted_of(opened, (POSITION,), where), opened.storage)
+    reader = TaskReader(wanted_of(opened, (), where, positions=True), opened.storage)
     files, read = [], set()
     for task in plan(client, opened, where):
         read.add(task.path)
@@ -409,22 +410,35 @@ def committed(
     named: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if producer is not None:
         named["producer"] = {"id": producer[0], "sequence": producer[1]}
+    opened = open_table(client, table, At(ref=branch))
+    named["table-uuid"] = opened.metadata.table_uuid
     number = 0
     while True:
         number += 1
-        opened = open_table(client, table, At(ref=branch))
-        named.setdefault("table-uuid", opened.metadata.table_uuid)
         target = target_of(opened.metadata, opened.storage)
         change = prepared(opened, target)
         if change is None:
             return Report(attempts=number)
         try:
             answer = commit(client, table, {**named, **change.body(opened)}, partial(change.discard, target))
-        except Conflict:
-            if number >= attempts or opened.metadata.table_uuid != named["table-uuid"]:
+        except (Conflict, BadRequest) as error:
+            if number >= attempts:
                 raise
-            back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+            if isinstance(error, Conflict):
+                back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+            before, opened = opened, open_table(client, table, At(ref=branch))
+            if not _is_anew(error, before.metadata, opened.metadata):
+                raise
         else:
             return replace(
                 change.done(), attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
             )
+
+
+def _is_anew(error: Refused, before: TableMetadata, now: TableMetadata) -> bool:
+    """Whether what was refused is to be done anew: not of another table by that name, where rows with the keys may mean
+    anything; and what was no sound change, only where that was because of an upgrade, as a version has delete files of
+    its own."""
+    if now.table_uuid != before.table_uuid:
+        return False
+    return isinstance(error, Conflict) or now.format_version != before.format_version

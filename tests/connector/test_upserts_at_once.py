@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 
 from connector.client import CURRENT
 from connector.commits import CommitClient
-from connector.errors import Refused, ServerFailed
+from connector.errors import BadRequest, Conflict, Refused, ServerFailed
 from connector.indexes import IndexClient
 from connector.planning import open_table, plan
-from connector.upserts import Report, upsert
+from connector.reading import scan
+from connector.unlocated import upsert_unlocated
+from connector.upserts import Report, delete, upsert
 from connector.writing import append
 from tests.connector.served import Served
-from tests.connector.test_upserts import BY_ID, MODES, create, files_of, held, rows
+from tests.connector.test_upserts import BY_ID, FIELDS, MODES, create, files_of, held, rows
 
 
 @pytest.fixture
@@ -101,7 +104,36 @@ def test_who_is_always_overtaken_gives_up_and_cleans_up(
     assert files_of(served) == before | left
 
 
-def test_a_table_that_was_made_anew_meanwhile_is_left_alone(
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"]),
+        lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
+        lambda client: upsert_unlocated(client, "db.t", rows((1, "b")), keys=["id"]),
+    ],
+    ids=["upsert", "delete", "unlocated"],
+)
+def test_a_table_that_was_made_anew_meanwhile_is_left_alone_and_the_change_is_refused(
+    client: IndexClient, served: Served, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a")))
+
+    def other() -> None:
+        """Another table of the name, of other columns and without the key."""
+        client._request("DELETE", "/v1/namespaces/db/tables/t", {})
+        create(client, fields=[FIELDS[1]])
+
+    before = files_of(served)
+    tried = meanwhile(monkeypatch, other)
+    with pytest.raises(Conflict):
+        change(client)
+    assert tried[0] == 1
+    assert files_of(served) == before
+    assert scan(client, "db.t").to_arrow().num_rows == 0
+
+
+def test_what_would_change_nothing_of_the_table_made_anew_is_refused_too(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
@@ -110,11 +142,41 @@ def test_a_table_that_was_made_anew_meanwhile_is_left_alone(
     def other() -> None:
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client)
+        append(client, "db.t", rows((5, "a")))
 
     meanwhile(monkeypatch, other)
-    with pytest.raises(Refused):
-        upsert(client, "db.t", rows((1, "b")), keys=["id"])
-    assert held(client) == []
+    with pytest.raises(Conflict):
+        delete(client, "db.t", keys=pa.table({"id": [1]}))
+    assert [one[0] for one in held(client)] == [5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_that_was_upgraded_meanwhile_is_changed_as_its_format_has_it_now(
+    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, version=2)
+    append(client, "db.t", rows((1, "a"), (2, "a")))
+    before = files_of(served)
+    meanwhile(monkeypatch, lambda: upgrade(client, 3))
+    report = upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
+    assert held(client) == [(1, "b", None, None), (2, "a", None, None)]
+    assert len(files_of(served) - before) == report.files_written  # nothing is left of a first attempt
+
+
+def test_what_the_server_refuses_for_another_reason_is_tried_once(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, version=2)
+    tried = meanwhile(monkeypatch)
+    with pytest.raises(BadRequest):
+        upsert(client, "db.t", rows((1, "b")), keys=["id"], summary={"total-records": "8"})
+    assert tried[0] == 1
+
+
+def upgrade(client: IndexClient, version: int) -> None:
+    update = {"action": "upgrade-format-version", "format-version": version}
+    body = {"requirements": [], "updates": [update]}
+    client._request("POST", "/v1/namespaces/db/tables/t", {}, json.dumps(body).encode())
 
 
 def test_a_lost_reply_is_no_second_upsert(client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
