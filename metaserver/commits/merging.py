@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.writing import Writer, Written, target_size
 from metaserver.iceberg import properties as props
+from metaserver.iceberg.content_file import UNKNOWN, partition_types
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.manifest_writer import ADDED, EXISTING, ManifestEntry
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.transforms import VOID, canonical
 from metaserver.iceberg.values import LONG_MAX
 
 ENABLED = "commit.manifest-merge.enabled"
@@ -47,6 +49,9 @@ class Merging:
             else:
                 groups.setdefault((one.content, one.partition_spec_id), []).append(one)
         for (content, spec_id), group in groups.items():
+            if not _can_be_written(metadata, spec_id):
+                found += group
+                continue
             for bin_ in _bins(group, target_size(metadata)):
                 few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least)
                 if few or _rows(bin_) > LONG_MAX:
@@ -79,6 +84,18 @@ class Merging:
         if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
             return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
         return ManifestEntry(EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file)
+
+
+def _can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
+    """Whether partitions of the spec can be written again: the type of a value is not known any more once no schema
+    has the column that it was made of."""
+    spec = metadata.spec(spec_id)
+    if spec is None:
+        return True  # the first manifest that is read will say so
+    kinds = partition_types(metadata, spec)
+    return all(
+        kind != UNKNOWN or canonical(field.transform) == VOID for field, kind in zip(spec.fields, kinds, strict=True)
+    )
 
 
 def _rows(manifests: Sequence[ManifestFile]) -> int:

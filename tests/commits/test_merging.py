@@ -1,0 +1,51 @@
+"""Manifests that cannot be merged hold up no append, and others are merged all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.client import Api
+from tests.commits.claims import Claims, struct
+from tests.commits.reader import manifests_of, snapshot_of
+from tests.server.rig import running
+
+
+async def _manifests(table: Claims) -> dict[int, int]:
+    """How many the current snapshot lists, by partition spec."""
+    answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
+    head = snapshot_of(answer.json["metadata"])
+    assert head is not None
+    found: dict[int, int] = {}
+    for manifest in manifests_of(head):
+        found[manifest["partition_spec_id"]] = found.get(manifest["partition_spec_id"], 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_appends_go_on_after_the_schema_of_a_partition_column_was_removed(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as server:
+        columns = {"x": "long", "y": "long"}
+        table = await Claims.create(Api(server), columns, [("x", "identity")], version=version)
+        for number in range(2):
+            await table.commit(add=[table.data(f"old{number}", number)])
+        void = {"name": "p0", "transform": "void", "source-id": 1, "field-id": 1000}
+        fields: list[dict[str, Any]] = [void] if version == 1 else []
+        await table.update(
+            {"action": "add-spec", "spec": {"fields": fields}}, {"action": "set-default-spec", "spec-id": -1}
+        )
+        await table.update(
+            {"action": "add-schema", "schema": struct({2: ("y", "long")}, 1)},
+            {"action": "set-current-schema", "schema-id": -1},
+        )
+        await table.update({"action": "remove-schemas", "schema-ids": [0]})
+        merging = {"commit.manifest.min-count-to-merge": "2"}
+        await table.update({"action": "set-properties", "updates": merging})
+        for number in range(6):
+            await table.commit(add=[table.data(f"new{number}", *([None] * len(fields)), spec_id=1)])
+        assert await table.live() == [*(f"new{number}" for number in range(6)), "old0", "old1"]
+        manifests = await _manifests(table)
+        assert manifests[0] == 2
+        assert manifests[1] < 4
