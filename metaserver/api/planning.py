@@ -44,6 +44,8 @@ from metaserver.wire import decode_json, encode_json, show
 
 LONG_FILTER_BYTES = 64 << 10
 """Longer ones are parsed beside the event loop."""
+STATS_FIELDS_MAX = 10_000
+"""Names in one request; plan tasks carry them."""
 POLL_S = 0.5
 """How long a question after a plan that is being made is held open for it."""
 PLAN_ID_CHARACTERS_MAX = 4000
@@ -226,7 +228,10 @@ def _named(request: web.Request) -> str:
 
 
 def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked:
-    """The request with its snapshot named."""
+    """The request with its snapshot named, and each of its fields once. BadRequest for too many of them."""
+    fields = wanted.stats_fields or ()
+    if len(fields) > STATS_FIELDS_MAX:
+        raise BadRequest(f"stats-fields has {len(fields):,} names; a plan tells of at most {STATS_FIELDS_MAX:,}")
     incremental = wanted.start_snapshot_id is not None or wanted.end_snapshot_id is not None
     asked = Asked(
         snapshot_id=wanted.snapshot_id,
@@ -236,7 +241,7 @@ def _pinned(wanted: _PlanTableScan, metadata: TableMetadata) -> Asked:
         filter=bytes(wanted.filter),
         case_sensitive=wanted.case_sensitive is not False,
         use_snapshot_schema=wanted.use_snapshot_schema is True,
-        stats_fields=wanted.stats_fields or (),
+        stats_fields=tuple(dict.fromkeys(fields)),
         residuals=wanted.seamark.residuals,
         sequence_numbers=wanted.seamark.sequence_numbers,
     )
@@ -335,19 +340,18 @@ def _columns(metadata: TableMetadata, asked: Asked) -> list[int]:
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
     fold = (lambda name: name) if asked.case_sensitive else str.lower
-    found = []
-    for field in asked.stats_fields:
-        ids = (
-            column_id
-            for schema in schemas
-            for name, column_id in schema.index.by_name.items()
-            if fold(name) == fold(field)
-        )
-        column_id = next(ids, None)
-        if column_id is None:
+    wanted = {fold(field): field for field in asked.stats_fields}
+    found: dict[str, int] = {}
+    for schema in schemas:
+        if len(found) == len(wanted):
+            break
+        for name, column_id in schema.index.by_name.items():
+            if fold(name) in wanted:
+                found.setdefault(fold(name), column_id)
+    for name, field in wanted.items():
+        if name not in found:
             raise BadRequest(f"stats-fields names {field[:100]!r}, which is no column of the table")
-        found.append(column_id)
-    return found
+    return [found[name] for name in wanted]
 
 
 def _credentials(request: web.Request, loaded: LoadedTable) -> bytes:
