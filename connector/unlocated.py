@@ -29,7 +29,7 @@ from connector.latest import Batch, batch_of
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable
 from connector.target import WriteTarget
-from connector.upserts import ATTEMPTS, Change, Report, committed
+from connector.upserts import ATTEMPTS, NOTHING, Change, Report, committed
 from connector.writing import Rows, WrittenFiles, batches_of, write_batches
 from metaserver.iceberg.expressions import TRUE
 from metaserver.iceberg.metadata import TableMetadata
@@ -56,7 +56,7 @@ def upsert_unlocated(
     """
     given = list(batches_of(rows))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change | None:
+    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
         batch = batch_of(given, opened.schema, keys)
         return _written(batch, opened, target, batch.rows.to_batches())
 
@@ -76,9 +76,9 @@ def delete_unlocated(
     """Deletes the rows that have one of these keys, whose columns are all columns of `keys`. As `upsert_unlocated`."""
     given = list(batches_of(keys))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change | None:
+    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
         if not given:
-            return None
+            return NOTHING
         return _written(batch_of(given, opened.schema, given[0].schema.names), opened, target, ())
 
     return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
@@ -93,10 +93,9 @@ class _Blind(Change):
         return said
 
 
-def _written(batch: Batch, opened: OpenTable, target: WriteTarget, new: Sequence[pa.RecordBatch]) -> Change | None:
-    """None where no key is given."""
+def _written(batch: Batch, opened: OpenTable, target: WriteTarget, new: Sequence[pa.RecordBatch]) -> Change:
     if not batch.keys.count:
-        return None
+        return NOTHING
     columns = [field.name for field in batch.keys.fields]
     keys = batch.rows.select(columns)
     deletes = WrittenDeletes()

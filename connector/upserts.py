@@ -112,7 +112,7 @@ def upsert(
     checked(mode, way)
     given = list(batches_of(rows))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change | None:
+    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
         batch = batch_of(given, opened.schema, keys, precombine, columns)
         how = mode_of(mode, target)
         found = differing(client, opened, batch, way, how)
@@ -142,12 +142,12 @@ def delete(
     checked(mode, way)
     given = None if keys is None else list(batches_of(keys))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change | None:
+    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
         if given is None:
             scope = bound_filter(where, opened)
             found = _without(_matching(client, opened, scope))
         elif not given:
-            return None
+            return NOTHING
         else:
             batch = batch_of(given, opened.schema, given[0].schema.names)
             scope, found = scope_of(batch.keys, opened), without(client, opened, batch, way)
@@ -337,6 +337,15 @@ class Change:
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
     removed: tuple[dict[str, Any], ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be changed, so that there is nothing to commit; the report is told all the same."""
+        return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
+
+    def allowed(self, target: WriteTarget) -> Change:
+        """With no more index files than a commit may bring."""
+        return replace(self, data=self.data.with_allowed_indexes(target.storage))
+
     def body(self, opened: OpenTable) -> dict[str, Any]:
         return {
             "read-snapshot-id": opened.snapshot_id,
@@ -358,11 +367,11 @@ class Change:
         self.deletes.discard(target.storage)
 
 
-def _written(found: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str) -> Change | None:
-    """None where nothing is to be changed."""
+NOTHING = Change(TRUE, Report(), WrittenFiles())
+
+
+def _written(found: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str) -> Change:
     files = found.located.files
-    if not files and not any(one.num_rows for one in found.new):
-        return None
     if mode == COPY_ON_WRITE:
         data = rewritten(opened, target, files, found.rows())
         paths = [one.task.path for one in files]
@@ -399,7 +408,7 @@ def marked(opened: OpenTable, target: WriteTarget, files: Sequence[Found]) -> Wr
 def committed(
     client: SeamarkClient,
     table: Name,
-    prepared: Callable[[OpenTable, WriteTarget], Change | None],
+    prepared: Callable[[OpenTable, WriteTarget], Change],
     *,
     branch: str,
     producer: tuple[str, int] | None,
@@ -416,9 +425,9 @@ def committed(
     while True:
         number += 1
         target = target_of(opened.metadata, opened.storage)
-        change = prepared(opened, target)
-        if change is None:
-            return Report(attempts=number)
+        change = prepared(opened, target).allowed(target)
+        if change.is_empty:
+            return replace(change.report, attempts=number)
         try:
             answer = commit(client, table, {**named, **change.body(opened)}, partial(change.discard, target))
         except (Conflict, BadRequest) as error:

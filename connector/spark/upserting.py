@@ -325,8 +325,7 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 def _prepared(
     client: SeamarkClient, df: DataFrame, rows: int, asked: Asked, opened: OpenTable, target: WriteTarget
-) -> Change | None:
-    """None where nothing is to be changed."""
+) -> Change:
     fields = key_fields(opened.schema, asked.keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     placing = Placing.of(opened, fields, rows, cores, asked.way)
@@ -338,8 +337,6 @@ def _prepared(
         found = joined(one for result in results for one in result.found)
         removed = [path for result in results for path in result.removed]
         removed += [one.task.path for one in found] if copies else []
-        if not (data.files or removed or found):
-            return None
         read = {path for result in results for path in result.read} | set(removed)
         inserted, updated, deleted, stale = (sum(each) for each in zip(*(one.counts for one in results), strict=True))
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
@@ -351,7 +348,7 @@ def _prepared(
     except BaseException:
         data.discard(target.storage)
         raise
-    written = WrittenFiles.joined((data, more)).with_allowed_indexes(target.storage)
+    written = WrittenFiles.joined((data, more))
     return Change(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
 
 

@@ -14,6 +14,7 @@ from connector.client import CURRENT, At
 from connector.indexes import IndexClient
 from connector.parquet.casting import Unwritable
 from connector.reading import scan
+from connector.unlocated import delete_unlocated, upsert_unlocated
 from connector.upserts import Report, delete, upsert
 from connector.writing import append
 from tests.connector import typed
@@ -254,7 +255,18 @@ def test_the_latest_row_counts_wherever_it_is(client: IndexClient, mode: str) ->
     report = upsert(client, "db.t", given, keys=["id"], precombine="ts", mode=mode)
     assert [one[:2] for one in held(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
     assert (report.inserted, report.updated, report.stale) == (1, 3, 2)
-    assert upsert(client, "db.t", given.slice(0, 1), keys=["id"], precombine="ts", mode=mode).snapshot_id is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_changes_nothing_still_tells_what_was_found(client: IndexClient, mode: str) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
+    before = client.load_table("db.t").location
+    late = upsert(client, "db.t", rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
+    assert late == Report(stale=2, files_read=1)
+    assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
+    assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
+    assert client.load_table("db.t").location == before, "nothing is committed"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -395,6 +407,25 @@ def test_the_table_says_in_which_mode(client: IndexClient) -> None:
     report = delete(client, "db.t", keys=pa.table({"id": [2]}))
     assert (report.files_written, report.files_removed) == (1, 1)  # a new deletion vector in the place of the first
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+
+
+@pytest.mark.parametrize("mode", [*MODES, "unlocated"])
+def test_more_index_files_than_a_commit_may_bring_fail_no_change(
+    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in ("connector.writing", "metaserver.commits.change"):
+        monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
+    create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
+    append(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")))
+    if mode == "unlocated":
+        upsert_unlocated(client, "db.t", rows((1, "b")), keys=["id"])
+        delete_unlocated(client, "db.t", keys=pa.table({"id": [2]}))
+    else:
+        upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
+        delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
+    assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+    brought = [one for one in files_of(served) if "seamark-index" in one.parts]
+    assert len(brought) == (3 if mode == "copy-on-write" else 2), "one of each commit; the others are deleted"
 
 
 @pytest.mark.parametrize(
