@@ -209,10 +209,17 @@ def decode_json(kind: str, json: object) -> Value | None:
             if (INT_MIN if name == "int" else LONG_MIN) <= json <= (INT_MAX if name == "int" else LONG_MAX):
                 return json
         case int() | float() if name in FLOATS:
-            return round_to(kind, float(json))
+            return round_to(kind, _double(json, kind))
         case str():
             return _decode_text(name, kind, json)
     raise ValueError(f"{json!r} is no value of type {kind}")
+
+
+def _double(number: float, kind: str) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(f"the integer is beyond the range of {kind}") from None
 
 
 def _decode_text(name: str, kind: str, text: str) -> Value:

@@ -218,6 +218,8 @@ def test_a_value_of_another_type_is_not_written(kind: str, value: Value) -> None
         ("long", 5.0),
         ("boolean", 1),
         ("float", 1e39),
+        ("float", 10**400),
+        ("double", -(10**400)),
         ("decimal(9, 2)", "1.255"),
         ("decimal(9, 2)", "1E+99999999999999999999"),
         ("date", "2024-02-30"),
