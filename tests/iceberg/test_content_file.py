@@ -72,6 +72,11 @@ def table(version: int = 2) -> TableMetadata:
     ]
     nested = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
     columns.append({"id": 12, "name": "list", "required": False, "type": nested})
+    within = {"type": "struct", "fields": [{"id": 15, "name": "i", "required": False, "type": "int"}]}
+    mapped = {"type": "map", "key-id": 16, "key": "int", "value-id": 17, "value": within, "value-required": False}
+    columns.append({"id": 14, "name": "map", "required": False, "type": mapped})
+    apart = {"type": "struct", "fields": [{"id": 19, "name": "i", "required": False, "type": "int"}]}
+    columns.append({"id": 18, "name": "struct", "required": False, "type": apart})
     made = {
         "format-version": version,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
@@ -111,7 +116,7 @@ DATA = {
     "record-count": 10,
     "file-size-in-bytes": 1000,
 }
-EQUALITY = {**DATA, "content": "equality-deletes", "equality-ids": [1, 2]}
+EQUALITY = {**DATA, "content": "equality-deletes", "equality-ids": [1, 2, 19]}
 POSITION = {**DATA, "content": "position-deletes"}
 VECTOR = {
     **POSITION,
@@ -147,6 +152,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (DATA, 2, {"spec-id": 1, "partition": [2**63]}, "partition: field p1: "),
     (DATA, 2, {"spec-id": 1, "partition": [1.0]}, "partition: field p1: 1.0 is no value"),
     (DATA, 2, {"spec-id": 1, "partition": {"1010": 7}}, "partition"),
+    (DATA, 2, {"spec-id": 4, "partition": [10**400]}, "partition: field p3: .* is beyond the range of double"),
     (DATA, 2, {"spec-id": 2, "partition": ["1.234", None]}, "partition: field p4: '1.234' is no decimal of scale 2"),
     (DATA, 2, {"spec-id": 2, "partition": ["400.00", None]}, "partition: field p4: .* more digits"),
     (DATA, 2, {"spec-id": 2, "partition": [None, "2024-02-30"]}, "partition: field p5: "),
@@ -195,6 +201,8 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (EQUALITY, 2, {"equality-ids": [1, 1]}, "equality-ids: a column is there twice"),
     (EQUALITY, 2, {"equality-ids": [77]}, "equality-ids: the table's schema has no column 77"),
     (EQUALITY, 2, {"equality-ids": [12]}, "equality-ids: column 12 .* is of no primitive type"),
+    (EQUALITY, 2, {"equality-ids": [13]}, "equality-ids: column 13 .* within a list or map"),
+    (EQUALITY, 2, {"equality-ids": [15]}, "equality-ids: column 15 .* within a list or map"),
     (EQUALITY, 3, {"first-row-id": 1}, "first-row-id: only data files"),
     (EQUALITY, 3, {"file-format": "puffin"}, "file-format: a puffin file can only be a deletion vector"),
     (POSITION, 3, {}, "file-format: a table of format version 3 takes no new position delete files"),
