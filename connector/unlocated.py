@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from connector.client import Name, SeamarkClient
-from connector.deleting import WrittenDeletes, write_equality_deletes
+from connector.deleting import WrittenDeletes, is_void, write_equality_deletes
 from connector.latest import Batch, batch_of
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable
@@ -112,14 +112,15 @@ def _written(batch: Batch, opened: OpenTable, target: WriteTarget, new: Sequence
 
 
 def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """By which deletes of these keys meet every file of the table. Unwritable where there are none such."""
+    """By which deletes of these keys meet every file of the table. Unwritable where there are none such.
+
+    A field that is void splits nothing: a spec of such fields alone is without fields, to every reader."""
     ids = {field.id for field in metadata.current_schema.fields if field.name in columns}
-    foreign = [
-        (spec, part) for spec in metadata.partition_specs for part in spec.fields if not ids.issuperset(part.sources)
-    ]
-    plain = [spec for spec in metadata.partition_specs if not spec.fields]
-    if plain:
-        return plain[:1]
+    parts = [(spec, part) for spec in metadata.partition_specs for part in spec.fields if not is_void(part)]
+    foreign = [(spec, part) for spec, part in parts if not ids.issuperset(part.sources)]
+    by_parts = {spec.spec_id for spec, _ in parts}
+    if plain := [spec for spec in metadata.partition_specs if spec.spec_id not in by_parts]:
+        return [min(plain, key=lambda spec: len(spec.fields))]
     if foreign:
         spec, part = foreign[0]
         raise Unwritable(

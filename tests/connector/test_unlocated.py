@@ -92,6 +92,24 @@ def test_a_spec_without_fields_is_for_the_rows_of_all_partitions(client: IndexCl
     assert lands(client) == {1: "it", 2: "fr", 3: "it"}
 
 
+def test_a_spec_of_nothing_but_voids_is_as_one_without_fields(client: IndexClient) -> None:
+    create(client, spec=[("void", 2)])
+    append(client, "db.t", rows((1, "de"), (2, "fr")))
+    upsert_unlocated(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"])
+    assert lands(client) == {1: "it", 2: "fr", 3: "it"}
+    evolve(client, "t", "identity", 2, 1)
+    append(client, "db.t", rows((4, "de"), (5, "de")))
+    delete_unlocated(client, "db.t", keys=pa.table({"id": [1, 4]}))
+    assert lands(client) == {2: "fr", 3: "it", 5: "de"}
+
+
+def test_void_fields_beside_those_of_the_key_do_not_matter(client: IndexClient) -> None:
+    create(client, spec=[("void", 2), ("bucket[4]", 1)])
+    append(client, "db.t", rows(*((key, "old") for key in range(10))))
+    upsert_unlocated(client, "db.t", rows((1, "new"), (99, "new")), keys=["id"])
+    assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
+
+
 def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served: Served) -> None:
     create(client, version=1)
     with pytest.raises(Unwritable, match="no equality deletes; upgrade it"):
