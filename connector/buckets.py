@@ -39,6 +39,8 @@ Longs = npt.NDArray[np.int64]
 
 TARGET_BYTES = 3_000_000_000
 """Of a bucket: large enough for files of the usual size, small enough to be written anew by one task."""
+SIZES_MAX = 1 << 20
+"""Buckets whose sizes are told; a spec may have two thousand times as many, which no memory holds."""
 BUCKET = "bucket"
 _ATTEMPTS = 20
 _WAIT_S, _WAIT_MAX_S = 0.02, 1.0
@@ -101,19 +103,25 @@ def bucket_sizes(
 ) -> list[BucketSizes]:
     """Of each bucket field of the table's spec, by the files of a snapshot; none where it has no such field.
 
-    `target_bytes` are of one bucket, in the partition that it is of.
+    `target_bytes` are of one bucket, in the partition that it is of. BadRequest for more than `SIZES_MAX` buckets.
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes is {target_bytes}; a bucket has at least one byte")
     opened = open_table(client, table, at)
     metadata = opened.metadata
+    fields = bucket_fields(metadata.default_spec)
+    for one in fields:
+        if (count := width_of(canonical(one.transform))) > SIZES_MAX:
+            raise BadRequest(
+                f"{one.name} has {count:,} buckets; the sizes of {SIZES_MAX:,} at most are told one by one"
+            )
     parts: list[_Part] = []
     if opened.snapshot_id is not None:
         found = client.partitions(table, at=At(snapshot_id=opened.snapshot_id))
         names = ("spec_id", "partition", "file_count", "record_count", "file_size_in_bytes")
         rows = zip(*(found[name].to_pylist() for name in names), strict=True)
         parts = [_Part(spec_id, json.loads(partition), *counts) for spec_id, partition, *counts in rows]
-    return [_sizes(one, metadata, parts, target_bytes) for one in bucket_fields(metadata.default_spec)]
+    return [_sizes(one, metadata, parts, target_bytes) for one in fields]
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,16 @@ def test_files_of_fewer_buckets_count_in_each_that_may_hold_their_rows(client: I
     assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
 
 
+def test_more_buckets_than_any_memory_holds_are_refused_by_their_number(client: IndexClient) -> None:
+    create(client, spec=[("bucket[1048576]", 1)])
+    append(client, "db.t", ids([1, 2]))
+    (found,) = bucket_sizes(client, "db.t")
+    assert (found.buckets, found.rows.sum()) == (1 << 20, 2)
+    set_spec(client, ("b", "bucket[1048577]", 1))
+    with pytest.raises(BadRequest, match="b has 1,048,577 buckets; the sizes of 1,048,576 at most"):
+        bucket_sizes(client, "db.t")
+
+
 def test_the_advice_is_the_doubling_at_which_a_bucket_is_about_as_large_as_wanted(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", ids(list(range(1000))))
