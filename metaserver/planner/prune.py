@@ -12,7 +12,7 @@ but for the zeros). Conjunctions narrow one after another; disjunctions are unio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -176,7 +176,11 @@ def _tested(view: TableView, column: StatsColumn, number: int, test: CountTest) 
 def _narrow_by_bounds(selection: Selection, column: StatsColumn, bound: Bound) -> None:
     op = bound.op
     if op in _OPS:
-        _compare(selection, column, _OPS[op], bound.kind, bound.values[0])
+        ways = [partial(_compare, column=column, op=_OPS[op], kind=bound.kind, value=bound.values[0])]
+        if bound.kind == "uuid":
+            narrow_to_any(selection, [*ways, *_ways_across_orders(column)])
+        else:
+            ways[0](selection)
     elif op is Op.EQ:
         _equal(selection, column, bound.kind, bound.values[0])
     elif op is Op.STARTS_WITH:
@@ -193,6 +197,22 @@ def _compare(selection: Selection, column: StatsColumn, op: int, kind: str, valu
             _compare_zero(selection, side, op, float(key))
         else:
             _run(selection, side, op, key, uuid=kind == "uuid")
+
+
+def _ways_across_orders(column: StatsColumn) -> list[Callable[[Selection], None]]:
+    """Ways in which bounds of uuids may be of another order than a reader's: just one of them has the first bit, or is
+    there at all. What lies between them in the one order may be less than both, or greater, in the other."""
+
+    def narrow(selection: Selection, lower: int, upper: int) -> None:
+        _compare_keys(selection, column.lower, lower, b"\x80")
+        _compare_keys(selection, column.upper, upper, b"\x80")
+
+    # Those that lack a bound: no uuid is less than the one key, none greater than the other.
+    unbounded = [
+        partial(_compare_keys, sides=column.lower, op=LT, key=b""),
+        partial(_compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
+    ]
+    return [*unbounded, partial(narrow, lower=LT, upper=GE), partial(narrow, lower=GE, upper=LT)]
 
 
 def _compare_keys(selection: Selection, sides: Sides, op: int, key: bytes) -> None:
@@ -273,8 +293,9 @@ def _unlike(column: StatsColumn, bound: Bound, value: Value) -> list[Callable[[S
 def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) -> None:
     """IN: some member lies between the bounds."""
     values = bound.values
-    _compare(selection, column, LE, bound.kind, values[-1])
-    _compare(selection, column, GE, bound.kind, values[0])
+    if bound.kind != "uuid" or _have_one_order(values):
+        _compare(selection, column, LE, bound.kind, values[-1])
+        _compare(selection, column, GE, bound.kind, values[0])
     if len(column.lower) == 1 and len(column.upper) == 1 and column.lower[0].form is Form.INTEGERS:
         lower, upper = column.lower[0], column.upper[0]
         if upper.form is Form.INTEGERS:
@@ -283,6 +304,12 @@ def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) 
     if len(values) > IN_LIMIT:
         return
     narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
+
+
+def _have_one_order(uuids: Sequence[Value]) -> bool:
+    """Whether the first of these is the least and the last the greatest by signed halves, too: some writers' bounds are
+    in that order, in which others may be the extremes."""
+    return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
 
 def _equal(selection: Selection, column: StatsColumn, kind: str, value: Value) -> None:

@@ -91,6 +91,8 @@ class FileMaker:
                 draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
                 continue
             values = sorted(self._pools[column.id], key=partial(order, column.kind))
+            if column.kind == "uuid":  # made at random, so that a file holds some from everywhere
+                rng.shuffle(values)
             width = rng.choice([1, 2, 4, len(values)])
             start = rng.randrange(max(1, len(values) - width + 1))
             draw.choices[column.id] = values[start : start + width]

@@ -42,7 +42,7 @@ from metaserver.store.port import CreateEntry, CreateNamespace, Entry, IndexFile
 from tests.planner import partitioning
 from tests.planner.kinds import V3_ONLY, base, decimal_parts, fixed_length
 from tests.planner.lake import DataFile, Lake
-from tests.planner.predicates import predicate_on, random_filter
+from tests.planner.predicates import maybe_of_both_zeros, predicate_on, random_filter
 from tests.planner.schemas import Schema as TableSchema
 from tests.planner.tables import Table
 from tests.store.samples import NS, TABLE, make_entry
@@ -130,7 +130,7 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
         defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
         transform = rng.choice([*transforms, term.transform] if defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
-        one = predicate_on(rng, indexed.lake, column, transform, ops)
+        one = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
         found = one if found is None else {"type": "and", "left": found, "right": one}
     return found
 

@@ -43,7 +43,7 @@ def fixed_length(kind: str) -> int:
 
 
 def random_kind(rng: random.Random, version: int) -> str:
-    made: str = rng.choice([*KINDS, "decimal", "string", *(V3_ONLY if version >= 3 else ())])
+    made: str = rng.choice([*KINDS, "decimal", "string", "uuid", *(V3_ONLY if version >= 3 else ())])
     if made == "fixed":
         return f"fixed[{rng.choice([1, 4, 16, 20])}]"
     if made == "decimal":
@@ -70,6 +70,11 @@ def pool(rng: random.Random, kind: str, size: int) -> list[Value]:
 def order(kind: str, value: Any) -> Any:
     """A sort key in the type's order; floats in total order, where -0.0 comes before 0.0."""
     return (value, math.copysign(1.0, value)) if kind in FLOATS else value
+
+
+def javas_uuid_order(value: bytes) -> tuple[int, int]:
+    """A sort key in the order that Java has uuids in: by halves, each a signed number."""
+    return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
 def _draw(rng: random.Random, kind: str) -> Value:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.planner.kinds import FLOATS, base, order, to_bytes
+from tests.planner.kinds import FLOATS, base, javas_uuid_order, order, to_bytes
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
     least, greatest = ordered[0], ordered[-1]
     if kind in FLOATS and rng.random() < 0.5:  # writers that do not tell the zeros apart
         least, greatest = (-0.0 if least == 0 else least), (0.0 if greatest == 0 else greatest)
+    if kind == "uuid" and rng.random() < 0.5:
+        least, greatest = min(ordered, key=javas_uuid_order), max(ordered, key=javas_uuid_order)
     lower: bytes | None = to_bytes(kind, least)
     upper: bytes | None = to_bytes(kind, greatest)
     if mode == "truncate" and base(kind) in ("string", "binary", "fixed"):

@@ -162,7 +162,8 @@ def random_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0
         return {"type": "not", "child": random_filter(rng, lake, schema, depth + 1)}
     if shape < 0.46:
         return rng.random() < 0.5
-    return _random_predicate(rng, lake, schema)
+    made = _random_predicate(rng, lake, schema)
+    return maybe_of_both_zeros(rng, made) if depth < 3 else made
 
 
 def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
@@ -201,10 +202,22 @@ def predicate_on(
     return predicate
 
 
+def maybe_of_both_zeros(rng: random.Random, predicate: Any) -> Any:
+    """Now and then, in the place of a comparison of floats, two: with 0.0 and -0.0, which many a program takes for one
+    value."""
+    literal = predicate.get("value")
+    if not isinstance(literal, Literal) or literal.kind not in FLOATS or rng.random() >= 0.2:
+        return predicate
+    zeros = [{**predicate, "value": Literal(literal.kind, zero)} for zero in rng.sample([0.0, -0.0], 2)]
+    return {"type": rng.choice(["and", "or", "or"]), "left": zeros[0], "right": zeros[1]}
+
+
 def _random_op(rng: random.Random, kind: str) -> str:
     ops = [*COMPARISONS, *COMPARISONS, "in", "in", "not-in", "is-null", "not-null"]
     if kind in FLOATS:
         ops += ["is-nan", "not-nan"]
+    if kind == "uuid":  # lists reach over the orders of clients
+        ops += ["in"] * 8
     if kind == "string":
         ops += ["starts-with", "starts-with", "starts-with", "not-starts-with"]
     return rng.choice(ops)

@@ -1,40 +1,45 @@
-"""Pruning, where plans over whole tables do not reach: columns inside lists, and time that runs out among branches."""
+"""Pruning, where plans over whole tables do not reach: columns inside lists, orders of uuids, and time that runs out
+among branches."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from operator import ge, gt, le, lt
+from typing import Any
 
 import pytest
 
 from metaserver.iceberg.expressions import Bound, Expression, Op, Or
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest
 from metaserver.index.block import Block, encode_block
-from metaserver.planner.prune import narrow_by_stats
+from metaserver.planner.prune import IN_LIMIT, narrow_by_stats
 from metaserver.planner.selection import Selection
 from metaserver.planner.view import PartitionColumn, StatsColumn, TableView
 from tests.api.planned import STYLE, file_of
+from tests.planner.kinds import javas_uuid_order
 from tests.planner.manifests import ADDED, Entry, manifest_bytes
 from tests.planner.metrics import ColumnMetrics
 from tests.planner.test_manifests import manifest
 
 ELEMENT = 4
-SCHEMA = {
-    "type": "struct",
-    "schema-id": 0,
-    "fields": [
-        {"id": 1, "name": "id", "type": "long", "required": False},
-        {"id": 2, "name": "data", "type": "string", "required": False},
-        {
-            "id": 3,
-            "name": "tags",
-            "type": {"type": "list", "element-id": ELEMENT, "element": "string", "element-required": False},
-            "required": False,
-        },
-    ],
-}
+UUID_ORDERS: tuple[Callable[[bytes], Any], ...] = (bytes, javas_uuid_order)
 
 
-def view(*elements: ColumnMetrics) -> TableView:
+def schema(element: str) -> dict[str, Any]:
+    tags = {"type": "list", "element-id": ELEMENT, "element": element, "element-required": False}
+    return {
+        "type": "struct",
+        "schema-id": 0,
+        "fields": [
+            {"id": 1, "name": "id", "type": "long", "required": False},
+            {"id": 2, "name": "data", "type": "string", "required": False},
+            {"id": 3, "name": "tags", "type": tags, "required": False},
+        ],
+    }
+
+
+def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
     """One file for each of the statistics of a list's elements; file n holds the ids from 10 n to 10 n + 9."""
     files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
@@ -46,8 +51,8 @@ def view(*elements: ColumnMetrics) -> TableView:
         style=STYLE,
         spec_id=0,
         fields=(),
-        kinds={1: "long", 2: "string", ELEMENT: "string"},
-        schema=SCHEMA,
+        kinds={1: "long", 2: "string", ELEMENT: kind},
+        schema=schema(kind),
     )
     listed: ManifestFile = manifest(None, spec_id=0)
     return TableView([listed], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
@@ -66,6 +71,62 @@ def test_statistics_of_what_lists_hold_rule_nothing_out(op: Op) -> None:
     some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert left(view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)) == [0, 1]
+
+
+class Uuids:
+    """Files with uuids, and bounds of them in the order of two signed halves, as Java has it, or in that of bytes."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        # Few, so that files and literals have halves in common.
+        self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
+        self.held = [[self.any() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
+        metrics = []
+        for some in self.held:
+            order = rng.choice(UUID_ORDERS)
+            lower = min(some, key=order) if rng.random() < 0.95 else None
+            upper = max(some, key=order) if rng.random() < 0.95 else None
+            metrics.append(ColumnMetrics(len(some), 0, None, lower, upper))
+        self.view = view(*metrics, kind="uuid")
+
+    def any(self) -> bytes:
+        return self.rng.choice(self.halves) + self.rng.choice(self.halves)
+
+    def left(self, op: Op, *values: bytes) -> set[int]:
+        return set(left(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
+
+
+@pytest.mark.parametrize("length", [3, IN_LIMIT + 1])
+def test_bounds_in_either_order_of_uuids_hide_no_member_of_a_list(length: int) -> None:
+    files = Uuids(random.Random(length))
+    rng = files.rng
+    for _ in range(40):
+        others = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
+        listed = sorted([rng.choice(rng.choice(files.held)), *others])
+        members = {number for number, some in enumerate(files.held) if set(some) & set(listed)}
+        assert members <= files.left(Op.IN, *listed), listed
+    near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
+    assert len(files.left(Op.IN, *near_zero)) < len(files.held)
+
+
+@pytest.mark.parametrize(("op", "holds"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
+def test_bounds_in_either_order_of_uuids_hide_no_row_from_readers_of_the_other(
+    op: Op, holds: Callable[[Any, Any], bool]
+) -> None:
+    files = Uuids(random.Random(op.value))
+    dropped = 0
+    for _ in range(40):
+        literal = files.any()
+        found = files.left(op, literal)
+        for order in UUID_ORDERS:
+            matching = {
+                number
+                for number, some in enumerate(files.held)
+                if any(holds(order(one), order(literal)) for one in some)
+            }
+            assert matching <= found, (literal, order)
+        dropped += len(files.held) - len(found)
+    assert dropped > 100
 
 
 def test_branches_that_are_reached_too_late_cost_nothing_and_rule_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
