@@ -47,7 +47,7 @@ from metaserver.planner.covers import BitmapIndex
 from metaserver.planner.deleted import Fate, Judge, places_at
 from metaserver.planner.lookup import files_at
 from metaserver.planner.meaning import Meaning
-from metaserver.planner.request import ScanRequest
+from metaserver.planner.request import Question, ScanRequest
 from metaserver.planner.row_marks import RowMarks, without
 from metaserver.planner.scan import Scan
 from metaserver.store.port import Entry
@@ -172,6 +172,17 @@ class _Predicate:
     meaning: Meaning
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """`after` is the last file of the page before, as a row of the view; `checksum` is of what a token is good for."""
+
+    question: Question
+    predicate: _Predicate
+    snapshot_id: int | None
+    after: int
+    checksum: int
+
+
 @dataclass
 class _Marked:
     """A file that may be in the answer: `bits` None for any row, or where that is exact for all."""
@@ -237,20 +248,28 @@ async def select_rows(request: web.Request) -> web.Response:
     most = FILES_MAX if as_arrow else min(FILES_MAX, request.app[SETTINGS].page_limit)
     if wanted.limit is not None and wanted.limit < 1:
         raise BadRequest(f"limit is {wanted.limit}; it must be at least 1")
-    question = _question(wanted, metadata)
-    snapshot_id, after = _start(wanted, metadata, question)
-    predicate = await asyncio.to_thread(_predicate, wanted, metadata)
-    asked = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
-    scan = await request.app[PLANNER].scan(metadata, asked, entry)
-    page = _Page(request, scan, predicate, wanted, min(wanted.limit or most, most))
-    await page.fill(after, metadata, entry)
-    token = None if page.last is None else write_token(question, snapshot_id, page.last)
-    body = await asyncio.to_thread(page.arrow if as_arrow else page.json, snapshot_id, token)
+    asked = await asyncio.to_thread(_asked, wanted, metadata)
+    scan = await request.app[PLANNER].plan(asked.question, entry)
+    page = _Page(request, scan, asked.predicate, wanted, min(wanted.limit or most, most))
+    await page.fill(asked.after, metadata, entry)
+    token = None if page.last is None else write_token(asked.checksum, asked.snapshot_id, page.last)
+    body = await asyncio.to_thread(page.arrow if as_arrow else page.json, asked.snapshot_id, token)
     content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _question(wanted: _Bitmap, metadata: TableMetadata) -> int:
+def _asked(wanted: _Bitmap, metadata: TableMetadata) -> _Asked:
+    """BadRequest. For a thread: a predicate may list hundreds of thousands of values."""
+    checksum = _checksum(wanted, metadata)
+    snapshot_id, after = _start(wanted, metadata, checksum)
+    predicate = _predicate(wanted, metadata)
+    request = ScanRequest(predicate.expression, snapshot_id, case_sensitive=wanted.case_sensitive)
+    question = Question.ask(metadata, request)
+    _ = question.text  # which is made once, and as long as the predicate
+    return _Asked(question, predicate, snapshot_id, after, checksum)
+
+
+def _checksum(wanted: _Bitmap, metadata: TableMetadata) -> int:
     said = (
         metadata.table_uuid,
         wanted.where,
@@ -263,11 +282,11 @@ def _question(wanted: _Bitmap, metadata: TableMetadata) -> int:
     return zlib.crc32(encode_json(said))
 
 
-def _start(wanted: _Bitmap, metadata: TableMetadata, question: int) -> tuple[int | None, int]:
+def _start(wanted: _Bitmap, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
     """(snapshot, the last file of the page before, as a row of the view; -1 for none). BadRequest."""
     if wanted.page_token is None:
         return snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of), -1
-    return read_token(wanted.page_token, question, metadata)
+    return read_token(wanted.page_token, checksum, metadata)
 
 
 def _predicate(wanted: _Bitmap, metadata: TableMetadata) -> _Predicate:

@@ -281,7 +281,13 @@ async def _question(metadata: TableMetadata, asked: Asked) -> Question:
     """The filter parsed and bound; a long one in a thread. BadRequest for one that makes no sense."""
     if len(asked.filter) <= LONG_FILTER_BYTES:
         return Question.ask(metadata, _scan_request(asked))
-    return await asyncio.to_thread(lambda: Question.ask(metadata, _scan_request(asked)))
+
+    def ask() -> Question:
+        question = Question.ask(metadata, _scan_request(asked))
+        _ = question.text  # which is made once, and as long as the filter
+        return question
+
+    return await asyncio.to_thread(ask)
 
 
 def _making(
