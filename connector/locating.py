@@ -282,8 +282,9 @@ def _looked_up(client: SeamarkClient, table: OpenTable, keys: Keys, index: Index
         if answer.undecided:
             unsure.update(rows.filter(rows["undecided"])["file_path"].to_pylist())
         parts.append(rows.select(["key", "file_path", "position"]).set_column(0, "key", pc.add(rows["key"], start)))
-    rows = pa.concat_tables(part.set_column(1, "file_path", part["file_path"].cast(pa.string())) for part in parts)
-    coded = rows["file_path"].combine_chunks().dictionary_encode()
+    # Each path is there once in a dictionary: written out they may be more than an array of strings holds.
+    rows = pa.concat_tables(parts).unify_dictionaries()
+    coded = rows["file_path"].combine_chunks()
     positions, numbers = rows["position"].to_numpy(), rows["key"].to_numpy()
     return _Known(index.name, dict(_by_file(coded, positions, numbers)), frozenset(unsure))
 
@@ -294,7 +295,8 @@ def _by_file(files: pa.DictionaryArray, positions: Longs, numbers: Longs) -> Ite
     ends = np.searchsorted(codes[order], np.arange(len(files.dictionary) + 1))
     for code, path in enumerate(files.dictionary.to_pylist()):
         mine = order[ends[code] : ends[code + 1]]
-        yield path, (positions[mine], numbers[mine])
+        if len(mine):
+            yield path, (positions[mine], numbers[mine])
 
 
 def _scanned(table: OpenTable, keys: Keys, tasks: Iterable[ScanTask]) -> Iterator[tuple[ScanTask, Longs, Longs]]:
