@@ -7,7 +7,9 @@ refused may have been right, and what is let through is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from metaserver.commits.change import SERIALIZABLE, Change, Scope, partitions_of
 from metaserver.commits.collision import Collision
 from metaserver.commits.history import Came, History, TooLong, rows_of, since
 from metaserver.commits.manifests import Manifests
-from metaserver.commits.overlap import Partitions, overlapping
+from metaserver.commits.overlap import Partitions, Targets
 from metaserver.commits.removing import Found, key_of, live, referring
 from metaserver.iceberg.content_file import DATA, EQUALITY_DELETES, ContentFile
 from metaserver.iceberg.expressions import TRUE
@@ -27,11 +29,13 @@ from metaserver.iceberg.snapshot import Snapshot
 from metaserver.index.packing import Longs
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.lookup import files_at
-from metaserver.planner.partitions import Partition, grouped
+from metaserver.planner.partitions import grouped
 from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
 from metaserver.planner.view import TableView
 
 _ROW_BITS = 32
+_IN_THREAD = 200
+"""More files and partitions are compared in a thread."""
 
 
 class Conflicts:
@@ -75,7 +79,7 @@ class Conflicts:
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
         elif change.replaced is not None:
-            self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that are to be replaced")
+            await self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that are to be replaced")
 
     # What stands
 
@@ -157,7 +161,7 @@ class Conflicts:
         unnamed = [file for file in change.positional if file.referenced_data_file is None]
         if unnamed:
             scope = Scope(partitions=partitions_of(unnamed))
-            self._refuse_in_scope(writing, scope, "wrote rows anew that are to be deleted")
+            await self._refuse_in_scope(writing, scope, "wrote rows anew that are to be deleted")
 
     async def _refuse_applying(self, deletes: Came, paths: set[str], *, vectors: bool) -> None:
         """`vectors`: deletion vectors count, and equality deletes; else position deletes alone, which a deletion vector
@@ -188,21 +192,30 @@ class Conflicts:
         for went in await history.removed(deletes=False, replaced=True):
             if went.files is None:
                 raise Collision("file-gone", f"Nobody knows what snapshot {went.snapshot.snapshot_id} removed")
-            found = files_at(went.files.view, went.files.selection.rows())
-            groups = grouped(found)
-            paths = found.texts("file_path").values()
-            for file in unnamed:
-                mine = self._partitions.partition(file.spec_id, file.partition)
-                low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
-                for path, number in zip(paths, groups.numbers.tolist(), strict=True):
-                    meets = self._partitions.overlap(groups.partitions[number], mine)
-                    outside = path is None or (low is not None and path < low) or (high is not None and path > high)
-                    if meets and not outside:
-                        raise Collision(
-                            "file-gone",
-                            f"{file.file_path} may delete rows of {(path or b'').decode()}, which snapshot "
-                            f"{went.snapshot.snapshot_id} removed; begin again from what stands now",
-                        )
+            hit = await asyncio.to_thread(self._may_delete, unnamed, went.files)
+            if hit is not None:
+                file, path = hit
+                raise Collision(
+                    "file-gone",
+                    f"{file.file_path} may delete rows of {path.decode()}, which snapshot "
+                    f"{went.snapshot.snapshot_id} removed; begin again from what stands now",
+                )
+
+    def _may_delete(self, unnamed: Sequence[ContentFile], went: Came) -> tuple[ContentFile, bytes] | None:
+        """A position delete file and the path of one that went which it may be of."""
+        found = files_at(went.view, went.selection.rows())
+        groups = grouped(found)
+        paths = found.texts("file_path").values()
+        for file in unnamed:
+            target = Targets(self._partitions, [(file.spec_id, file.partition)])
+            meets = [target.overlap(one) for one in groups.partitions]
+            low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
+            for path, number in zip(paths, groups.numbers.tolist(), strict=True):
+                if path is None or not meets[number]:
+                    continue
+                if (low is None or path >= low) and (high is None or path <= high):
+                    return file, path
+        return None
 
     async def _check_other_specs(self, history: History) -> None:
         """Equality deletes of a partition take rows of their own spec's files alone. What was written by a spec that
@@ -219,7 +232,7 @@ class Conflicts:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
         scope = Scope(partitions=partitions_of(keyed))
         what = "wrote rows by a partition spec that none of the equality deletes is of"
-        self._refuse_in_scope(Came(came.view, selection), scope, what)
+        await self._refuse_in_scope(Came(came.view, selection), scope, what)
 
     def _keyed(self) -> list[ContentFile]:
         """The equality deletes, where each is of a partition: one of none is for all files."""
@@ -228,19 +241,21 @@ class Conflicts:
 
     async def _check_scope(self, history: History, deletes: Came, scope: Scope) -> None:
         added = await history.added(deletes=False)
-        self._refuse_in_scope(added, scope, "added rows that the change may have had to read", stats=True)
-        self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
+        await self._refuse_in_scope(added, scope, "added rows that the change may have had to read", stats=True)
+        await self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
         for of_deletes in (False, True):
             for went in await history.removed(deletes=of_deletes, replaced=False):
                 if went.files is None:
                     raise Collision("scope", f"Nobody knows what snapshot {went.snapshot.snapshot_id} removed")
                 what = "removed files that the change has read"
-                self._refuse_in_scope(went.files, scope, what, stats=not of_deletes)
+                await self._refuse_in_scope(went.files, scope, what, stats=not of_deletes)
 
-    def _refuse_in_scope(self, came: Came, scope: Scope, what: str, *, stats: bool = False) -> None:
+    async def _refuse_in_scope(self, came: Came, scope: Scope, what: str, *, stats: bool = False) -> None:
         """Collision where one of the files may hold, or delete, rows of the scope. `stats`: their bounds are of rows
         that they hold."""
-        rows = self._in_scope(came, scope, stats=stats)
+        size = came.selection.count() + len(scope.partitions)
+        read = partial(self._in_scope, came, scope, stats=stats)
+        rows = read() if size <= _IN_THREAD else await asyncio.to_thread(read)
         if len(rows):
             block, local = came.view.locate(int(rows[0]))
             raise Collision(
@@ -262,11 +277,9 @@ class Conflicts:
             return selection.rows()
         rows = selection.rows()
         groups = grouped(files_at(came.view, rows))
-        meets = overlapping(self._partitions, groups.partitions, self._targets(scope.partitions))
+        targets = Targets(self._partitions, scope.partitions)
+        meets = [targets.overlap(one) for one in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
-
-    def _targets(self, partitions: Iterable[tuple[int, tuple[object, ...]]]) -> list[Partition]:
-        return [self._partitions.partition(spec_id, values) for spec_id, values in partitions]  # type: ignore[arg-type]
 
 
 def _never() -> bool:

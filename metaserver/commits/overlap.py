@@ -7,7 +7,7 @@ or by a value and what a transform makes of it. In doubt they overlap, and neith
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from metaserver.iceberg.content_file import partition_types
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
-from metaserver.iceberg.values import value_key
+from metaserver.iceberg.values import partition_key, value_key
 from metaserver.planner.partitions import Partition, PartitionField
 from metaserver.planner.view import comparable
 
@@ -52,20 +52,12 @@ class Partitions:
         )
         return Partition(spec_id, tuple(fields))
 
-    def overlap(self, one: Partition, other: Partition) -> bool:
-        """False only where no row can lie in both."""
-        others = self._said(other)
-        return not any(_apart(mine, theirs) for mine in self._said(one) for theirs in others)
+    def knows_all(self, spec_id: int) -> bool:
+        """Whether each field of the spec has an id, so that what is said of a partition is all that it is."""
+        spec = self._metadata.spec(spec_id)
+        return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
-    def within(self, inner: Partition, outer: Partition) -> bool:
-        """True only where each row of `inner` lies in `outer`."""
-        mine = self._said(inner)
-        known = {field.field_id for field in outer.fields}
-        if known != self._fields.get(outer.spec_id, {}).keys():
-            return False
-        return all(any(_implies(one, wanted) for one in mine) for wanted in self._said(outer))
-
-    def _said(self, partition: Partition) -> list[_Said]:
+    def said(self, partition: Partition) -> list[_Said]:
         fields = self._fields.get(partition.spec_id, {})
         said = []
         for field_id, kind, value in partition.fields:
@@ -76,10 +68,60 @@ class Partitions:
         return said
 
 
-def overlapping(partitions: Partitions, found: Iterable[Partition], wanted: Iterable[Partition]) -> list[bool]:
-    """Of each of `found`, whether it overlaps one of `wanted`."""
-    targets = list(wanted)
-    return [any(partitions.overlap(one, target) for target in targets) for one in found]
+class Targets:
+    """Partitions that many others are compared with: those of the same spec by a look at their values, so that a
+    thousand against a thousand costs two thousand looks; each with each only where specs differ."""
+
+    def __init__(self, partitions: Partitions, wanted: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
+        """`wanted` by (spec id, tuple). BadRequest for a spec that the table does not have."""
+        self._partitions = partitions
+        self._by_spec: dict[int, dict[object, list[_Said]]] = {}
+        for spec_id, values in wanted:
+            said = partitions.said(partitions.partition(spec_id, values))
+            self._by_spec.setdefault(spec_id, {})[_key(said)] = said
+
+    def overlap(self, one: Partition) -> bool:
+        """False only where no row can lie in it and in one of these."""
+        return any(self._compared(one, _overlap))
+
+    def hold(self, one: Partition) -> bool:
+        """True only where each row of it lies in one and the same of these."""
+        return any(self._compared(one, _within, self._partitions.knows_all))
+
+    def _compared(
+        self,
+        one: Partition,
+        compare: Callable[[list[_Said], list[_Said]], bool],
+        asked: Callable[[int], bool] = lambda _: True,
+    ) -> Iterator[bool]:
+        """Whether it is like some of each spec that is `asked` for."""
+        mine = self._partitions.said(one)
+        for spec_id, targets in self._by_spec.items():
+            if not asked(spec_id):
+                continue
+            if spec_id == one.spec_id and _alike(mine, next(iter(targets.values()))):
+                yield _key(mine) in targets
+            else:
+                yield any(compare(mine, theirs) for theirs in targets.values())
+
+
+def _key(said: Iterable[_Said]) -> object:
+    return partition_key([one.value for one in said])
+
+
+def _alike(mine: Sequence[_Said], theirs: Sequence[_Said]) -> bool:
+    """Whether both have the same fields, of types whose values can be compared."""
+    return len(mine) == len(theirs) and all(
+        one[:2] == other[:2] and comparable(one.kind, other.kind) for one, other in zip(mine, theirs, strict=True)
+    )
+
+
+def _overlap(mine: Iterable[_Said], theirs: Sequence[_Said]) -> bool:
+    return not any(_apart(one, other) for one in mine for other in theirs)
+
+
+def _within(mine: Sequence[_Said], theirs: Iterable[_Said]) -> bool:
+    return all(any(_implies(one, wanted) for one in mine) for wanted in theirs)
 
 
 def _apart(one: _Said, other: _Said) -> bool:

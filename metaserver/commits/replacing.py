@@ -12,7 +12,7 @@ import asyncio
 import numpy as np
 
 from metaserver.commits.change import Remove, Scope
-from metaserver.commits.overlap import Partitions
+from metaserver.commits.overlap import Partitions, Targets
 from metaserver.errors import BadRequest, RetryLater
 from metaserver.iceberg.binding import OPPOSITE, bind
 from metaserver.iceberg.evaluation import NULL_MATCHES
@@ -66,14 +66,13 @@ def _paths(view: TableView, rows: Longs) -> set[str]:
 
 
 def _within(view: TableView, metadata: TableMetadata, scope: Scope) -> set[Remove]:
-    partitions = Partitions(metadata)
-    targets = [partitions.partition(spec_id, values) for spec_id, values in scope.partitions]
+    targets = Targets(Partitions(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])
     groups = grouped(files_at(view, rows))
     goes = []
     for number, one in enumerate(groups.partitions):
-        inside = any(partitions.within(one, target) for target in targets)
-        if not inside and any(partitions.overlap(one, target) for target in targets):
+        inside = targets.hold(one)
+        if not inside and targets.overlap(one):
             path = min(_paths(view, rows[groups.numbers == number]))
             raise BadRequest(
                 f"replace: {path[:1000]} was written by the partition spec {one.spec_id}; some of its rows may lie in "

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from metaserver.commits.overlap import Partitions
+from metaserver.commits import overlap
+from metaserver.commits.overlap import Partitions, Targets
 from metaserver.commits.replacing import rest
 from metaserver.iceberg.binding import bind
 from metaserver.iceberg.expression_json import parse_expression
@@ -75,26 +76,79 @@ def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
-            a, b = partitions.partition(0, left), partitions.partition(1, right)
+            a, b = partitions.partition(0, left), Targets(partitions, [(1, right)])
             meets = (left, right) in together
-            if not partitions.overlap(a, b):
+            if not b.overlap(a):
                 proved += 1
                 assert not meets, (seed, one, left, other, right)
-                assert not partitions.overlap(b, a)
-            if partitions.within(a, b):
+                assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
+            if b.hold(a):
                 proved += 1
                 assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, one, left, other, right)
     assert proved > 500
 
 
-def _two(one: tuple[str, Any], other: tuple[str, Any]) -> tuple[Partitions, Any, Any]:
+def test_among_many_those_of_its_own_spec_are_met_by_their_values_and_others_one_by_one() -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"many: seed {seed}")
+    rng = random.Random(seed)
+    rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
+    for _ in range(60):
+        specs = [_some_spec(rng, 0), _some_spec(rng, 1)]
+        partitions = Partitions(_table(specs))
+        wanted = [
+            (n, _tuple(specs[n], rng.choice(rows))) for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
+        ]
+        targets = Targets(partitions, wanted)
+        for row in rng.sample(rows, 20):
+            values = _tuple(specs[0], row)
+            one = partitions.partition(0, values)
+            each = [Targets(partitions, [single]) for single in wanted]
+            assert targets.overlap(one) == any(single.overlap(one) for single in each), (seed, specs, wanted, values)
+            assert targets.hold(one) == any(single.hold(one) for single in each), (seed, specs, wanted, values)
+            assert targets.overlap(one) or not any(_tuple(specs[n], row) == said for n, said in wanted)
+            assert targets.hold(one) or (0, values) not in wanted
+
+
+def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    partitions = Partitions(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
+    looks = 0
+    said = Partitions.said
+
+    def counted(self: Partitions, partition: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return said(self, partition)
+
+    monkeypatch.setattr(Partitions, "said", counted)
+    monkeypatch.setattr(overlap, "_apart", None)  # to compare two would fail
+    monkeypatch.setattr(overlap, "_implies", None)
+    targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
+    for number in range(500, 1500):
+        one = partitions.partition(0, (number,))
+        assert targets.overlap(one) == targets.hold(one) == (number < 1000)
+    assert looks == 3000
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
+def test_the_zeros_are_apart_and_nan_is_one(zeros: tuple[float, float]) -> None:
+    partitions = Partitions(_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
+    targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
+    assert targets.hold(partitions.partition(0, (zeros[0],)))
+    assert not targets.overlap(partitions.partition(0, (zeros[1],)))
+    assert targets.hold(partitions.partition(0, (-math.nan,)))
+
+
+def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[Partitions, Any, Any]:
     """Partitions of one column, each of its own spec."""
     specs = [
-        PartitionSpec(number, (PartitionField("f", transform, 1, (), 1000 + number),))
+        PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
         for number, (transform, _) in enumerate((one, other))
     ]
     partitions = Partitions(_table(specs))
-    return partitions, partitions.partition(0, (one[1],)), partitions.partition(1, (other[1],))
+    return partitions, (0, (one[1],)), (1, (other[1],))
 
 
 @pytest.mark.parametrize(
@@ -112,13 +166,13 @@ def _two(one: tuple[str, Any], other: tuple[str, Any]) -> tuple[Partitions, Any,
 )
 def test_partitions_of_different_specs_are_apart_where_no_row_can_be_in_both(one: Any, other: Any, apart: bool) -> None:
     partitions, a, b = _two(one, other)
-    assert partitions.overlap(a, b) is not apart
+    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
 
 
 def test_a_bucket_lies_within_that_of_half_as_many() -> None:
     partitions, half, whole = _two(("bucket[8]", 3), ("bucket[16]", 11))
-    assert partitions.within(whole, half)
-    assert not partitions.within(half, whole)
+    assert Targets(partitions, [half]).hold(partitions.partition(*whole))
+    assert not Targets(partitions, [whole]).hold(partitions.partition(*half))
 
 
 def _matches(expression: Expression, value: Any) -> bool:
