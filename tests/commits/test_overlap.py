@@ -21,7 +21,7 @@ from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.sort_order import UNSORTED
 from metaserver.iceberg.transforms import apply
 
-KINDS = {1: "long", 2: "string", 3: "date", 4: "double"}
+KINDS = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}
 TRANSFORMS = {
     1: ("identity", "bucket[4]", "bucket[8]", "bucket[6]", "truncate[10]", "void"),
     2: ("identity", "bucket[8]", "truncate[1]", "truncate[2]"),
@@ -41,7 +41,7 @@ def _table(specs: list[PartitionSpec]) -> TableMetadata:
         table_uuid="00000000-0000-4000-8000-000000000000",
         location="file:///t",
         last_updated_ms=0,
-        last_column_id=4,
+        last_column_id=5,
         schemas=(Schema(fields, 0),),
         current_schema_id=0,
         partition_specs=tuple(specs),
@@ -173,6 +173,35 @@ def test_a_bucket_lies_within_that_of_half_as_many() -> None:
     partitions, half, whole = _two(("bucket[8]", 3), ("bucket[16]", 11))
     assert Targets(partitions, [half]).hold(partitions.partition(*whole))
     assert not Targets(partitions, [whole]).hold(partitions.partition(*half))
+
+
+@pytest.mark.parametrize(
+    ("transform", "stored", "value", "apart"),
+    [
+        ("month", -1, -1, False),
+        ("month", 0, -1, False),
+        ("month", 1, -1, True),
+        ("month", -2, -1, True),
+        ("year", 0, -1, False),
+        ("month", 1, 0, True),
+        ("month", 0, 0, False),
+        ("day", 0, -1, True),
+    ],
+)
+def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
+    transform: str, stored: int, value: int, apart: bool
+) -> None:
+    partitions, a, b = _two((transform, stored), ("identity", value), source=3)
+    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
+    assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not apart
+
+
+@pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
+def test_truncations_of_ints_that_writers_do_not_agree_on_are_never_apart(width: int, apart: bool) -> None:
+    partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", -5), source=5)
+    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
+    partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", 5), source=5)
+    assert Targets(partitions, [a]).hold(partitions.partition(*b)) is apart
 
 
 def _matches(expression: Expression, value: Any) -> bool:
