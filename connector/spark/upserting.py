@@ -4,9 +4,9 @@ driver (`writing.write` with the modes `upsert` and `delete`).
 The DataFrame is evaluated once and held by Spark until the call is over, so that whatever is done again is done with
 the same rows. A small one is taken to the driver, where `connector.upserts` does it all, as starting tasks costs more.
 Of a larger one the rows are exchanged once, so that all rows of a key come to one task: by the bucket of the key where
-the table is bucketed by it, so that a task meets the files of its own buckets only, else by a hash of the key. Each
-locates its keys in the one snapshot that the driver names, by lookups or by reading the files that may hold them, and
-writes the new rows. History is joined with nothing.
+the table is bucketed by its only column, so that a task meets the files of its own buckets only, else by a hash of the
+key. Each locates its keys in the one snapshot that the driver names, by lookups or by reading the files that may hold
+them, and writes the new rows. History is joined with nothing.
 
 What several tasks have found in one data file is brought together by the driver, and so is that file's deletion vector,
 or its copy without these rows, written by exactly one: by the task itself where all keys of the file are its own, which
@@ -155,25 +155,24 @@ def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
 
 @dataclass(frozen=True)
 class Placing:
-    """Rows of a key in one of `buckets` × `parts` tasks; `column` is the number of the key's column that the table
-    has in `width` buckets, None where it has none."""
+    """Rows of a key in one of `buckets` × `parts` tasks; `width` is in how many buckets the table has the only column
+    of the key, 0 where it has it in none."""
 
     fields: tuple[Field, ...]
     buckets: int
     parts: int
-    column: int | None = None
-    width: int = 1
+    width: int = 0
 
     @staticmethod
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, way: str | None) -> Placing:
-        """More tasks than the rows need where they read no file twice: of buckets, or by an index."""
+        """More tasks than the rows need where they read no file twice: of buckets, or by an index. Buckets count where
+        their column is the whole key: of one that is a part of it a single value may have nearly all rows."""
         by_rows = -(-rows // TASK_ROWS)
         specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
-        for spec in specs:
-            for number, field in enumerate(fields):
-                if width := bucket_width(spec, field):
-                    buckets = min(width, max(cores, by_rows))
-                    return Placing(tuple(fields), buckets, -(-by_rows // buckets), number, width)
+        widths = [bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
+        if width := next(filter(None, widths), 0):
+            buckets = min(width, max(cores, by_rows))
+            return Placing(tuple(fields), buckets, -(-by_rows // buckets), width)
         if way != SCAN and record_index(opened.metadata, fields) is not None:
             return Placing(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
         return Placing(tuple(fields), 1, by_rows)
@@ -190,9 +189,8 @@ class Placing:
         if self.parts > 1:
             high, _ = hashes_of(self.fields, columns)
             found = (high % np.uint64(self.parts)).astype(np.int64)
-        if self.column is not None:
-            field = self.fields[self.column]
-            values = transformed(f"bucket[{self.width}]", str(field.type), columns[self.column])
+        if self.width:
+            values = transformed(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
             bucket = np.array([one % self.buckets for one in values.values], dtype=np.int64)
             found = found * self.buckets + bucket[values.codes]
         return found.astype(np.int32)
@@ -201,9 +199,9 @@ class Placing:
         """Whether all keys of a file of this spec are one task's."""
         if self.tasks == 1:
             return True
-        if self.column is None or self.parts > 1 or spec is None:
+        if not self.width or self.parts > 1 or spec is None:
             return False
-        width = bucket_width(spec, self.fields[self.column])
+        width = bucket_width(spec, self.fields[0])
         # Of buckets that are joined into a task modulo a divisor of theirs, this divisor is all that counts.
         counts = self.buckets if self.width % self.buckets == 0 else self.width
         return width > 0 and width % counts == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,7 +236,7 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
     keys = pa.array(range(5000))
     seen = set()
     for width, buckets, theirs in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
-        placing = upserting.Placing((field,), min(width, buckets), 1, 0, width)
+        placing = upserting.Placing((field,), min(width, buckets), 1, width)
         places = placing.places([keys])
         assert places.max() < placing.tasks
         spec = PartitionSpec(0, (PartitionField("b", f"bucket[{theirs}]", 1),))
@@ -244,6 +245,24 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
         assert placing.owns(spec) == (not apart), (width, buckets, theirs)
         seen.add(apart)
     assert seen == {True, False}
+
+
+def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of one tenant in a table that is in buckets by tenant, with keys of tenant and number."""
+    monkeypatch.setattr(upserting, "record_index", lambda *_: None)
+    spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
+    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
+    fields = [Field(1, "tenant", True, "string"), Field(2, "id", True, "long")]
+    count = 20_000
+    for both in (fields, fields[::-1]):
+        columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
+        placing = upserting.Placing.of(opened, both, 16 * upserting.TASK_ROWS, 4, None)
+        assert placing.tasks == 16
+        sizes = Counter(placing.places([columns[one.name] for one in both]).tolist())
+        assert max(sizes.values()) < 1.2 * count / placing.tasks, sizes
+        assert not placing.owns(spec)
+    alone = upserting.Placing.of(opened, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
+    assert (alone.tasks, alone.owns(spec)) == (16, True)
 
 
 def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_there_are(
