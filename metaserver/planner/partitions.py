@@ -6,12 +6,12 @@ bits but for NaN, which is one.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from metaserver.iceberg.expressions import Value
+from metaserver.iceberg.values import value_key
 from metaserver.index.packing import NONE, Column, Form, Longs
 from metaserver.index.strings import strings
 from metaserver.planner.lookup import Found, Segment
@@ -55,7 +55,7 @@ def grouped(found: Found) -> Grouped:
         numbers = []
         for row in examples.tolist():
             partition = _partition(segment, row)
-            key = (partition.spec_id, *((field.field_id, _key(field.value)) for field in partition.fields))
+            key = (partition.spec_id, *((field.field_id, value_key(field.value)) for field in partition.fields))
             number = known.setdefault(key, len(partitions))
             if number == len(partitions):
                 partitions.append(partition)
@@ -68,12 +68,6 @@ def _partition(segment: Segment, row: int) -> Partition:
     block = segment.block
     values = zip(block.partition_fields, block.partition(row), strict=True)
     return Partition(block.spec_id, tuple(PartitionField(field_id, kind, value) for (field_id, kind), value in values))
-
-
-def _key(value: Value | None) -> object:
-    if isinstance(value, float):
-        return "NaN" if math.isnan(value) else (value, math.copysign(1.0, value))
-    return value
 
 
 def _alike(segment: Segment) -> tuple[Longs, Longs]:
