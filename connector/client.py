@@ -363,14 +363,16 @@ class SeamarkClient:
         filter: Any = None,
         meaning: str | None = None,
         deletes: bool = False,
+        schema_id: int | None = None,
         at: At = CURRENT,
     ) -> Iterator[FileRows]:
         """The files that may hold a row that matches, and which rows these are, by bitmap indexes.
 
         `meaning`, sql or iceberg, is by default that of where the predicate comes from; `deletes` takes deleted rows
-        out. BadRequest for a predicate that makes no sense.
+        out; names are those of schema `schema_id`, by default the current one. BadRequest for a predicate that makes no
+        sense.
         """
-        given = {"where": where, "filter": filter, "meaning": meaning, **at.given()}
+        given = {"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id, **at.given()}
         asked = {"deletes": deletes, **{name: value for name, value in given.items() if value is not None}}
         while True:
             body = json.dumps(asked).encode()

@@ -170,7 +170,9 @@ def _with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
     at, asked = At(snapshot_id=table.snapshot_id), expression_json(in_sql(where))
-    found = {one.file_path: one for one in client.bitmap(table.name, filter=asked, meaning="sql", at=at)}
+    schema_id = table.metadata.current_schema_id
+    rows_of = client.bitmap(table.name, filter=asked, meaning="sql", schema_id=schema_id, at=at)
+    found = {one.file_path: one for one in rows_of}
     for task in tasks:
         rows = found.get(task.path)
         if rows is not None:

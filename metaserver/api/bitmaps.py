@@ -130,6 +130,7 @@ _BODY: dict[str, Any] = {
             "description": "Of zeros and NaN; default: that of where the predicate comes from.",
         },
         "snapshot-id": _COUNT,
+        "schema-id": {"type": "integer", "description": "By whose names the predicate is; default: the current one's."},
         "ref": {"type": "string"},
         "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
         "deletes": {"type": "boolean", "description": "Whether deleted rows are to be taken out; default false."},
@@ -145,6 +146,7 @@ class _Bitmap(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     filter: msgspec.Raw = msgspec.Raw()
     case_sensitive: bool = True
     meaning: str | None = None
+    schema_id: int | None = None
     snapshot_id: int | None = None
     ref: str | None = None
     as_of: int | None = None
@@ -260,6 +262,10 @@ async def select_rows(request: web.Request) -> web.Response:
 
 def _asked(wanted: _Bitmap, metadata: TableMetadata) -> _Asked:
     """BadRequest. For a thread: a predicate may list hundreds of thousands of values."""
+    if wanted.schema_id is not None:
+        if metadata.schema(wanted.schema_id) is None:
+            raise BadRequest(f"The table has no schema {wanted.schema_id}, by whose names the predicate is")
+        metadata = msgspec.structs.replace(metadata, current_schema_id=wanted.schema_id)
     checksum = _checksum(wanted, metadata)
     snapshot_id, after = _start(wanted, metadata, checksum)
     predicate = _predicate(wanted, metadata)
@@ -275,6 +281,7 @@ def _checksum(wanted: _Bitmap, metadata: TableMetadata) -> int:
         wanted.where,
         bytes(wanted.filter).decode("utf-8", "replace"),
         wanted.case_sensitive,
+        wanted.schema_id,
         wanted.meaning,
         wanted.deletes,
         wanted.rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -38,8 +38,8 @@ def swap(client: IndexClient) -> None:
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
 
 
-def fill(client: IndexClient, *rows: tuple[int, int]) -> None:
-    create(client, fields=fields("a", "b"))
+def fill(client: IndexClient, *rows: tuple[int, int], properties: Mapping[str, str] | None = None) -> None:
+    create(client, fields=fields("a", "b"), properties=properties)
     for a, b in rows:
         append(client, "db.t", pa.table({"a": [a], "b": [b]}))
 
@@ -100,10 +100,11 @@ def test_an_upsert_and_a_delete_find_the_rows_of_their_names_though_these_change
     assert held(client) == [(1, 2)]
 
 
+@pytest.mark.parametrize("properties", [{}, {"seamark.index.a": "bitmap(a)", "seamark.index.b": "bitmap(b)"}])
 def test_a_scan_is_by_the_names_of_the_schema_that_it_has_loaded(
-    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(client, (1, 2), (2, 1))
+    fill(client, (1, 2), (2, 1), properties=properties)
     swapped_before_plan(monkeypatch, reading, client)
     assert scan(client, "db.t", where="a = 1").to_arrow().to_pylist() == [{"a": 1, "b": 2}]
 
