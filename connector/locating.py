@@ -202,6 +202,11 @@ class Found:
     positions: Longs
     keys: Longs
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether they are all rows of the file."""
+        return len(self.positions) == self.task.records
+
     def of(self, chosen: npt.NDArray[np.bool_]) -> Found:
         """Those of its rows whose keys are chosen, bool[keys]."""
         kept = chosen[self.keys]

@@ -26,14 +26,15 @@ def rewritten(
 ) -> WrittenFiles:
     """The rows of these files but those found, and the new ones. Unreadable, Unwritable: nothing is left behind.
 
-    Of new rows those are updated ones that have a `_row_id`, which may be null."""
+    Files of which all rows were found are not read. Of new rows those are updated ones that have a `_row_id`, which may
+    be null."""
     names = [one.name for one in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     reader = TaskReader(wanted_of(opened, names, TRUE, positions=True), opened.storage)
     columns = list(range(len(names)))  # by number: the table may have a column that is called as the positions are
     with TableWriter(target) as writer:
-        for one in files:
+        for one in (file for file in files if not file.is_whole):
             for batch in reader.read(one.task):
                 stays = ~np.isin(batch.column(len(names)).to_numpy(), one.positions, assume_unique=True)
                 if stays.any():

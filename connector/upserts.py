@@ -375,7 +375,8 @@ def _written(found: Difference, scope: Expression, opened: OpenTable, target: Wr
     if mode == COPY_ON_WRITE:
         data = rewritten(opened, target, files, found.rows())
         paths = [one.task.path for one in files]
-        report = replace(found.report, files_read=len(found.located.read.union(paths)))
+        read = found.located.read.union(one.task.path for one in files if not one.is_whole)
+        report = replace(found.report, files_read=len(read))
         return Change(scope, report, data, removed=tuple({"file-path": path} for path in paths))
     deletes = marked(opened, target, files)
     try:

@@ -305,7 +305,7 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
             list(written.skipped),
             [one.task.path for one in own],
             [_Rows.of(one) for one in rest],
-            sorted(found.located.read | {one.task.path for one in own}),
+            sorted(found.located.read | {one.task.path for one in own if not one.is_whole}),
             expression_json(scope),
             (report.inserted, report.updated, report.deleted, report.stale),
         )
@@ -335,14 +335,15 @@ def _prepared(
         found = joined(one for result in results for one in result.found)
         removed = [path for result in results for path in result.removed]
         removed += [one.task.path for one in found] if copies else []
-        read = {path for result in results for path in result.read} | set(removed)
+        rest = [one for one in found if not one.is_whole] if copies else []
+        read = {path for result in results for path in result.read} | {one.task.path for one in rest}
         inserted, updated, deleted, stale = (sum(each) for each in zip(*(one.counts for one in results), strict=True))
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
         scope = any_of(*(bound_filter(one.scope, opened) for one in results)) if several else TRUE
         # The last that may fail, as it leaves files where something after it does.
         deletes = _marked(df, work, found, cores) if found and not copies else WrittenDeletes()
-        more = _copied(df, work, found, cores) if found and copies else WrittenFiles()
+        more = _copied(df, work, rest, cores) if rest else WrittenFiles()
     except BaseException:
         data.discard(target.storage)
         raise

@@ -234,6 +234,20 @@ def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Serv
     assert [one[:2] for one in held(client)] == [(1, "old"), (2, "new"), (3, "new")]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_of_which_no_row_stays_is_not_read_to_write_it_anew(
+    client: IndexClient, served: Served, version: int
+) -> None:
+    create(client, version=version, properties=BY_ID)
+    append(client, "db.t", rows((1, "a"), (2, "a")))
+    (whole,) = (one for one in files_of(served) if one.suffix == ".parquet")
+    append(client, "db.t", rows((3, "a"), (4, "a")))
+    whole.unlink()
+    report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
+    assert (report.deleted, report.files_read, report.files_written, report.files_removed) == (3, 1, 1, 2)
+    assert [one[0] for one in held(client)] == [4]
+
+
 # Which row counts
 
 
