@@ -26,7 +26,7 @@ from metaserver.errors import Corrupt
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reserved import DELETED_PATH
 from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.transforms import VOID
+from metaserver.iceberg.transforms import IDENTITY, UNITS_PER_DAY, VOID
 from metaserver.index.block import Block
 from metaserver.index.packing import NONE, Form, Longs, value_of
 from metaserver.index.strings import codes, strings
@@ -43,13 +43,16 @@ Partition = tuple[object, ...]
 
 class DeleteIndex:
     """Immutable. `specs` and `schemas` are all that the table's metadata hold: they tell which specs are unpartitioned,
-    and which columns are required."""
+    which columns are required, and which were promoted."""
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
         """Corrupt, naming the manifest, where an entry is no delete file or lacks what it must have."""
         self._view = view
-        self._unpartitioned = {spec.spec_id: _is_unpartitioned(spec) for spec in specs}
+        self._specs = {spec.spec_id: spec for spec in specs}
+        self._schemas = tuple(schemas)
+        self._unpartitioned = {spec_id: _is_unpartitioned(spec) for spec_id, spec in self._specs.items()}
         self._fields: dict[int, tuple[int, ...]] = {}
+        self._days: dict[tuple[int, int], int] = {}
         self._partitions: dict[int, dict[Partition, int]] = {}
         self._partition_count = 0
         self._paths: dict[bytes, int] = {}
@@ -62,7 +65,7 @@ class DeleteIndex:
             self._collect(number, block, vectors, by_path, by_partition, equality)
         self._vectors, self._by_path = _Groups(vectors), _Groups(by_path)
         self._by_partition = _Groups(by_partition)
-        self._equality = EqualityDeletes(view.delete_blocks, equality, tuple(schemas)) if equality else None
+        self._equality = EqualityDeletes(view.delete_blocks, equality, self._schemas) if equality else None
         self._sorted_paths = sorted(self._paths)
 
     def applying(self, row: int) -> tuple[int, ...]:
@@ -155,7 +158,29 @@ class DeleteIndex:
     def _partitions_of(self, block: Block, rows: Longs) -> Iterable[Partition]:
         """The values of the spec's fields in the order of their ids, whatever their order in the manifest."""
         ids = self._fields.get(block.spec_id, ())
-        return zip(*(_values(block, field_id, rows) for field_id in ids), strict=True) if ids else repeat((), len(rows))
+        return zip(*(self._values(block, one, rows) for one in ids), strict=True) if ids else repeat((), len(rows))
+
+    def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
+        """As `_values` below; dates that were promoted to timestamps since are in the unit of those."""
+        values = _values(block, field_id, rows)
+        day = self._day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
+        return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
+
+    def _day(self, spec_id: int, field_id: int) -> int:
+        """What a day is to a partition field by now; 1 but for the identity of a column that held dates, and does not
+        any more."""
+        known = self._days.get((spec_id, field_id))
+        if known is None:
+            spec = self._specs.get(spec_id)
+            sources = [
+                field.source_id
+                for field in (() if spec is None else spec.fields)
+                if field.field_id == field_id and field.transform.lower() == IDENTITY
+            ]
+            columns = [schema.column(source) for schema in self._schemas for source in sources if source is not None]
+            kinds = [column.type for column in columns if column is not None and isinstance(column.type, str)]
+            known = self._days[spec_id, field_id] = max((UNITS_PER_DAY.get(kind, 1) for kind in kinds), default=1)
+        return known
 
     def _path_ids(self, block: Block, rows: Longs) -> Longs:
         """int64[rows]; -1 where no delete file names the path."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -30,11 +31,11 @@ from tests.planner.delete_tables import (
     schema_json,
     specs,
 )
-from tests.planner.kinds import to_bytes
+from tests.planner.kinds import DAY_US, to_bytes
 from tests.planner.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.manifests import ADDED, EXISTING, Entry, Style, manifest_bytes
 from tests.planner.metrics import ColumnMetrics
-from tests.planner.test_deletes import Listed, Situation
+from tests.planner.test_deletes import UNITS_PER_DAY, Listed, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
 SCHEMA = schema_json(0, KINDS, set(), late=True)
@@ -78,7 +79,9 @@ def vector(referenced: str | None = "d", **more: Any) -> DeleteFile:
     )
 
 
-def block(entries: list[Entry], *, schema: dict[str, Any] = SCHEMA, version: int = 3) -> Block:
+def block(
+    entries: list[Entry], *, schema: dict[str, Any] = SCHEMA, version: int = 3, kinds: dict[int, str] = KINDS
+) -> Block:
     content, spec_id = int(entries[0].file.content != DATA), entries[0].file.spec_id
     data = manifest_bytes(
         entries,
@@ -87,7 +90,7 @@ def block(entries: list[Entry], *, schema: dict[str, Any] = SCHEMA, version: int
         style=PLAIN,
         spec_id=spec_id,
         fields=SPECS[spec_id],
-        kinds=KINDS,
+        kinds=kinds,
         schema=schema,
     )
     return block_of("manifest.avro", data)
@@ -294,7 +297,7 @@ def test_a_required_column_holds_no_null_whatever_counts_leave_unsaid() -> None:
 
 
 def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> None:
-    day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * 86_400_000_000)
+    day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * DAY_US)
     data = data_file(metrics={A: stats(day, day)})
     delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: stats(micros, micros)})
     dates, timestamps = (schema_json(0, KINDS | {A: kind}, set(), late=True) for kind in ("date", "timestamp"))
@@ -305,6 +308,29 @@ def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> 
         [block([entry(delete, 2)], schema=timestamps)],
     )
     assert DeleteIndex(view, specs(), []).applying(0) == (0,)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
+def test_deletes_of_a_partition_apply_whether_it_was_of_a_date_or_of_the_timestamp_that_became(kind: str) -> None:
+    kinds = [KINDS | {A: one} for one in ("date", kind)]
+    schemas = [schema_json(number, one, set(), late=True) for number, one in enumerate(kinds)]
+
+    def blocks(made: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
+        """One from before the promotion and one from after it, each of the same three partitions."""
+        days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
+        return [
+            block([entry(made((day,)), sequence) for day in some], schema=schema, kinds=one)
+            for some, schema, one in zip(days, schemas, kinds, strict=True)
+        ]
+
+    data = blocks(lambda partition: data_file(spec_id=1, partition=partition), 1)
+    positions = blocks(lambda partition: delete_file(POSITION_DELETES, spec_id=1, partition=partition), 1)
+    equality = blocks(
+        lambda partition: delete_file(EQUALITY_DELETES, spec_id=1, partition=partition, equality_ids=[B]), 2
+    )
+    view = TableView([manifest_file(0, 1, 5)] * 2, data, [manifest_file(1, 1, 5)] * 4, [*positions, *equality])
+    index = DeleteIndex(view, specs(), [msgspec.convert(schema, type=Schema) for schema in schemas])
+    assert index.applying_to(rows_of(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
 
 
 def test_an_equality_delete_on_a_column_that_the_data_file_lacks_is_kept() -> None:

@@ -37,13 +37,16 @@ from tests.planner.delete_tables import (
     specs,
 )
 from tests.planner.history import random_lake
-from tests.planner.kinds import FLOATS, LONG_MIN, pool
+from tests.planner.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, pool
 from tests.planner.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.manifests import ADDED, DELETED, EXISTING, Entry, Style, manifest_bytes
 from tests.planner.metrics import ColumnMetrics, column_metrics
 
 GLOBAL_SPECS = (0, 3)
 PROMOTED = {"int": "long", "float": "double", "decimal(9, 2)": "decimal(20, 2)", "decimal(18, 0)": "decimal(18, 0)"}
+DATES = ["date", "timestamp", "timestamp_ns"]
+"""What a date may be promoted to, itself included; rows and partitions have days here, however they are written."""
+UNITS_PER_DAY = {"timestamp": DAY_US, "timestamp_ns": DAY_US * 1000}
 PATHS = [f"s3://bucket/table/data/{name}.parquet" for name in ("a", "ab", "abc", "zz", "é", "\U0001f600", "b" * 40)]
 
 
@@ -73,7 +76,7 @@ class Situation:
         self.rng = rng = random.Random(seed)
         draw = ["int", "long", "string", "uuid", "binary", "date", "decimal(9, 2)", "decimal(18, 0)", "boolean", "time"]
         old = {key: rng.choice(draw) for key in (A, B, NESTED, LATE)} | {F: rng.choice(["float", "double"])}
-        new = {key: PROMOTED.get(kind, kind) for key, kind in old.items()}
+        new = {key: rng.choice(DATES) if kind == "date" else PROMOTED.get(kind, kind) for key, kind in old.items()}
         self.kinds = {0: old, 1: new}
         required = {key for key in (A, F) if rng.random() < 0.3}
         self.required = required
@@ -81,7 +84,11 @@ class Situation:
             0: schema_json(0, old, required, late=False),
             1: schema_json(1, new, required, late=True),
         }
+        self.units = {key: UNITS_PER_DAY.get(kind, 1) if old[key] == "date" else 1 for key, kind in new.items()}
         self.pools = {key: pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old.items()}
+        for key, unit in self.units.items():
+            if unit > 1:
+                self.pools[key] = [day for day in self.pools[key] if abs(day) * unit <= LONG_MAX] or [0]
         self.pools[F] += [math.nan, 0.0, -0.0]
         self.style = Style.draw(rng)
         self.data: list[tuple[Listed, Entry]] = []
@@ -128,8 +135,16 @@ class Situation:
 
     def _metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
-        made = {key: column_metrics(self.rng, kinds[key], of) for key, of in values.items()}
+        made = {
+            key: column_metrics(self.rng, kinds[key], [self._written(schema_id, key, value) for value in of])
+            for key, of in values.items()
+        }
         return {key: of for key, of in made.items() if of != ColumnMetrics()}
+
+    def _written(self, schema_id: int, key: int, value: Any) -> Any:
+        """As it is stored under the schema."""
+        unit = self.units.get(key, 1)
+        return value if schema_id == 0 or value is None or unit == 1 else value * unit
 
     def _common(self, within: Listed, content: int) -> dict[str, Any]:
         self.made += 1
@@ -206,8 +221,14 @@ class Situation:
         )
 
     def bytes_of(self, listed: Listed) -> bytes:
+        sources = [part.source for part in SPECS[listed.spec_id]]
+        entries = []
+        for entry in listed.entries:
+            parts = zip(sources, entry.file.partition, strict=True)
+            partition = tuple(self._written(listed.schema_id, source, value) for source, value in parts)
+            entries.append(replace(entry, file=replace(entry.file, partition=partition)))
         return manifest_bytes(
-            listed.entries,
+            entries,
             version=listed.version,
             content=listed.content,
             style=replace(self.style, sparse=self.style.sparse and listed.content == DATA),
@@ -258,14 +279,15 @@ class Situation:
         )
 
     def java_drops(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
-        """By one column whose statistics Java trusts rightly: it is neither a float, a UUID, nor in a null struct."""
+        """By one column whose statistics Java trusts rightly: no float, no UUID, no promoted date, and not in a null
+        struct."""
         removal, file = delete[1].file, data[1].file
         if removal.content == POSITION_DELETES:
             return False
         return any(
             self._column_drops(key, removal.metrics.get(key, ColumnMetrics()), file.metrics.get(key, ColumnMetrics()))
             for key in removal.equality_ids
-            if self.kinds[1][key] not in (*FLOATS, "uuid") and key != NESTED
+            if self.kinds[1][key] not in (*FLOATS, "uuid", *UNITS_PER_DAY) and key != NESTED
         )
 
     def _column_drops(self, key: int, gone: ColumnMetrics, held: ColumnMetrics) -> bool:
