@@ -206,7 +206,7 @@ def maybe_of_both_zeros(rng: random.Random, predicate: Any) -> Any:
     """Now and then, in the place of a comparison of floats, two: with 0.0 and -0.0, which many a program takes for one
     value."""
     literal = predicate.get("value")
-    if not isinstance(literal, Literal) or literal.kind not in FLOATS or rng.random() >= 0.2:
+    if not isinstance(literal, Literal) or literal.kind not in FLOATS or rng.random() < 0.6:
         return predicate
     zeros = [{**predicate, "value": Literal(literal.kind, zero)} for zero in rng.sample([0.0, -0.0], 2)]
     return {"type": rng.choice(["and", "or", "or"]), "left": zeros[0], "right": zeros[1]}
