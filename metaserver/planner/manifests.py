@@ -6,7 +6,9 @@ or that does not decode, rules nothing out.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
 from metaserver.iceberg.manifest import FieldSummary, ManifestFile
@@ -22,28 +24,44 @@ def needed(
 ) -> list[int]:
     """Numbers of the manifests that may list a file whose partition satisfies its spec's expression."""
     fields = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
+    keys = _Keys()
     return [
         number
         for number, manifest in enumerate(manifests)
         if manifest.partition_spec_id not in by_spec
         or manifest.partitions is None
-        or _may_hold(by_spec[manifest.partition_spec_id], manifest.partitions, fields[manifest.partition_spec_id])
+        or _may_hold(by_spec[manifest.partition_spec_id], manifest.partitions, fields[manifest.partition_spec_id], keys)
     ]
 
 
-def _may_hold(expression: Expression, summaries: Sequence[FieldSummary], places: Mapping[int | None, int]) -> bool:
+class _Keys:
+    """The values of predicates as keys, ascending: made once for all manifests, since lists may be long."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Any]] = {}
+
+    def of(self, bound: Bound, form: Form) -> list[Any]:
+        found = self._known.get(id(bound))  # who asks holds the predicate
+        if found is None:
+            found = self._known[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
+        return found
+
+
+def _may_hold(
+    expression: Expression, summaries: Sequence[FieldSummary], places: Mapping[int | None, int], keys: _Keys
+) -> bool:
     if isinstance(expression, Always):
         return expression.value
     if isinstance(expression, And):
-        return all(_may_hold(child, summaries, places) for child in expression.children)
+        return all(_may_hold(child, summaries, places, keys) for child in expression.children)
     if isinstance(expression, Or):
-        return any(_may_hold(child, summaries, places) for child in expression.children)
+        return any(_may_hold(child, summaries, places, keys) for child in expression.children)
     assert isinstance(expression, Bound)
     place = places.get(expression.column_id, len(summaries))
-    return place >= len(summaries) or _may_match(expression, summaries[place])
+    return place >= len(summaries) or _may_match(expression, summaries[place], keys)
 
 
-def _may_match(bound: Bound, summary: FieldSummary) -> bool:
+def _may_match(bound: Bound, summary: FieldSummary, keys: _Keys) -> bool:
     form = form_of(bound.kind)
     if bound.op is Op.IS_NULL:
         return summary.contains_null is not False
@@ -55,22 +73,22 @@ def _may_match(bound: Bound, summary: FieldSummary) -> bool:
         # Writers leave both out where every value is null.
         return bound.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH) or summary.contains_null is not True
     low, high = _key(form, bound.kind, summary.lower), _key(form, bound.kind, summary.upper)
-    return low is None or high is None or _overlaps(bound, form, low, high)
+    return low is None or high is None or _overlaps(bound.op, keys.of(bound, form), low, high)
 
 
-def _overlaps(bound: Bound, form: Form, low: Key, high: Key) -> bool:
-    keys = [key_of(form, bound.kind, value) for value in bound.values]
-    match bound.op:
+def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
+    match op:
         case Op.LT:
-            return bool(low < keys[0])  # type: ignore[operator]
+            return bool(low < keys[0])
         case Op.LT_EQ:
-            return bool(low <= keys[0])  # type: ignore[operator]
+            return bool(low <= keys[0])
         case Op.GT:
-            return bool(high > keys[0])  # type: ignore[operator]
+            return bool(high > keys[0])
         case Op.GT_EQ:
-            return bool(high >= keys[0])  # type: ignore[operator]
+            return bool(high >= keys[0])
         case Op.EQ | Op.IN:
-            return any(low <= key <= high for key in keys)  # type: ignore[operator]
+            place = bisect_left(keys, low)
+            return place < len(keys) and bool(keys[place] <= high)
         case Op.STARTS_WITH:
             prefix = keys[0]
             assert isinstance(prefix, bytes)

@@ -370,9 +370,11 @@ def _is_quick(view: TableView, question: Question) -> bool:
 
 async def _needed(manifests: Sequence[ManifestFile], question: Question) -> list[int]:
     """Numbers of the manifests that the filter needs."""
-    if question.is_long:
-        await asyncio.to_thread(lambda: question.projected)
-    return needed(manifests, question.demands, question.metadata.partition_specs)
+
+    def find() -> list[int]:
+        return needed(manifests, question.demands, question.metadata.partition_specs)
+
+    return await asyncio.to_thread(find) if question.is_long else find()
 
 
 def _view_key(question: Question) -> tuple[str, ...]:

@@ -7,19 +7,25 @@ And skipping must happen: of plain types, a manifest whose values all lie on the
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions import Bound, Expression, Op
+from metaserver.iceberg.expressions import Bound, Expression, Op, Value
 from metaserver.iceberg.manifest import FieldSummary, ManifestFile
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.index.packing import Form
+from metaserver.planner import manifests, planner
 from metaserver.planner.manifests import needed
 from tests.iceberg.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.kinds import to_bytes
+from tests.planner.tables import Table, numbers, planning
 
 KINDS = dict(enumerate(VALUES, start=1000))
 SPEC = PartitionSpec(
@@ -92,10 +98,11 @@ def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
 @settings(max_examples=400, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
 def test_a_manifest_without_a_value_that_the_summary_allows_is_not_needed(data: st.DataObject, kind: str) -> None:
-    """Comparisons and equality of one field: needed exactly when something between its least and greatest satisfies."""
+    """Comparisons, equality and lists of one field: needed exactly when something from its least to its greatest
+    satisfies."""
     field = next(one for one, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
-    literal = data.draw(VALUES[kind])
+    literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     there = [value for value in values if value is not None]
     within = {
         Op.LT: lambda: min(there) < literal,
@@ -103,10 +110,12 @@ def test_a_manifest_without_a_value_that_the_summary_allows_is_not_needed(data: 
         Op.GT: lambda: max(there) > literal,
         Op.GT_EQ: lambda: max(there) >= literal,
         Op.EQ: lambda: min(there) <= literal <= max(there),
+        Op.IN: lambda: any(min(there) <= one <= max(there) for one in (literal, other)),
     }
     before = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, allowed in within.items():
-        bound = Bound(op, field, f"p{field}", kind, "identity", kind, (literal,))
+        literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
+        bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
         found = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
         assert found == (bool(there) and allowed()), op
 
@@ -148,8 +157,8 @@ def test_bounds_that_cannot_be_read_rule_nothing_out(
 def test_what_the_manifest_list_does_not_say_rules_nothing_out() -> None:
     never = of("string", Op.EQ, "zzz")
     told = [FieldSummary(False, None, b"a", b"b")]
-    manifests = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
-    assert needed(manifests, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+    listed = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
+    assert needed(listed, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
 def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
@@ -161,3 +170,40 @@ def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
     for literal, kept in (("a", [0]), ("c", [])):
         asked = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
         assert needed([manifest(summaries, spec_id=4)], {4: asked}, [SPEC, turned]) == kept
+
+
+def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand values, for each of a thousand manifests anew, would take minutes."""
+    made = 0
+    key_of = manifests.key_of
+
+    def counted(form: Form, kind: str, value: Value) -> Any:
+        nonlocal made
+        made += 1
+        return key_of(form, kind, value)
+
+    monkeypatch.setattr(manifests, "key_of", counted)
+    bounds = [to_bytes("long", value) for value in range(201)]
+    listed = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
+    asked = of("long", Op.IN, *range(1, 1000, 4))
+    found = needed(listed, {3: asked}, [SPEC_OF_ONE])
+    assert found == [low for low in range(200) if low % 4 in (0, 1)]
+    assert made == len(asked.values) + 2 * len(listed)
+
+
+async def test_a_long_list_is_looked_for_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def watched(*asked: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return needed(*asked)
+
+    monkeypatch.setattr(planner, "needed", watched)
+    table = Table(tmp_path / "t")
+    table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
+    async with planning(tmp_path) as opened:
+        for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
+            asked = {"type": "in", "term": "day", "values": list(days)}
+            assert await numbers(opened, table.metadata, asked) == [day for day in range(4) if day in days]
+            assert [thread is threading.main_thread() for thread in threads] == [on_loop]
+            threads.clear()
