@@ -408,6 +408,6 @@ def _partition(given: GivenPartition, metadata: TableMetadata) -> tuple[int, Par
             None if kind == UNKNOWN or value is None else decode_json(kind, value)
             for kind, value in zip(partition_types(metadata, spec), given.values, strict=True)
         )
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise BadRequest(f"scope: a partition of spec {given.spec_id}: {str(error)[:300]}") from None
     return given.spec_id, values
