@@ -140,6 +140,8 @@ async def test_partitions_are_those_that_pyiceberg_finds(lakes: Api, tmp_path: P
         lake = random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
             continue  # PyIceberg folds partitions of all specs into one shape, and reads no deletion vectors
+        if any(file.record_count == 0 for file in lake.current.data_files):
+            continue  # nor does it count files without rows
         path = await register(lakes, lake, f"t{seed}")
         found = await listed(lakes, f"{path}/partitions", "partitions", limit=2)
         files = lake.current.data_files + lake.current.delete_files
