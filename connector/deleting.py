@@ -35,11 +35,10 @@ from connector.parquet.writing import FileWriter
 from connector.partitioning import Partitioner
 from connector.storage import Storage
 from connector.target import WriteTarget
-from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.puffin import MAGIC, Blob, write_puffin
 from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
 from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.transforms import VOID, canonical
 from metaserver.iceberg.values import FLOATS
 
 Longs = npt.NDArray[np.int64]
@@ -259,7 +258,7 @@ def write_equality_deletes(
     _check_version(target, "equality deletes")
     spec = target.spec if spec is None else spec
     schema = _key_schema(target.schema, columns)
-    sources = {source for one in spec.fields if not is_void(one) for source in one.sources}
+    sources = {source for one in spec.fields if not one.is_void for source in one.sources}
     missing = sources - {one.id for one in schema.fields}
     if missing:
         named = [target.schema.index.by_id[one].name for one in sorted(missing) if one in target.schema.index.by_id]
@@ -294,11 +293,6 @@ def write_equality_deletes(
         WrittenDeletes(tuple(files)).discard(target.storage)
         raise
     return WrittenDeletes(tuple(files))
-
-
-def is_void(field: PartitionField) -> bool:
-    """Whether it has no value for any row, as where version 1 has dropped it."""
-    return canonical(field.transform) == VOID
 
 
 def _key_schema(schema: Schema, columns: Sequence[str]) -> Schema:

@@ -94,7 +94,8 @@ class Keys:
                 parts.append(_bound(field, Op.EQ if len(values) == 1 else Op.IN, values))
                 continue
             if extent.ranges:
-                parts.append(any_of(*(_within(field, low, high) for low, high in _ranges(extent.ranges, ranges_max))))
+                lows, highs = zip(*extent.ranges, strict=True)
+                parts.append(any_of(*(_within(field, *ends) for ends in _ranges(lows, highs, ranges_max))))
             parts.extend(_in_buckets(specs, field, kind, extent.distinct))
         return all_of(*parts)
 
@@ -119,7 +120,7 @@ class _Extent:
         values = _ordered(kind, plain_values(distinct, kind))
         if values is None:
             return _Extent(distinct, None, [])
-        ranges = _ranges(list(zip(values, values, strict=True)), RANGES_MAX)
+        ranges = _ranges(values, values, RANGES_MAX)
         return _Extent(distinct, values if len(values) <= VALUES_MAX else None, ranges)
 
 
@@ -152,21 +153,34 @@ def _ordered(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
     return sorted(found)
 
 
-def _ranges(spans: Sequence[tuple[Any, Any]], most: int) -> list[tuple[Any, Any]]:
+def _ranges(lows: Sequence[Any], highs: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
     """Ascending ranges, joined into a few that lie between the widest gaps. About the widest: numbers are rounded."""
-    numbers = np.asarray(_numbers([end for span in spans for end in span]), dtype=np.float64)
-    gaps = numbers[2::2] - numbers[1:-1:2]
+    start = _common(lows[0], highs[-1])
+    below = _numbers(lows, start)
+    above = below if highs is lows else _numbers(highs, start)
+    gaps = below[1:] - above[:-1]
     cuts = np.sort(np.argsort(-gaps, kind="stable")[: most - 1] + 1).tolist()
-    return [(spans[start][0], spans[end - 1][1]) for start, end in pairwise([0, *cuts, len(spans)])]
+    return [(lows[first], highs[end - 1]) for first, end in pairwise([0, *cuts, len(lows)])]
 
 
-def _numbers(values: Sequence[Any]) -> Sequence[Any]:
-    """How far apart values are: of text and bytes what comes first after all that they have in common."""
+def _common(low: Any, high: Any) -> int:
+    """How many bytes text or bytes begin with alike."""
+    if not isinstance(low, str | bytes):
+        return 0
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_encoded(low), _encoded(high), strict=False)))
+
+
+def _encoded(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _numbers(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
+    """How far apart values are: of text and bytes what comes first from `start` on."""
     if not isinstance(values[0], str | bytes):
-        return values
-    coded = [one.encode() if isinstance(one, str) else one for one in values]
-    start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(coded[0], coded[-1], strict=False)))
-    return [int.from_bytes(one[start : start + _CODE_BYTES].ljust(_CODE_BYTES, b"\0"), "big") for one in coded]
+        return np.asarray(values, dtype=np.float64)
+    end = start + _CODE_BYTES
+    codes = [one[start:end] for one in (map(str.encode, values) if isinstance(values[0], str) else values)]
+    return np.array(codes, dtype=f"S{_CODE_BYTES}").view(f">u{_CODE_BYTES}").astype(np.float64)
 
 
 def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column: pa.Array) -> Iterator[Expression]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from connector.parquet.projecting import Projected, identified, parse_name_mappi
 from connector.parquet.row_groups import RowGroups
 from connector.planning import OpenTable, ScanTask, open_table, plan, with_rows
 from connector.storage import Storage
+from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest as Refused
 from metaserver.iceberg.arrow import plain_type
 from metaserver.iceberg.binding import bind
@@ -47,9 +48,13 @@ from metaserver.iceberg.parquet import InDoubt, Unreadable
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.residuals import Residuals
 from metaserver.iceberg.schema import Field, Schema, StructType
-from metaserver.iceberg.sql import parse_sql
 from metaserver.iceberg.transforms import IDENTITY, canonical, result_type
 from metaserver.iceberg.values import decode_json
+
+if TYPE_CHECKING:
+    from metaserver.iceberg import sql
+else:
+    sql = Deferred("metaserver.iceberg.sql")  # every worker of Spark imports this module, and few parse SQL
 
 FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of
@@ -134,7 +139,7 @@ def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
     try:
         if not isinstance(where, str):
             return bind(parse_expression(where), table.schema, (), case_sensitive=True)
-        read = parse_sql(where, table.schema, nan_above=True)
+        read = sql.parse_sql(where, table.schema, nan_above=True)
         if not read.exact:
             told = f": {'; '.join(read.unused)}" if read.unused else ", for a literal that its column cannot hold"
             raise BadRequest(f"Rows cannot be chosen by all of this predicate exactly{told}")

@@ -1,8 +1,5 @@
 """Upserts and deletes by key of rows that nobody looks for: equality deletes, and the new rows, in one commit.
 
-    upsert_unlocated(client, "db.t", rows, keys=["id"])      a row for each key, in the place of whatever has it
-    delete_unlocated(client, "db.t", keys=rows)              rows with these keys go
-
 Nothing of the table is read, neither index nor data file, so that a batch costs the same on a table of any size, and
 says nothing about what was there. Every reader pays instead: it holds the rows of each file that the deletes apply to
 against their keys, until a compaction has applied them. PyIceberg does not read such tables.
@@ -18,97 +15,48 @@ resize of buckets); then it is done anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import pyarrow as pa
-
-from connector.client import Name, SeamarkClient
-from connector.deleting import WrittenDeletes, is_void, write_equality_deletes
-from connector.latest import Batch, batch_of
+from connector.deleting import WrittenDeletes, write_equality_deletes
+from connector.latest import Batch
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable
+from connector.row_commits import NOTHING, Change, Report
 from connector.target import WriteTarget
-from connector.upserts import ATTEMPTS, NOTHING, Change, Report, committed
-from connector.writing import Rows, WrittenFiles, batches_of, write_batches
-from metaserver.iceberg.expressions import TRUE
+from connector.writing import WrittenFiles, write_batches
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.snapshot import MAIN
+
+EQUALITY = "equality"
 
 
-def upsert_unlocated(
-    client: SeamarkClient,
-    table: Name,
-    rows: Rows,
-    *,
-    keys: Sequence[str],
-    branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
-    summary: Mapping[str, str] | None = None,
-    attempts: int = ATTEMPTS,
-) -> Report:
-    """Puts each row in the place of those with its key, or adds it; of rows with one key the last given counts.
-
-    Of the report only the numbers of files written and of attempts, the snapshot and `duplicate` are told. Unwritable
-    for rows that do not fit the table, keys of floating point numbers, tables of version 1 and those with a partition
-    spec by other columns than the key's. Otherwise as `connector.upserts.upsert`.
-    """
-    given = list(batches_of(rows))
-
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
-        batch = batch_of(given, opened.schema, keys)
-        return _written(batch, opened, target, batch.rows.to_batches())
-
-    return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
+def check_unlocated(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
+    """ValueError for what would have to read stored rows."""
+    for name, given in (("precombine", precombine), ("columns", columns)):
+        if given is not None:
+            raise ValueError(f"{name} needs the stored rows, which are not looked up by way of {EQUALITY!r}")
+    if mode is not None and mode.lower() != "merge-on-read":
+        raise ValueError(f"mode is {mode!r}; what is not looked up can only be marked as deleted: merge-on-read")
 
 
-def delete_unlocated(
-    client: SeamarkClient,
-    table: Name,
-    *,
-    keys: Rows,
-    branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
-    summary: Mapping[str, str] | None = None,
-    attempts: int = ATTEMPTS,
-) -> Report:
-    """Deletes the rows that have one of these keys, whose columns are all columns of `keys`. As `upsert_unlocated`."""
-    given = list(batches_of(keys))
-
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
-        if not given:
-            return NOTHING
-        return _written(batch_of(given, opened.schema, given[0].schema.names), opened, target, ())
-
-    return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
-
-
-class _Blind(Change):
-    """It has read nothing; the snapshot tells the server which partition specs were known."""
-
-    def body(self, opened: OpenTable) -> dict[str, Any]:
-        said = super().body(opened)
-        del said["scope"]
-        return said
-
-
-def _written(batch: Batch, opened: OpenTable, target: WriteTarget, new: Sequence[pa.RecordBatch]) -> Change:
+def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> Change:
+    """The rows of the batch in the place of whatever has their keys; or nothing in their place. Unwritable for keys of
+    floating point numbers, tables of version 1 and those with a partition spec by other columns than the key's."""
     if not batch.keys.count:
         return NOTHING
     columns = [field.name for field in batch.keys.fields]
     keys = batch.rows.select(columns)
-    deletes = WrittenDeletes()
-    data = WrittenFiles()
+    gone, data = WrittenDeletes(), WrittenFiles()
     try:
         for spec in _specs(opened.metadata, columns):
             more = write_equality_deletes(target, keys, columns, spec=spec)
-            deletes = WrittenDeletes((*deletes.files, *more.files))
-        data = write_batches(target, new)
+            gone = WrittenDeletes((*gone.files, *more.files))
+        if not deletes:
+            data = write_batches(target, batch.rows.to_batches())
     except BaseException:
-        deletes.discard(target.storage)
+        gone.discard(target.storage)
         raise
-    return _Blind(TRUE, Report(), data, deletes)
+    return Change(None, Report(), data, gone)
 
 
 def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
@@ -116,7 +64,7 @@ def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpe
 
     A field that is void splits nothing: a spec of such fields alone is without fields, to every reader."""
     ids = {field.id for field in metadata.current_schema.fields if field.name in columns}
-    parts = [(spec, part) for spec in metadata.partition_specs for part in spec.fields if not is_void(part)]
+    parts = [(spec, part) for spec in metadata.partition_specs for part in spec.fields if not part.is_void]
     foreign = [(spec, part) for spec, part in parts if not ids.issuperset(part.sources)]
     by_parts = {spec.spec_id for spec, _ in parts}
     if plain := [spec for spec in metadata.partition_specs if spec.spec_id not in by_parts]:

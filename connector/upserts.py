@@ -4,6 +4,7 @@
     upsert(client, "db.t", rows, keys=["id"], columns=["price"])      of stored rows, only these columns
     delete(client, "db.t", keys=rows)                                 rows with these keys go
     delete(client, "db.t", where="country = 'FR'")                    rows that match go
+    upsert(client, "db.t", rows, keys=["id"], way="equality")         … of which nothing is looked up (`unlocated.py`)
 
 Rows are located in one snapshot (`locating.py`). Merge-on-read marks them as deleted and appends the new ones;
 copy-on-write writes the files that hold them anew. Either is one commit, which says what was read, so the server
@@ -16,32 +17,29 @@ them, nor ever will.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from connector.client import At, Name, SeamarkClient
-from connector.commits import back_off
+from connector.client import Name, SeamarkClient
 from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
-from connector.errors import BadRequest, Conflict, Refused
 from connector.latest import Batch, Rank, batch_of, column_of, latest
 from connector.lineage import NAMES, ROW_ID_NAME, has_lineage, with_lineage
 from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, locate
 from connector.parquet.casting import Unwritable
-from connector.planning import OpenTable, in_sql, open_table, plan
+from connector.planning import OpenTable, plan
 from connector.reading import TaskReader, bound_filter, wanted_of
 from connector.rewriting import rewritten
-from connector.target import WriteTarget, target_of
-from connector.writing import Rows, WrittenFiles, batches_of, commit, write_batches
-from metaserver.iceberg.expression_json import expression_json
+from connector.row_commits import ATTEMPTS, NOTHING, Change, Report, committed
+from connector.target import WriteTarget
+from connector.unlocated import EQUALITY, check_unlocated, unlocated
+from connector.writing import Rows, WrittenFiles, batches_of, write_batches
 from metaserver.iceberg.expressions import TRUE, Expression
-from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.snapshot import MAIN
 
@@ -52,35 +50,8 @@ MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
 MODES = (MERGE_ON_READ, COPY_ON_WRITE)
 _UPSERT_MODES = ("write.merge.mode", "write.update.mode")
 _DELETE_MODES = ("write.delete.mode",)
-ATTEMPTS = 50
-_WAIT_S, _WAIT_MAX_S = 0.02, 2.0
 _SCOPE_VALUES_MAX = 1_000
 """Keys that a commit names one by one as what was read; of more it names ranges and buckets."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was done. Files are those of the attempt that was committed."""
-
-    inserted: int = 0
-    """Keys that no row had."""
-    updated: int = 0
-    """Keys of whose rows one is left, with new values."""
-    deleted: int = 0
-    """Rows that are gone, and no other came in their place."""
-    stale: int = 0
-    """Keys whose stored row is newer than the one given, and stayed."""
-    files_read: int = 0
-    """Data files of which anything was read."""
-    files_written: int = 0
-    """Data and delete files."""
-    files_removed: int = 0
-    """Data files, and delete files that new ones hold."""
-    attempts: int = 1
-    snapshot_id: int | None = None
-    """None where nothing was to be changed."""
-    duplicate: bool = False
-    """The producer had committed this before; the numbers tell what this run would have done."""
 
 
 def upsert(
@@ -103,17 +74,21 @@ def upsert(
     Of rows with one key the latest by `precombine` counts, the last of several such, null before all others; a stored
     row that is later stays. With `columns` only these are taken from the rows where a row is stored, beside the key and
     `precombine`. `mode` is by default the table's `write.merge.mode` or `write.update.mode`, else copy-on-write; `way`
-    is how rows are located (`locating.WAYS`), by default chosen.
+    is how rows are located (`locating.WAYS`), by default chosen; `equality` locates none: the change is merge-on-read
+    whatever the table says, there are neither `columns` nor `precombine`, and of the report only files, attempts,
+    snapshot and `duplicate` are told.
 
-    Unwritable for rows that do not fit the table or have no key; Refused with status 409 where others were faster in
-    all attempts; Unreadable for a file that is broken. `producer`, and what is not known after an error, are as with
-    `append`.
+    Unwritable for rows that do not fit the table or have no key, and for what `equality` cannot say; Refused with
+    status 409 where others were faster in all attempts; Unreadable for a file that is broken. `producer`, and what is
+    not known after an error, are as with `append`.
     """
-    checked(mode, way)
+    checked(mode, way, precombine, columns)
     given = list(batches_of(rows))
 
     def prepared(opened: OpenTable, target: WriteTarget) -> Change:
         batch = batch_of(given, opened.schema, keys, precombine, columns)
+        if way == EQUALITY:
+            return unlocated(batch, opened, target)
         how = mode_of(mode, target)
         found = differing(client, opened, batch, way, how)
         return _written(found, scope_of(batch.keys, opened), opened, target, how)
@@ -139,6 +114,8 @@ def delete(
     Otherwise as `upsert`."""
     if (keys is None) == (where is None):
         raise ValueError("say which rows are to go, by keys or by a predicate (where)")
+    if way == EQUALITY and keys is None:
+        raise ValueError(f"by way of {EQUALITY!r} rows go by keys, not by a predicate (where)")
     checked(mode, way)
     given = None if keys is None else list(batches_of(keys))
 
@@ -150,18 +127,24 @@ def delete(
             return NOTHING
         else:
             batch = batch_of(given, opened.schema, given[0].schema.names)
+            if way == EQUALITY:
+                return unlocated(batch, opened, target, deletes=True)
             scope, found = scope_of(batch.keys, opened), without(client, opened, batch, way)
         return _written(found, scope, opened, target, mode_of(mode, target, deletes=True))
 
     return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
 
 
-def checked(mode: str | None, way: str | None) -> None:
-    """ValueError for what there is not."""
+def checked(
+    mode: str | None, way: str | None, precombine: str | None = None, columns: Sequence[str] | None = None
+) -> None:
+    """ValueError for what there is not, and what makes no sense together."""
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
-    if way is not None and way not in WAYS:
-        raise ValueError(f"way is {way!r}; rows are located by {' or '.join(WAYS)}")
+    if way == EQUALITY:
+        check_unlocated(mode, precombine, columns)
+    elif way is not None and way not in WAYS:
+        raise ValueError(f"way is {way!r}; rows are located by {' or '.join(WAYS)}, or not at all by {EQUALITY}")
 
 
 def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
@@ -327,49 +310,6 @@ class _Stored:
 # What is written
 
 
-@dataclass(frozen=True)
-class Change:
-    """For a commit: what was read, and files; `removed` are data files of which `data` has the rows that stay."""
-
-    scope: Expression
-    report: Report
-    data: WrittenFiles
-    deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
-    removed: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is to be changed, so that there is nothing to commit; the report is told all the same."""
-        return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
-
-    def allowed(self, target: WriteTarget) -> Change:
-        """With no more index files than a commit may bring."""
-        return replace(self, data=self.data.with_allowed_indexes(target.storage))
-
-    def body(self, opened: OpenTable) -> dict[str, Any]:
-        return {
-            "read-snapshot-id": opened.snapshot_id,
-            "schema-id": opened.metadata.current_schema_id,
-            "scope": {"filter": expression_json(in_sql(self.scope))},
-            "add": [*self.data.files, *self.deletes.files],
-            "remove": [*self.removed, *self.deletes.removed],
-            "index-files": list(self.data.index_files),
-        }
-
-    def done(self) -> Report:
-        """The report, with the files."""
-        paths = {one["file-path"] for one in (*self.data.files, *self.deletes.files)}
-        removed = len(self.removed) + len(self.deletes.removed)
-        return replace(self.report, files_written=len(paths), files_removed=removed)
-
-    def discard(self, target: WriteTarget) -> None:
-        self.data.discard(target.storage)
-        self.deletes.discard(target.storage)
-
-
-NOTHING = Change(TRUE, Report(), WrittenFiles())
-
-
 def _written(found: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str) -> Change:
     files = found.located.files
     if mode == COPY_ON_WRITE:
@@ -401,54 +341,3 @@ def marked(opened: OpenTable, target: WriteTarget, files: Sequence[Found]) -> Wr
         for one in files
     ]
     return write_deletes(target, gone, Deletes(opened.storage, opened.metadata)) if gone else WrittenDeletes()
-
-
-# What is committed
-
-
-def committed(
-    client: SeamarkClient,
-    table: Name,
-    prepared: Callable[[OpenTable, WriteTarget], Change],
-    *,
-    branch: str,
-    producer: tuple[str, int] | None,
-    summary: Mapping[str, str] | None,
-    attempts: int,
-) -> Report:
-    """One commit of what is prepared, from the branch's head, and again where others were faster."""
-    named: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
-    if producer is not None:
-        named["producer"] = {"id": producer[0], "sequence": producer[1]}
-    opened = open_table(client, table, At(ref=branch))
-    named["table-uuid"] = opened.metadata.table_uuid
-    number = 0
-    while True:
-        number += 1
-        target = target_of(opened.metadata, opened.storage)
-        change = prepared(opened, target).allowed(target)
-        if change.is_empty:
-            return replace(change.report, attempts=number)
-        try:
-            answer = commit(client, table, {**named, **change.body(opened)}, partial(change.discard, target))
-        except (Conflict, BadRequest) as error:
-            if number >= attempts:
-                raise
-            if isinstance(error, Conflict):
-                back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
-            before, opened = opened, open_table(client, table, At(ref=branch))
-            if not _is_anew(error, before.metadata, opened.metadata):
-                raise
-        else:
-            return replace(
-                change.done(), attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
-            )
-
-
-def _is_anew(error: Refused, before: TableMetadata, now: TableMetadata) -> bool:
-    """Whether what was refused is to be done anew: not of another table by that name, where rows with the keys may mean
-    anything; and what was no sound change, only where that was because of an upgrade, as a version has delete files of
-    its own."""
-    if now.table_uuid != before.table_uuid:
-        return False
-    return isinstance(error, Conflict) or now.format_version != before.format_version

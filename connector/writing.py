@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,15 +38,20 @@ from connector.parquet.writing import (
 from connector.partitioning import Partition, column_at, places_of
 from connector.storage import Storage
 from connector.target import WriteTarget, target_of
+from metaserver.deferred import Deferred
 from metaserver.errors import Corrupt, RequestError
 from metaserver.iceberg.binding import bind
 from metaserver.iceberg.expression_json import expression_json
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.properties import as_int
 from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.sql import parse_sql
 from metaserver.iceberg.table_json import decode_table
 from metaserver.wire import INDEX_FILES_MAX
+
+if TYPE_CHECKING:
+    from metaserver.iceberg import sql
+else:
+    sql = Deferred("metaserver.iceberg.sql")
 
 TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20
@@ -424,7 +429,7 @@ def destination(
 def _expression(metadata: TableMetadata, where: str) -> object:
     """What exactly the predicate says: rows that a wider one would take would be lost."""
     try:
-        read = parse_sql(where, metadata.current_schema, nan_above=True)
+        read = sql.parse_sql(where, metadata.current_schema, nan_above=True)
         if not read.exact:
             told = f": {'; '.join(read.unused)}" if read.unused else ", for a literal that its column cannot hold"
             raise BadRequest(f"Rows cannot be replaced by all of this predicate exactly{told}")

@@ -2,7 +2,8 @@
 
 A hundred batches leave a hundred small data files and a deletion vector for each data file that they met. The table is
 read whole by Iceberg's own reader, four of its columns, before, after, and after `rewrite_data_files`: the time is told
-in multiples of the first. How long the last batches took, beside the first, tells what writers pay.
+in multiples of the first. How long the last batches took, beside the first, tells what writers pay. With equality
+deletes, in buckets by key, a batch leaves two files for each bucket instead.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake
-from bench.writing.tables import FLAT, NAMESPACE, Batches, base
+from bench.writing.tables import NAMESPACE, Batches, base
 from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, PythonWriter
 
 BATCHES = 100
-NAME = "aged"
 REWRITE = "map('delete-file-threshold', '1', 'rewrite-all', 'true')"
 
 
-def measure(report: Report, made: Lake, rows: int, batches: int, bases: Path, *, rounds: int) -> None:
-    table = made.table(base(rows, FLAT, bases=bases), NAME, mode=MERGE_ON_READ, indexed=True)
-    writer, drawn = PythonWriter("aged", table), Batches(rows, made.folder)
-    read = {"before": _read(made.spark, rounds)}
+def measure(
+    report: Report, made: Lake, rows: int, batches: int, bases: Path, *, layout: str, way: str | None, rounds: int
+) -> None:
+    name = f"aged_{layout}"
+    table = made.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=way is None)
+    writer, drawn = PythonWriter("aged", table, way=way), Batches(rows, made.folder)
+    read = {"before": _read(made.spark, name, rounds)}
     took = []
     for _ in range(batches):
         batch = drawn.next()
@@ -35,12 +38,13 @@ def measure(report: Report, made: Lake, rows: int, batches: int, bases: Path, *,
         writer.upsert(batch)
         took.append(time.perf_counter() - started)
         batch.path.unlink()
-    read["after"] = _read(made.spark, rounds)
-    made.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{NAME}', options => {REWRITE})")
-    read["rewritten"] = _read(made.spark, rounds)
+    read["after"] = _read(made.spark, name, rounds)
+    made.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
+    read["rewritten"] = _read(made.spark, name, rounds)
     if (found := writer.versions()) != (expected := drawn.expected(range(1, batches + 1))):
         raise AnswersDiffer(f"the aged table has {found} rows by version, the batches make {expected}")
-    case, part = f"{rows:,} rows, after {batches} batches", max(1, batches // 5)
+    by = "deletion vectors" if way is None else "equality deletes"
+    case, part = f"{rows:,} rows, after {batches} batches, {by}", max(1, batches // 5)
     last, first = statistics.median(took[-part:]), statistics.median(took[:part])
     report.rows += [
         Row(case, "reading it all", "×", {OURS: read["after"] / read["before"]}),
@@ -53,11 +57,11 @@ def measure(report: Report, made: Lake, rows: int, batches: int, bases: Path, *,
     )
 
 
-def _read(spark: SparkSession, rounds: int) -> float:
+def _read(spark: SparkSession, name: str, rounds: int) -> float:
     took = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
-        spark.table(f"{CATALOG}.{NAMESPACE}.{NAME}").agg(
+        spark.table(f"{CATALOG}.{NAMESPACE}.{name}").agg(
             sf.count("version"), sf.sum("price"), sf.sum("quantity"), sf.max("city")
         ).collect()
         took.append(time.perf_counter() - started)

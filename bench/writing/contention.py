@@ -4,7 +4,7 @@ Ours upsert ten rows at a time, each writer into a bucket of its own, through th
 PyIceberg appends the same rows: once as it comes, where a commit that lost its race is tried again as often as its
 defaults say, and once with `seamark.commit.rebase` = `append` on the table and no second try. Each writer is a process
 that has its rows ready and has committed once; then all begin together, and the time is from there to the last commit.
-One case after the other has the machine to itself, once: a rate is of eight hundred commits. In the end each table is
+One case after the other has the machine to itself, once: a rate is of four hundred commits. In the end each table is
 read: every row of a commit that was answered must be there once.
 """
 
@@ -43,7 +43,7 @@ from connector.upserts import upsert
 from connector.writing import append
 from metaserver.iceberg.expressions import TRUE
 
-WRITERS, TIMES, ROWS = 8, 100, 10
+WRITERS, TIMES, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5
 STORED = 100_000
 """Rows of the table that is upserted into, of which a writer takes those of its buckets."""

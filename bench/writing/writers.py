@@ -83,12 +83,12 @@ class OurTable:
         return versions_of(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
 
     def tidy(self) -> None:
-        forget(self.folder, set(self.client.files(self.named, content="data")["file_path"].to_pylist()))
+        forget(self.folder, set(self.client.files(self.named)["file_path"].to_pylist()))
 
 
 class _Ours:
-    def __init__(self, name: str, table: OurTable) -> None:
-        self.name, self._table = name, table
+    def __init__(self, name: str, table: OurTable, *, way: str | None = None) -> None:
+        self.name, self._table, self._way = name, table, way
         self.folder = table.folder
 
     def versions(self) -> dict[int, int]:
@@ -102,20 +102,20 @@ class PythonWriter(_Ours):
     """`connector.upserts`, in this process, of rows in memory."""
 
     def upsert(self, batch: Batch) -> None:
-        upsert(self._table.client, self._table.named, batch.rows, keys=[KEY])
+        upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], way=self._way)
 
 
 class SparkWriter(_Ours):
     """`connector.spark.writing`, of a DataFrame that reads the batch's file; `by_tasks` though the driver would do."""
 
-    def __init__(self, name: str, table: OurTable, *, by_tasks: bool = False) -> None:
-        super().__init__(name, table)
+    def __init__(self, name: str, table: OurTable, *, way: str | None = None, by_tasks: bool = False) -> None:
+        super().__init__(name, table, way=way)
         self._driver_rows = 0 if by_tasks else DRIVER_ROWS
 
     def upsert(self, batch: Batch) -> None:
         table, frame = self._table, batch_frame(self._table.spark, batch)
-        most = self._driver_rows
-        write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], driver_rows=most)
+        how = {"way": self._way, "driver_rows": self._driver_rows}
+        write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **how)
 
 
 # What all of them share
@@ -131,7 +131,7 @@ def versions_of(frame: DataFrame) -> dict[int, int]:
 
 
 def forget(folder: Path, live: set[str]) -> None:
-    """Data files below the folder that are not `live` (paths or URIs) go."""
+    """Parquet files below the folder that are not `live` (paths or URIs) go."""
     kept = {one.removeprefix("file:").replace("///", "/") for one in live}
     for path in (folder / "data").rglob("*.parquet"):
         if str(path) not in kept:

@@ -1,5 +1,21 @@
 """Seamark from PySpark: sessions, readers, writers and jobs."""
 
-from connector.spark.writing import write
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from connector.spark.writing import write
 
 __all__ = ["write"]
+
+_writing = Deferred("connector.spark.writing")
+
+
+def __getattr__(name: str) -> object:
+    """Imported when it is asked for: each of Spark's Python workers imports this package, and few of them write."""
+    if name in __all__:
+        return getattr(_writing, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,16 +1,17 @@
 """DataFrames upserted, and deleted by, their keys: rows meet those that are stored in Spark's tasks, one commit by the
 driver (`writing.write` with the modes `upsert` and `delete`).
 
-The DataFrame is evaluated once and held by Spark until the call is over, so that whatever is done again is done with
-the same rows. A small one is taken to the driver, where `connector.upserts` does it all, as starting tasks costs more.
-Of a larger one the rows are exchanged once, so that all rows of a key come to one task: by the bucket of the key where
-the table is bucketed by its only column, so that a task meets the files of its own buckets only, else by a hash of the
-key. Each locates its keys in the one snapshot that the driver names, by lookups or by reading the files that may hold
-them, and writes the new rows. History is joined with nothing.
+Whatever is done again is done with the same rows: those of a small DataFrame are taken to the driver, where
+`connector.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be written anew. A
+larger one is evaluated once and held by Spark until the call is over. Its rows are exchanged once, so that all rows of
+a key come to one task: by the bucket of the key where the table is bucketed by its only column, so that a task meets
+the files of its own buckets only, else by a hash of the key. Each locates its keys in the one snapshot that the driver
+names, by lookups or by reading the files that may hold them, and writes the new rows. History is joined with nothing.
 
 What several tasks have found in one data file is brought together by the driver, and so is that file's deletion vector,
 or its copy without these rows, written by exactly one: by the task itself where all keys of the file are its own, which
-buckets tell; else by the driver, or by tasks of a second job, each of some files.
+buckets tell; else by the driver, or by tasks of a second job, each of some files. By way of `equality` no task looks
+anything up (`connector/unlocated.py`), and all that there is of deletes is the tasks' own.
 
 The rule it keeps: what the table gets is what the tasks whose results Spark took have written. Files of an attempt that
 fails are deleted by it; those of a killed task stay as orphans, which no snapshot names.
@@ -37,21 +38,19 @@ from pyspark.sql import types as spark_types
 from connector.buckets import bucket_fields
 from connector.client import At, Name, SeamarkClient
 from connector.deleting import WrittenDeletes
-from connector.latest import batch_of, column_of, refuse_nulls
+from connector.latest import Batch, batch_of, column_of, refuse_nulls
 from connector.locating import SCAN, Found, hashes_of, key_fields, record_index
 from connector.parquet.casting import Unwritable
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, open_table
 from connector.reading import bound_filter
 from connector.rewriting import rewritten
-from connector.target import WriteTarget
+from connector.row_commits import ATTEMPTS, Change, Report, committed
+from connector.target import WriteTarget, target_of
+from connector.unlocated import EQUALITY, unlocated
 from connector.upserts import (
-    ATTEMPTS,
     COPY_ON_WRITE,
-    Change,
-    Report,
     checked,
-    committed,
     delete,
     differing,
     marked,
@@ -74,6 +73,10 @@ TASK_ROWS = 1_000_000
 """Rows that a task is to have, about, as it holds them in memory."""
 TASK_ROWS_MIN = 20_000
 """Rows that a task is to have at least, about, where an index locates them: each task writes files of its own."""
+_SMALL_BYTES = 64 << 20
+"""What Spark expects of a DataFrame that is asked at once for its first rows, which may be all of them."""
+_COPIED_BYTES_MAX = 64 << 20
+"""Of data files that the driver writes anew by itself, as far as can be told before rows are located."""
 DRIVER_FILES = 500
 """Data files, at most, whose deletes the driver writes by itself."""
 _GROUP_BYTES = 1 << 30
@@ -125,20 +128,48 @@ def change(
 ) -> Report:
     """One commit. ValueError and Unwritable for what makes no sense, before any row is looked at; where rows do not fit
     the table, Unwritable or Spark's error, which says so."""
-    checked(asked.row_mode, asked.way)
+    checked(asked.row_mode, asked.way, asked.precombine, asked.columns)
     needed = asked.needed(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
-    batch_of([nothing], open_table(client, table, At(ref=branch)).schema, asked.keys, asked.precombine, asked.columns)
+    opened = open_table(client, table, At(ref=branch))
+    batch_of([nothing], opened.schema, asked.keys, asked.precombine, asked.columns)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    with _evaluated_once(df.select(*(sf.col(f"`{name.replace('`', '``')}`") for name in needed))) as rows:
-        count = rows.count()
-        if count > driver_rows:
-            return committed(client, table, lambda *at: _prepared(client, rows, count, asked, *at), **more)
-        given, how = rows.toArrow(), {"mode": asked.row_mode, "way": asked.way, **more}
+    wanted = df.select(*(sf.col(f"`{name.replace('`', '``')}`") for name in needed))
+    given = _collected(wanted, driver_rows)
+    if given is None or _copies_much(opened, asked, given.num_rows):
+        rows = wanted if given is None else df.sparkSession.createDataFrame(given, wanted.schema)
+        with _evaluated_once(rows) as held:
+            count = held.count()
+            if count > driver_rows or _copies_much(opened, asked, count):
+                return committed(client, table, lambda *at: _prepared(client, held, count, asked, *at), **more)
+            given = held.toArrow()
+    how = {"mode": asked.row_mode, "way": asked.way, **more}
     if asked.deletes:
         return delete(client, table, keys=given, **how)
     columns = None if asked.columns is None else list(asked.columns)
     return upsert(client, table, given, keys=asked.keys, precombine=asked.precombine, columns=columns, **how)
+
+
+def _collected(df: DataFrame, most: int) -> pa.Table | None:
+    """All rows; None where there are more than `most`, or where Spark expects so many bytes that it is not tried."""
+    if not most or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
+        return None
+    found = df.limit(most + 1).toArrow()
+    return found if found.num_rows <= most else None
+
+
+def _copies_much(opened: OpenTable, asked: Asked, rows: int) -> bool:
+    """Whether so many rows are likely to be in files of many bytes, which are to be written anew."""
+    target = target_of(opened.metadata, opened.storage)
+    if asked.way == EQUALITY or mode_of(asked.row_mode, target, deletes=asked.deletes) != COPY_ON_WRITE:
+        return False
+    head = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
+    totals = {} if head is None else head.summary_map()
+    try:
+        files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
+    except (KeyError, ValueError):  # a summary need not tell
+        return False
+    return size_bytes * min(rows, files) > _COPIED_BYTES_MAX * files
 
 
 @contextmanager
@@ -165,15 +196,16 @@ class Placing:
 
     @staticmethod
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, way: str | None) -> Placing:
-        """More tasks than the rows need where they read no file twice: of buckets, or by an index. Buckets count where
-        their column is the whole key: of one that is a part of it a single value may have nearly all rows."""
+        """More tasks than the rows need where they read no file twice: of buckets, by an index, or none at all. Buckets
+        count where their column is the whole key: of one that is a part of it a single value may have nearly all
+        rows."""
         by_rows = -(-rows // TASK_ROWS)
         specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
         widths = [bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
         if width := next(filter(None, widths), 0):
             buckets = min(width, max(cores, by_rows))
             return Placing(tuple(fields), buckets, -(-by_rows // buckets), width)
-        if way != SCAN and record_index(opened.metadata, fields) is not None:
+        if way == EQUALITY or (way != SCAN and record_index(opened.metadata, fields) is not None):
             return Placing(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
         return Placing(tuple(fields), 1, by_rows)
 
@@ -267,11 +299,12 @@ class _Result(msgspec.Struct, frozen=True):
     files: list[dict[str, Any]]
     index_files: list[dict[str, Any]]
     skipped: list[tuple[str, str]]
-    removed: list[str]
-    found: list[_Rows]
-    read: list[str]
-    scope: Any
-    counts: tuple[int, int, int, int]
+    equality_deletes: list[dict[str, Any]] = []
+    removed: list[str] = []
+    found: list[_Rows] = []
+    read: list[str] = []
+    scope: Any = None
+    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def written(self) -> WrittenFiles:
@@ -283,8 +316,21 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
     given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not given:
         return
+    asked = work.asked
+    batch = batch_of(given, work.opened.schema, asked.keys, asked.precombine, asked.columns)
+    result = _blind(work, batch) if asked.way == EQUALITY else _located(work, batch)
+    yield pa.RecordBatch.from_arrays([pa.array([msgspec.msgpack.encode(result)], pa.binary())], schema=_RESULT_ARROW)
+
+
+def _blind(work: Work, batch: Batch) -> _Result:
+    made = unlocated(batch, work.opened, work.target, deletes=work.asked.deletes)
+    return _Result(
+        list(made.data.files), list(made.data.index_files), list(made.data.skipped), list(made.deletes.files)
+    )
+
+
+def _located(work: Work, batch: Batch) -> _Result:
     opened, target, asked = work.opened, work.target, work.asked
-    batch = batch_of(given, opened.schema, asked.keys, asked.precombine, asked.columns)
     if asked.deletes:
         found = without(work.client, opened, batch, asked.way)
     else:
@@ -296,26 +342,19 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
         mine = [work.placing.owns(specs.get(one.task.spec_id)) for one in rest]
         own = [one for one, is_mine in zip(rest, mine, strict=True) if is_mine]
         rest = [one for one, is_mine in zip(rest, mine, strict=True) if not is_mine]
+    report, scope = found.report, scope_of(batch.keys, opened, work.placing.tasks)
+    told, rows = expression_json(scope), [_Rows.of(one) for one in rest]
     written = rewritten(opened, target, own, found.rows()) if own else found.written(target)
-    try:
-        report, scope = found.report, scope_of(batch.keys, opened, work.placing.tasks)
-        told = _Result(
-            list(written.files),
-            list(written.index_files),
-            list(written.skipped),
-            [one.task.path for one in own],
-            [_Rows.of(one) for one in rest],
-            sorted(found.located.read | {one.task.path for one in own if not one.is_whole}),
-            expression_json(scope),
-            (report.inserted, report.updated, report.deleted, report.stale),
-        )
-        result = pa.RecordBatch.from_arrays(
-            [pa.array([msgspec.msgpack.encode(told)], pa.binary())], schema=_RESULT_ARROW
-        )
-    except BaseException:
-        written.discard(target.storage)
-        raise
-    yield result
+    return _Result(
+        list(written.files),
+        list(written.index_files),
+        list(written.skipped),
+        removed=[one.task.path for one in own],
+        found=rows,
+        read=sorted(found.located.read | {one.task.path for one in own if not one.is_whole}),
+        scope=told,
+        counts=(report.inserted, report.updated, report.deleted, report.stale),
+    )
 
 
 # What the driver makes of it
@@ -331,6 +370,9 @@ def _prepared(
     copies = work.mode == COPY_ON_WRITE
     results = [msgspec.msgpack.decode(bytes(row.result), type=_Result) for row in spread(df, work).collect()]
     data = WrittenFiles.joined(one.written for one in results)
+    if asked.way == EQUALITY:
+        blind = WrittenDeletes(tuple(file for one in results for file in one.equality_deletes))
+        return Change(None, Report(), data, blind)
     try:
         found = joined(one for result in results for one in result.found)
         removed = [path for result in results for path in result.removed]

@@ -35,9 +35,9 @@ from pyspark.sql import types as spark_types
 
 from connector.client import Name, SeamarkClient
 from connector.parquet.casting import conform
+from connector.row_commits import ATTEMPTS, Report
 from connector.spark.upserting import DRIVER_ROWS, Asked, change
 from connector.target import WriteTarget
-from connector.upserts import ATTEMPTS, Report
 from connector.writing import (
     APPEND,
     OVERWRITE,

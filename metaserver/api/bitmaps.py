@@ -32,7 +32,7 @@ from metaserver.api.keys import CATALOG, CLOCK, PLANNER, SETTINGS
 from metaserver.api.lookups import COVERS, DELETED, paths_at
 from metaserver.api.paging import read_token, write_token
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.snapshots import snapshot_of
+from metaserver.api.snapshots import by_schema, snapshot_of
 from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest, TooLarge
@@ -263,9 +263,7 @@ async def select_rows(request: web.Request) -> web.Response:
 def _asked(wanted: _Bitmap, metadata: TableMetadata) -> _Asked:
     """BadRequest. For a thread: a predicate may list hundreds of thousands of values."""
     if wanted.schema_id is not None:
-        if metadata.schema(wanted.schema_id) is None:
-            raise BadRequest(f"The table has no schema {wanted.schema_id}, by whose names the predicate is")
-        metadata = msgspec.structs.replace(metadata, current_schema_id=wanted.schema_id)
+        metadata = by_schema(metadata, wanted.schema_id)
     checksum = _checksum(wanted, metadata)
     snapshot_id, after = _start(wanted, metadata, checksum)
     predicate = _predicate(wanted, metadata)

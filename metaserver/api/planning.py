@@ -27,6 +27,7 @@ from metaserver.api.pieces import send
 from metaserver.api.pointers import Pointers
 from metaserver.api.render import DELEGATION, access_config, json_answer
 from metaserver.api.requests import allow, parse_body, path_table, read_body, read_json
+from metaserver.api.snapshots import by_schema
 from metaserver.catalog.values import LoadedTable
 from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from metaserver.iceberg.expression_json import parse_expression
@@ -139,11 +140,7 @@ async def _plan(request: web.Request, loaded: LoadedTable, body: bytes) -> tuple
     """The answer, and the plan it tells where it is one that would be told again."""
     wanted = parse_body(body, _PlanTableScan)
     asked = _pinned(wanted, loaded.metadata)
-    if asked.schema_id != loaded.metadata.current_schema_id:
-        if loaded.metadata.schema(asked.schema_id) is None:
-            raise BadRequest(f"The table has no schema {asked.schema_id}, by whose names the filter is; load it again")
-        metadata = msgspec.structs.replace(loaded.metadata, current_schema_id=asked.schema_id)
-        loaded = LoadedTable(entry=loaded.entry, metadata=metadata)
+    loaded = msgspec.structs.replace(loaded, metadata=by_schema(loaded.metadata, asked.schema_id))
     # What a request is refused for is found before anything is read, and of an empty table, too.
     question = await _question(loaded.metadata, asked)
     if question.snapshot is None:
@@ -266,11 +263,7 @@ def _as_asked(metadata: TableMetadata, asked: Asked) -> TableMetadata | None:
     whole = asked.snapshot_id is not None or asked.start_snapshot_id is not None
     if not whole and expired_ancestor(metadata, asked.end_snapshot_id) is not None:
         return None
-    if metadata.current_schema_id == asked.schema_id:
-        return metadata
-    if metadata.schema(asked.schema_id) is None:
-        return None
-    return msgspec.structs.replace(metadata, current_schema_id=asked.schema_id)
+    return None if metadata.schema(asked.schema_id) is None else by_schema(metadata, asked.schema_id)
 
 
 def _filter(asked: Asked) -> Expression:

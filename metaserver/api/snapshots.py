@@ -1,7 +1,8 @@
-"""Which snapshot a request of our own API is about: by id, by the name of a branch or tag, or as of a time."""
+"""Which snapshot a request is about: by id, by the name of a branch or tag, or as of a time; and by which schema."""
 
 from __future__ import annotations
 
+import msgspec
 from aiohttp import web
 
 from metaserver.api.describe import Parameter
@@ -81,3 +82,12 @@ def _number(text: str | None, name: str) -> int | None:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX):
         raise BadRequest(f"{name} {text[:40]!r} must be a whole number")
     return int(text)
+
+
+def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
+    """The metadata with this schema the current one, by whose names filters are. BadRequest where it is gone."""
+    if metadata.current_schema_id == schema_id:
+        return metadata
+    if metadata.schema(schema_id) is None:
+        raise BadRequest(f"The table has no schema {schema_id}, by whose names the filter is; load it again")
+    return msgspec.structs.replace(metadata, current_schema_id=schema_id)

@@ -17,7 +17,6 @@ from metaserver.iceberg.content_file import UNKNOWN, partition_types
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.manifest_writer import ADDED, EXISTING, ManifestEntry
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.transforms import VOID, canonical
 from metaserver.iceberg.values import LONG_MAX
 
 ENABLED = "commit.manifest-merge.enabled"
@@ -93,9 +92,7 @@ def _can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
     if spec is None:
         return True  # the first manifest that is read will say so
     kinds = partition_types(metadata, spec)
-    return all(
-        kind != UNKNOWN or canonical(field.transform) == VOID for field, kind in zip(spec.fields, kinds, strict=True)
-    )
+    return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
 
 def _rows(manifests: Sequence[ManifestFile]) -> int:

@@ -15,7 +15,7 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.content_file import partition_types
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.ranges import CALENDAR, is_ordered
+from metaserver.iceberg.ranges import is_ordered, is_rounded
 from metaserver.iceberg.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
 from metaserver.iceberg.values import partition_key, value_key
 from metaserver.planner.partitions import Partition, PartitionField
@@ -147,9 +147,8 @@ def _differs(exact: _Said, other: _Said) -> bool:
     made = _applied(other.transform, exact.kind, exact.value)
     if made is None or made == other.value:
         return False
-    # Java up to 0.10 stored times before 1970 one too high (`projection.py`).
-    rounded = other.transform in CALENDAR and (other.transform, exact.kind) != ("day", "date")
-    return not (rounded and int(made) < 0 and other.value == int(made) + 1)
+    rounded = is_rounded(other.transform, exact.kind) and int(made) < 0
+    return not (rounded and other.value == int(made) + 1)
 
 
 def _implies(one: _Said, wanted: _Said) -> bool:

@@ -23,7 +23,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.reading import Int32
 from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from metaserver.iceberg.schema import Column, Schema, StructType, Type, is_primitive, type_name
+from metaserver.iceberg.schema import StructType, Type, is_primitive, type_name
 from metaserver.iceberg.transforms import VOID, canonical, is_known, result_type
 from metaserver.iceberg.types import base_name
 
@@ -336,21 +336,10 @@ def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
             raise ValueError(f"equality-ids: the table's schema has no column {column_id}")
         if not is_primitive(column.type):
             raise ValueError(f"equality-ids: column {column_id} ({column.name}) is of no primitive type")
-        if _is_repeated(column, metadata.current_schema):
+        if not all(isinstance(one.type, StructType) for one in metadata.current_schema.around(column)):
             raise ValueError(
                 f"equality-ids: column {column_id} ({column.name}) lies within a list or map, so a row has no one value"
             )
-
-
-def _is_repeated(column: Column, schema: Schema) -> bool:
-    """Whether a row can have it more than once, or never: it lies within a list or a map."""
-    parent = column.parent
-    while parent is not None:
-        around = schema.index.by_id[parent]
-        if not isinstance(around.type, StructType):
-            return True
-        parent = around.parent
-    return False
 
 
 def _check_vector(file: ContentFile, version: int) -> None:

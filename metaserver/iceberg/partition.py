@@ -32,6 +32,11 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
     def sources(self) -> tuple[int, ...]:
         return self.source_ids if self.source_id is None else (self.source_id,)
 
+    @property
+    def is_void(self) -> bool:
+        """Whether it has no value for any row, as where version 1 has dropped it."""
+        return self.transform.lower() == VOID
+
     def describe(self) -> str:
         sources = ", ".join(map(str, self.sources))
         return f"{self.field_id}: {self.name}: {self.transform}({sources})"
@@ -163,8 +168,6 @@ def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None
         raise BadRequest(f"Cannot partition by non-primitive source field: {type_name(column.type)}")
     if not accepts(canonical(field.transform), column.type):
         raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")
-    parent = None if column.parent is None else schema.index.by_id[column.parent]
-    while parent is not None:
+    for parent in schema.around(column):
         if not isinstance(parent.type, StructType):
             raise BadRequest(f"Invalid partition field parent: {type_name(parent.type)}")
-        parent = None if parent.parent is None else schema.index.by_id[parent.parent]

@@ -39,7 +39,7 @@ from metaserver.iceberg.expressions import (
     any_of,
 )
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.ranges import CALENDAR, Range, backwards, complement, forwards, is_ordered, next_value
+from metaserver.iceberg.ranges import Range, backwards, complement, forwards, is_ordered, is_rounded, next_value
 from metaserver.iceberg.transforms import (
     IDENTITY,
     VOID,
@@ -174,7 +174,7 @@ class _Mapping(NamedTuple):
     is_same: bool
     """The field holds the values themselves."""
     is_rounded: bool
-    """Whether Java up to 0.10 stored results before 1970 one too high."""
+    """As `ranges.is_rounded`."""
 
 
 @lru_cache(maxsize=1024)
@@ -188,7 +188,7 @@ def _mapping(transform: str, kind: str) -> _Mapping | None:
         is_ordered(transform, kind),
         name_of(transform) == "bucket",
         transform == IDENTITY or (transform, kind) == ("day", "date"),
-        transform in CALENDAR and (transform, kind) != ("day", "date"),
+        is_rounded(transform, kind),
     )
 
 

@@ -44,6 +44,11 @@ def is_ordered(transform: str, kind: str) -> bool:
     return name in CALENDAR
 
 
+def is_rounded(transform: str, kind: str) -> bool:
+    """Whether Java up to 0.10 stored the (canonical) transform's results before 1970 one too high."""
+    return transform in CALENDAR and (transform, kind) != ("day", "date")
+
+
 def next_value(value: Any) -> Any:
     """The least value above this one."""
     if isinstance(value, int):

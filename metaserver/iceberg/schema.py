@@ -7,7 +7,7 @@ identifiers included and the schema id left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -92,6 +92,12 @@ class Schema(
 
     def column(self, column_id: int) -> Column | None:
         return self.index.by_id.get(column_id)
+
+    def around(self, column: Column) -> Iterator[Column]:
+        """The structs, lists and maps that it lies in, from the innermost."""
+        while column.parent is not None:
+            column = self.index.by_id[column.parent]
+            yield column
 
     def column_named(self, name: str) -> Column | None:
         column_id = self.index.by_name.get(name)

@@ -26,7 +26,7 @@ from metaserver.errors import Corrupt
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reserved import DELETED_PATH
 from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.transforms import IDENTITY, UNITS_PER_DAY, VOID
+from metaserver.iceberg.transforms import IDENTITY, UNITS_PER_DAY
 from metaserver.index.block import Block
 from metaserver.index.packing import NONE, Form, Longs, value_of
 from metaserver.index.strings import codes, strings
@@ -328,7 +328,7 @@ def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
 
 
 def _is_unpartitioned(spec: PartitionSpec) -> bool:
-    return all(field.transform.lower() == VOID for field in spec.fields)
+    return all(field.is_void for field in spec.fields)
 
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:

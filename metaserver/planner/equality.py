@@ -353,9 +353,5 @@ def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
 
 def _path(schema: Schema, column_id: int) -> list[bool]:
     """Whether the column, and each struct around it, is required; empty where the schema lacks it."""
-    path: list[bool] = []
-    at: int | None = column_id
-    while at is not None and (column := schema.column(at)) is not None:
-        path.append(column.required)
-        at = column.parent
-    return path
+    column = schema.column(column_id)
+    return [] if column is None else [one.required for one in (column, *schema.around(column))]

@@ -196,7 +196,8 @@ class _Search:
             return self._index.asked[location].found
         record = self._index.opened[location].index
         assert isinstance(record, Record)
-        _refuse_many(record, high)
+        if record.count > ROWS_MAX:
+            _refuse_many(record, high)
         return record.lookup(high, low)
 
 

@@ -176,11 +176,11 @@ def _tested(view: TableView, column: StatsColumn, number: int, test: CountTest) 
 def _narrow_by_bounds(selection: Selection, column: StatsColumn, bound: Bound) -> None:
     op = bound.op
     if op in _OPS:
-        ways = [partial(_compare, column=column, op=_OPS[op], kind=bound.kind, value=bound.values[0])]
+        narrow = partial(_compare, column=column, op=_OPS[op], kind=bound.kind, value=bound.values[0])
         if bound.kind == "uuid":
-            narrow_to_any(selection, [*ways, *_ways_across_orders(column)])
+            narrow_to_any(selection, [narrow, *_ways_across_orders(column)])
         else:
-            ways[0](selection)
+            narrow(selection)
     elif op is Op.EQ:
         _equal(selection, column, bound.kind, bound.values[0])
     elif op is Op.STARTS_WITH:

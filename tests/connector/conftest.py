@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from connector.indexes import IndexClient
 from tests.connector.served import Served
 
 
@@ -16,3 +17,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[IndexClient]:
+    made = IndexClient(served.url)
+    yield made
+    made.close()

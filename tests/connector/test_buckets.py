@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,15 +19,7 @@ from connector.indexes import IndexClient
 from connector.upserts import upsert
 from connector.writing import append
 from metaserver.cli.main import cli
-from tests.connector.served import Served
 from tests.connector.test_upserts import create, held, rows
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 def bucket(count: int, key: int) -> int:

@@ -32,13 +32,6 @@ from tests.connector.test_upserts_history import Step, in_model
 DOUBLINGS = (16, 32, 64)
 
 
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
-
-
 @dataclass
 class Taken:
     """A step that was committed; the spec in force before and after it."""

@@ -31,13 +31,6 @@ def in_process() -> AbstractContextManager[Workers]:
     return closing(InProcess())
 
 
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
-
-
 def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
     """Of so many files, with indexes that cover none: name=(kind, column)."""
     create(client.url, name)

@@ -3,7 +3,6 @@ of an index are taken, however long they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -16,17 +15,9 @@ from connector.planning import ScanTask, open_table
 from connector.rows import Lookup
 from connector.upserts import MERGE_ON_READ, delete
 from connector.writing import WrittenFiles, append, destination, write_batches
-from tests.connector.served import Served
 from tests.connector.test_upserts import BY_ID, create, rows
 
 FILES, ROWS = 120, 4
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(("bytes_max", "read"), [(4 << 20, FILES // 2), (100, FILES)])

@@ -8,7 +8,7 @@ nor with what answers lookups. What should be there is known from the keys alone
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,6 @@ from connector.writing import append
 from metaserver.index.index_file import open_index_file
 from metaserver.index.record import Record
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
 from tests.connector.test_upserts import create
 
 Longs = npt.NDArray[np.int64]
@@ -180,13 +179,6 @@ def _counted(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
         ).fetchall()
         ((deleted,),) = db.execute(f"SELECT count(*) FROM {read} d SEMI JOIN gone g ON {matched}", given).fetchall()
     return count, mixed, deleted
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +20,6 @@ from tests.connector.served import Served
 from tests.connector.test_upserts import COLUMNS, FIELDS, create, rows
 
 Row = tuple[Any, ...]
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:

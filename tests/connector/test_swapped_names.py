@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -15,16 +15,8 @@ from connector.indexes import IndexClient
 from connector.reading import scan
 from connector.upserts import delete, upsert
 from connector.writing import append, overwrite
-from tests.connector.served import Served
 from tests.connector.test_upserts import MODES, create
 from tests.connector.test_upserts_at_once import meanwhile
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 def fields(*names: str) -> list[dict[str, Any]]:

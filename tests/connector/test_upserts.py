@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from connector.client import CURRENT, At
 from connector.indexes import IndexClient
 from connector.parquet.casting import Unwritable
 from connector.reading import scan
-from connector.unlocated import delete_unlocated, upsert_unlocated
+from connector.unlocated import EQUALITY
 from connector.upserts import Report, delete, upsert
 from connector.writing import append
 from tests.connector import typed
@@ -30,13 +30,6 @@ FIELDS: list[dict[str, Any]] = [
 ARROW = pa.schema([("id", pa.int64()), ("land", pa.string()), ("ts", pa.int32()), ("note", pa.string())])
 MODES = ("merge-on-read", "copy-on-write")
 BY_ID = {"seamark.index.ids": "record(id)"}
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 def create(
@@ -432,8 +425,8 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_change(
     create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")))
     if mode == "unlocated":
-        upsert_unlocated(client, "db.t", rows((1, "b")), keys=["id"])
-        delete_unlocated(client, "db.t", keys=pa.table({"id": [2]}))
+        upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY)
+        delete(client, "db.t", keys=pa.table({"id": [2]}), way=EQUALITY)
     else:
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)

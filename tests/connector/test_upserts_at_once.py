@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,11 @@ from connector.errors import BadRequest, Conflict, Refused, ServerFailed
 from connector.indexes import IndexClient
 from connector.planning import open_table, plan
 from connector.reading import scan
-from connector.unlocated import upsert_unlocated
+from connector.unlocated import EQUALITY
 from connector.upserts import Report, delete, upsert
 from connector.writing import append
 from tests.connector.served import Served
 from tests.connector.test_upserts import BY_ID, FIELDS, MODES, create, files_of, held, rows
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
@@ -109,7 +102,7 @@ def test_who_is_always_overtaken_gives_up_and_cleans_up(
     [
         lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"]),
         lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
-        lambda client: upsert_unlocated(client, "db.t", rows((1, "b")), keys=["id"]),
+        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY),
     ],
     ids=["upsert", "delete", "unlocated"],
 )

@@ -22,7 +22,6 @@ from connector.client import At
 from connector.indexes import IndexClient
 from connector.upserts import delete, upsert
 from connector.writing import append
-from tests.connector.served import Served
 from tests.connector.test_upserts import ARROW, COLUMNS, MODES, create, held
 
 Row = dict[str, Any]
@@ -219,13 +218,6 @@ def play(
     for one in clients:
         one.close()
     judge(client, name, taken, note, version=shape.version, every=every, writers=writers)
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("writers", [1, 2])

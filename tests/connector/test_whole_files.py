@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pytest
 
@@ -13,15 +11,7 @@ from connector.indexes import IndexClient
 from connector.planning import open_table, plan
 from connector.upserts import MERGE_ON_READ, delete, upsert
 from connector.writing import append
-from tests.connector.served import Served
 from tests.connector.test_upserts import create, held, rows
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
 
 
 def tasks(client: IndexClient) -> list[tuple[int, int]]:

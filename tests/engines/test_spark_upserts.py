@@ -426,6 +426,35 @@ def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
     assert len(rig.files(table) - before - fresh) == report.files_written
 
 
+@pytest.mark.parametrize(
+    ("most", "how", "by_tasks"),
+    [
+        (0, {"row_mode": COPY_ON_WRITE}, True),
+        (0, {"row_mode": MERGE_ON_READ}, False),
+        (1 << 30, {"row_mode": COPY_ON_WRITE}, False),
+        (1 << 30, {"row_mode": COPY_ON_WRITE, "driver_rows": 13}, True),
+        (1 << 30, {"row_mode": COPY_ON_WRITE, "driver_rows": 14}, False),
+    ],
+    ids=["many bytes", "nothing is copied", "few bytes", "many rows", "few rows"],
+)
+def test_a_small_frame_is_changed_by_the_driver_unless_many_bytes_are_to_be_copied(
+    rig: Rig, most: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"small_{len(rig.sql('SHOW TABLES IN {db}'))}"
+    rig.create(table, BUCKETS)
+    model: Model = dict.fromkeys(range(30), ("de", 0, 0))
+    write(rig.frame(model), f"db.{table}", client=rig.client)
+    jobs: list[str] = []
+    spread = upserting.spread
+    monkeypatch.setattr(upserting, "spread", lambda *given: jobs.append("tasks") or spread(*given))
+    monkeypatch.setattr(upserting, "_COPIED_BYTES_MAX", most)
+    given = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
+    report = rig.upsert(given, table, **how)
+    assert jobs == ["tasks"] * by_tasks
+    assert (report.updated, report.inserted, report.attempts) == (10, 4, 1)
+    assert rig.held(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
+
+
 def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
@@ -439,19 +468,16 @@ def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("row_mode", MODES)
-def test_of_a_task_that_dies_and_is_run_twice_one_result_counts(
+def test_of_a_task_that_is_run_twice_one_result_counts(
     rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Spark would have it, task after task in this process: the first attempt fails with its files written, the
-    second is a speculative one whose result nobody takes."""
+    """Task after task in this process: the first attempt is a speculative one whose result nobody takes. What becomes
+    of such as are killed, `tests/faults/test_spark_tasks.py` shows."""
     table = f"again_{row_mode[:4]}"
     rig.create(table, BUCKETS)
     model: Model = dict.fromkeys(range(60), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
     ran: list[int] = []
-
-    def failing(*_: Any) -> Any:
-        raise OSError("the first attempt dies")
 
     def tasks(df: DataFrame, work: Any) -> Any:
         given = df.toArrow()
@@ -460,12 +486,6 @@ def test_of_a_task_that_dies_and_is_run_twice_one_result_counts(
         results = []
         for number in range(work.placing.tasks):
             mine = given.filter(pa.array(places == number)).to_batches()
-            before = rig.files(table)
-            with monkeypatch.context() as patch:
-                patch.setattr(upserting, "scope_of", failing)
-                with pytest.raises(OSError, match="first attempt"):
-                    list(upserting.change_task(work, mine))
-            assert rig.files(table) == before
             list(upserting.change_task(work, mine))
             results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, mine)]
             ran.append(number)

@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 
 from connector.buckets import resize
 from connector.client import SeamarkClient
-from connector.unlocated import delete_unlocated, upsert_unlocated
-from connector.upserts import MODES, upsert
+from connector.spark.writing import write
+from connector.unlocated import EQUALITY
+from connector.upserts import MODES, delete, upsert
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -40,7 +41,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
         )
         for step in range(4):
             some = rng.sample(range(60), 20)
-            upsert_unlocated(client, "db.t", given(some, 10 * step), keys=["id"])
+            upsert(client, "db.t", given(some, 10 * step), keys=["id"], way=EQUALITY)
             model |= dict.fromkeys(some, 10 * step)
             more = rng.sample(range(60), 5)
             merged = ", ".join(f"({one}L, {10 * step + 1}L)" for one in more)
@@ -50,11 +51,20 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
             )
             model |= dict.fromkeys(more, 10 * step + 1)
             gone = rng.sample(range(60), 5)
-            delete_unlocated(client, "db.t", keys=pa.table({"id": gone}))
+            delete(client, "db.t", keys=pa.table({"id": gone}), way=EQUALITY)
             located = rng.sample(range(60), 5)
             upsert(client, "db.t", given(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
             model = {one: value for one, value in model.items() if one not in gone}
             model |= dict.fromkeys(located, 10 * step + 2)
+            # Many tasks, none of which looks anything up.
+            spread = rng.sample(range(60), 20)
+            frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
+            by_tasks = {"client": client, "way": EQUALITY, "driver_rows": 0}
+            done = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
+            assert (done.files_read, done.attempts) == (0, 1)
+            write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
+            model |= dict.fromkeys(spread, 10 * step + 3)
+            model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
             found = rows(spark.sql(f"SELECT id, v FROM {db}.t"))

@@ -67,10 +67,10 @@ def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, i
                 break
         assert killed > kills // 2, f"{said}: the job was through too early for {kills} kills"
         assert int(notes.read_text()) == batches
-        _every_snapshot_is_of_whole_batches(client, seed, batches, said)
+        every_snapshot_is_of_whole_batches(client, seed, batches, said)
 
 
-def _every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, said: str) -> None:
+def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, said: str) -> None:
     loaded = client.load_table("db.t", history=True)
     model: Model = {}
     number = 0

@@ -1,0 +1,92 @@
+"""A Spark job that changes a table batch by batch with its tasks in executors of their own, as on a cluster: two JVMs
+beside the driver's, whose tasks and Python workers may be killed or held up.
+
+    python -m tests.faults.spark_job URL TABLE NOTES SEED BATCHES SCRATCH
+
+What the batches do is `mortal_writer.batch`'s; NOTES says how many are done, and SCRATCH has Spark's event log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from connector.client import SeamarkClient
+from connector.spark.writing import write
+from tests.faults.mortal_writer import batch
+from tests.services.java import SHORT_LIVED
+from tests.services.process import REPO
+
+ROWS_IN = 6
+"""Partitions of a batch."""
+
+
+def session(scratch: Path) -> SparkSession:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    events = scratch / "events"
+    events.mkdir(parents=True)
+    conf = {
+        "spark.driver.memory": "600m",
+        "spark.executor.memory": "512m",
+        "spark.driver.extraJavaOptions": " ".join(SHORT_LIVED),
+        "spark.executor.extraJavaOptions": " ".join(SHORT_LIVED),
+        "spark.executorEnv.PYTHONPATH": str(REPO),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.adaptive.enabled": "false",  # which would make one task of so few rows
+        "spark.task.maxFailures": "20",
+        "spark.stage.maxConsecutiveAttempts": "20",
+        "spark.deploy.maxExecutorRetries": "-1",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.quantile": "0.3",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+    }
+    builder = SparkSession.builder.master("local-cluster[2,1,768]").appName("seamark-faults")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
+    what, mode, ids = batch(seed, number)
+    rows: DataFrame = spark.createDataFrame([(one, number) for one in ids], "id bigint, batch bigint")
+    rows = rows.repartition(ROWS_IN)
+    producer = ("job", number)
+    if what == "append":
+        write(rows, table, client=client, producer=producer, distribution="none")
+    elif what == "upsert":
+        write(rows, table, client=client, mode="upsert", keys=["id"], row_mode=mode, producer=producer, driver_rows=0)
+    else:
+        keys = rows.select("id")
+        write(keys, table, client=client, mode="delete", row_mode=mode, producer=producer, driver_rows=0)
+
+
+def main(url: str, table: str, notes: Path, seed: int, batches: int, scratch: Path) -> None:
+    spark, client = session(scratch), SeamarkClient(url)
+    for number in range(batches):
+        commit(spark, client, table, seed, number)
+        part = notes.with_suffix(".part")
+        part.write_text(str(number + 1))
+        os.replace(part, notes)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), Path(sys.argv[6]))
