@@ -255,9 +255,7 @@ def write_equality_deletes(
     data files of this very spec are meant. A spec without fields means all data files, of any spec. `columns` are names
     at the top level. Unwritable for columns that make no key.
     """
-    _check_version(target, "equality deletes")
-    spec = target.spec if spec is None else spec
-    schema = _key_schema(target.schema, columns)
+    spec, schema = target.spec if spec is None else spec, check_equality_deletes(target, columns)
     sources = {source for one in spec.fields if not one.is_void for source in one.sources}
     missing = sources - {one.id for one in schema.fields}
     if missing:
@@ -293,6 +291,12 @@ def write_equality_deletes(
         WrittenDeletes(tuple(files)).discard(target.storage)
         raise
     return WrittenDeletes(tuple(files))
+
+
+def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schema:
+    """The columns alone. Unwritable where the table has no equality deletes, or none by these."""
+    _check_version(target, "equality deletes")
+    return _key_schema(target.schema, columns)
 
 
 def _key_schema(schema: Schema, columns: Sequence[str]) -> Schema:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from connector.deleting import WrittenDeletes, write_equality_deletes
+from connector.deleting import WrittenDeletes, check_equality_deletes, write_equality_deletes
 from connector.latest import Batch
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable
@@ -37,6 +37,12 @@ def check_unlocated(mode: str | None, precombine: str | None, columns: Sequence[
             raise ValueError(f"{name} needs the stored rows, which are not looked up by way of {EQUALITY!r}")
     if mode is not None and mode.lower() != "merge-on-read":
         raise ValueError(f"mode is {mode!r}; what is not looked up can only be marked as deleted: merge-on-read")
+
+
+def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
+    """Unwritable where `unlocated` would find it so of any batch."""
+    check_equality_deletes(target, keys)
+    _specs(opened.metadata, keys)
 
 
 def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> Change:

@@ -44,7 +44,7 @@ from connector.unlocated import EQUALITY
 SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (20_000, 40_000)
 COPIED_MAX, HUDI_MAX, TRIED_MAX = 10_000_000, 10_000_000, 10_000_000
 """Rows of the largest tables that are written anew, that Hudi has, and for which MERGE's tunings are tried."""
-ROUNDS, SLOW_ROUNDS, WARM = 7, 3, 2
+ROUNDS, SLOW_ROUNDS, WARM = 7, 2, 2
 SLOW_S, VERY_SLOW_S = 8.0, 24.0
 MERGE, HUDI = "merge", "hudi"
 RECORD, BUCKET, BLIND = "record index", "bucket", "bucket, equality deletes"

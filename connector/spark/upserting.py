@@ -3,10 +3,11 @@ driver (`writing.write` with the modes `upsert` and `delete`).
 
 Whatever is done again is done with the same rows: those of a small DataFrame are taken to the driver, where
 `connector.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be written anew. A
-larger one is evaluated once and held by Spark until the call is over. Its rows are exchanged once, so that all rows of
-a key come to one task: by the bucket of the key where the table is bucketed by its only column, so that a task meets
-the files of its own buckets only, else by a hash of the key. Each locates its keys in the one snapshot that the driver
-names, by lookups or by reading the files that may hold them, and writes the new rows. History is joined with nothing.
+larger one is held by Spark until the call is over; that it is larger may be known only when its first rows are there,
+which are then thrown away and made again. The held rows are exchanged once, so that all those of a key come to one
+task: by the bucket of the key where the table is bucketed by its only column, so that a task meets the files of its own
+buckets only, else by a hash of the key. Each locates its keys in the one snapshot that the driver names, by lookups or
+by reading the files that may hold them, and writes the new rows. History is joined with nothing.
 
 What several tasks have found in one data file is brought together by the driver, and so is that file's deletion vector,
 or its copy without these rows, written by exactly one: by the task itself where all keys of the file are its own, which
@@ -29,6 +30,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyroaring import BitMap64
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -47,9 +49,10 @@ from connector.reading import bound_filter
 from connector.rewriting import rewritten
 from connector.row_commits import ATTEMPTS, Change, Report, committed
 from connector.target import WriteTarget, target_of
-from connector.unlocated import EQUALITY, unlocated
+from connector.unlocated import EQUALITY, check_table, unlocated
 from connector.upserts import (
     COPY_ON_WRITE,
+    MERGE_ON_READ,
     checked,
     delete,
     differing,
@@ -75,6 +78,7 @@ TASK_ROWS_MIN = 20_000
 """Rows that a task is to have at least, about, where an index locates them: each task writes files of its own."""
 _SMALL_BYTES = 64 << 20
 """What Spark expects of a DataFrame that is asked at once for its first rows, which may be all of them."""
+_LIMIT_MAX = 2**31 - 2
 _COPIED_BYTES_MAX = 64 << 20
 """Of data files that the driver writes anew by itself, as far as can be told before rows are located."""
 DRIVER_FILES = 500
@@ -133,12 +137,13 @@ def change(
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
     opened = open_table(client, table, At(ref=branch))
     batch_of([nothing], opened.schema, asked.keys, asked.precombine, asked.columns)
+    if asked.way == EQUALITY:
+        check_table(opened, target_of(opened.metadata, opened.storage), asked.keys)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     wanted = df.select(*(sf.col(f"`{name.replace('`', '``')}`") for name in needed))
-    given = _collected(wanted, driver_rows)
+    given = None if _copies_much(opened, asked, 1) else _collected(wanted, driver_rows)
     if given is None or _copies_much(opened, asked, given.num_rows):
-        rows = wanted if given is None else df.sparkSession.createDataFrame(given, wanted.schema)
-        with _evaluated_once(rows) as held:
+        with _evaluated_once(wanted) as held:
             count = held.count()
             if count > driver_rows or _copies_much(opened, asked, count):
                 return committed(client, table, lambda *at: _prepared(client, held, count, asked, *at), **more)
@@ -151,17 +156,22 @@ def change(
 
 
 def _collected(df: DataFrame, most: int) -> pa.Table | None:
-    """All rows; None where there are more than `most`, or where Spark expects so many bytes that it is not tried."""
-    if not most or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
+    """All rows; None where there are more than `most`, or too many bytes, or where Spark expects so many that it is
+    not tried. Then nothing of what was evaluated counts."""
+    if most <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
-    found = df.limit(most + 1).toArrow()
+    try:
+        found = df.limit(min(most, _LIMIT_MAX) + 1).toArrow()
+    except Py4JJavaError as error:
+        if "maxResultSize" not in str(error):  # of which it may be the cause only
+            raise
+        return None
     return found if found.num_rows <= most else None
 
 
 def _copies_much(opened: OpenTable, asked: Asked, rows: int) -> bool:
     """Whether so many rows are likely to be in files of many bytes, which are to be written anew."""
-    target = target_of(opened.metadata, opened.storage)
-    if asked.way == EQUALITY or mode_of(asked.row_mode, target, deletes=asked.deletes) != COPY_ON_WRITE:
+    if _mode(asked, target_of(opened.metadata, opened.storage)) != COPY_ON_WRITE:
         return False
     head = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
     totals = {} if head is None else head.summary_map()
@@ -170,6 +180,10 @@ def _copies_much(opened: OpenTable, asked: Asked, rows: int) -> bool:
     except (KeyError, ValueError):  # a summary need not tell
         return False
     return size_bytes * min(rows, files) > _COPIED_BYTES_MAX * files
+
+
+def _mode(asked: Asked, target: WriteTarget) -> str:
+    return MERGE_ON_READ if asked.way == EQUALITY else mode_of(asked.row_mode, target, deletes=asked.deletes)
 
 
 @contextmanager
@@ -366,7 +380,7 @@ def _prepared(
     fields = key_fields(opened.schema, asked.keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     placing = Placing.of(opened, fields, rows, cores, asked.way)
-    work = Work(client, opened, target, asked, mode_of(asked.row_mode, target, deletes=asked.deletes), placing)
+    work = Work(client, opened, target, asked, _mode(asked, target), placing)
     copies = work.mode == COPY_ON_WRITE
     results = [msgspec.msgpack.decode(bytes(row.result), type=_Result) for row in spread(df, work).collect()]
     data = WrittenFiles.joined(one.written for one in results)

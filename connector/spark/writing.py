@@ -137,7 +137,8 @@ def write(
 
     An upsert needs `keys`; a delete takes all columns of the frame for the key by default. `row_mode` is the mode of
     `connector.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`, `way` and `attempts` are as there,
-    but of rows that are equally late any may count. Of up to `driver_rows` rows the driver does it all.
+    but of rows that are equally late any may count. Up to `driver_rows` rows are changed by the driver, unless
+    copy-on-write has many bytes to copy.
 
     ValueError for a mode or distribution that there is not, and for what another mode takes. Where rows do not fit the
     table, Spark's error says why (`Unwritable`). The server's refusals are of `connector.errors`; after a conflict

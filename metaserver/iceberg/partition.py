@@ -153,7 +153,7 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
 def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
     """Raises BadRequest unless each field can be computed from the schema's columns."""
     for field in spec.fields:
-        if field.transform == VOID:
+        if field.is_void:
             # what version 1 leaves in place of a dropped field: its source may be gone
             continue
         for source_id in field.sources:

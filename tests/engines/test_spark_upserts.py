@@ -455,6 +455,27 @@ def test_a_small_frame_is_changed_by_the_driver_unless_many_bytes_are_to_be_copi
     assert rig.held(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
 
 
+@pytest.mark.parametrize("most", [2**31 - 1, 1 << 40, 0, -1])
+def test_the_driver_takes_as_many_rows_as_it_is_told(rig: Rig, most: int) -> None:
+    table = f"most_{len(rig.sql('SHOW TABLES IN {db}'))}"
+    rig.create(table)
+    report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=most)
+    assert report.inserted == 5
+
+
+def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> None:
+    rig.create("large")
+    given = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
+    conf, limit = rig.spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
+    before = conf.get(limit, "1g")
+    conf.set(limit, "4m")
+    try:
+        report = rig.upsert(given, "large", driver_rows=20_000)
+    finally:
+        conf.set(limit, before)
+    assert report.inserted == 20_001
+
+
 def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")

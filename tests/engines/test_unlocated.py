@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 
 from connector.buckets import resize
 from connector.client import SeamarkClient
+from connector.parquet.casting import Unwritable
+from connector.spark import upserting
 from connector.spark.writing import write
 from connector.unlocated import EQUALITY
 from connector.upserts import MODES, delete, upsert
@@ -29,8 +31,13 @@ def given(ids: list[int], value: int) -> pa.Table:
 
 @pytest.mark.parametrize(("version", "partitioned"), [(2, "PARTITIONED BY (bucket(4, id))"), (3, "")])
 def test_spark_reads_what_was_replaced_and_deleted_by_key(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, version: int, partitioned: str
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    version: int,
+    partitioned: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(upserting, "TASK_ROWS_MIN", 5)  # so that 20 rows are several tasks'
     rng, model = random.Random(version), dict[int, int]()
     with Seamark(tmp_path_factory.mktemp("unlocated")) as server:
         client, db = SeamarkClient(server.base_url), f"{new_catalog(spark, server.base_url)}.db"
@@ -61,7 +68,8 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
             frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
             by_tasks = {"client": client, "way": EQUALITY, "driver_rows": 0}
             done = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
-            assert (done.files_read, done.attempts) == (0, 1)
+            assert done.attempts == 1
+            assert done.files_written >= 4, "files of two tasks, or more, each with data and deletes"
             write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
             model |= dict.fromkeys(spread, 10 * step + 3)
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
@@ -69,4 +77,26 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
                 resize(client, "db.t", buckets=8)
             found = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
             assert sorted(found) == sorted(model.items()), f"version {version}, step {step}"
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("made", "keys", "said"),
+    [
+        ("TBLPROPERTIES ('format-version' = '1')", ["id"], "no equality deletes"),
+        ("PARTITIONED BY (v)", ["id"], "is by v, which is not of the key"),
+        ("", ["x"], "readers do not compare alike"),
+    ],
+    ids=["version 1", "other partitions", "floating point"],
+)
+def test_what_cannot_be_said_by_equality_is_told_before_any_task_runs(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, made: str, keys: list[str], said: str
+) -> None:
+    with Seamark(tmp_path_factory.mktemp("unsaid")) as server:
+        client, db = SeamarkClient(server.base_url), f"{new_catalog(spark, server.base_url)}.db"
+        spark.sql(f"CREATE NAMESPACE {db}")
+        spark.sql(f"CREATE TABLE {db}.t (id bigint, v bigint, x double) USING iceberg {made}")
+        frame = spark.createDataFrame([(1, 1, 1.0)], "id bigint, v bigint, x double")
+        with pytest.raises(Unwritable, match=said):
+            write(frame, "db.t", client=client, mode="upsert", keys=keys, way=EQUALITY, driver_rows=0)
         client.close()

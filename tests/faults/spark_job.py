@@ -1,9 +1,10 @@
 """A Spark job that changes a table batch by batch with its tasks in executors of their own, as on a cluster: two JVMs
 beside the driver's, whose tasks and Python workers may be killed or held up.
 
-    python -m tests.faults.spark_job URL TABLE NOTES SEED BATCHES SCRATCH
+    python -m tests.faults.spark_job URL TABLE NOTES SEED SCRATCH
 
-What the batches do is `mortal_writer.batch`'s; NOTES says how many are done, and SCRATCH has Spark's event log.
+What the batches do is `mortal_writer.batch`'s; NOTES says how many are done, NOTES.last that the next is the last, and
+SCRATCH has Spark's event log.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connector.client import SeamarkClient
 from connector.spark.writing import write
+from connector.unlocated import EQUALITY
 from tests.faults.mortal_writer import batch
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO
@@ -71,22 +73,26 @@ def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, nu
     producer = ("job", number)
     if what == "append":
         write(rows, table, client=client, producer=producer, distribution="none")
-    elif what == "upsert":
-        write(rows, table, client=client, mode="upsert", keys=["id"], row_mode=mode, producer=producer, driver_rows=0)
+        return
+    how = {"way": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
+    if what == "upsert":
+        write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **how)
     else:
-        keys = rows.select("id")
-        write(keys, table, client=client, mode="delete", row_mode=mode, producer=producer, driver_rows=0)
+        write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **how)
 
 
-def main(url: str, table: str, notes: Path, seed: int, batches: int, scratch: Path) -> None:
+def main(url: str, table: str, notes: Path, seed: int, scratch: Path) -> None:
     spark, client = session(scratch), SeamarkClient(url)
-    for number in range(batches):
+    number, is_last = 0, False
+    while not is_last:
+        is_last = notes.with_suffix(".last").exists()
         commit(spark, client, table, seed, number)
+        number += 1
         part = notes.with_suffix(".part")
-        part.write_text(str(number + 1))
+        part.write_text(str(number))
         os.replace(part, notes)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), Path(sys.argv[6]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
