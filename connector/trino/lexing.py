@@ -1,0 +1,215 @@
+"""Trino's own words in a statement's text, and the query that stands in it, with the place of each character.
+
+sqlglot reads more than Trino does: nested comments, hints, templates, numbers that end in names. So the text is first
+cut by Trino's lexical rules (SqlBase.g4), which are few; what does not fit them is not understood. Comments become
+blanks of the same length, so that places stay what they are.
+
+A query may stand within a statement: behind EXPLAIN, or as text in EXECUTE IMMEDIATE, where each quote is written
+twice. `Inner.places` says where each of its characters is in the statement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+_TOKEN = re.compile(
+    r"""
+      (?P<comment>--[^\r\n]*|/\*.*?\*/)
+    | (?P<string>'[^']*(?:''[^']*)*')
+    | (?P<quoted>"[^"]*(?:""[^"]*)*")
+    | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.]))
+    | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+    | (?P<space>[\ \t\r\n]+)
+    | (?P<mark><>|!=|<=|>=|->|=>|\|\||[-+*/%<>=().,;?\[\]:])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_TYPED = frozenset(
+    {"BIGINT", "BOOLEAN", "DATE", "DECIMAL", "DOUBLE", "INTEGER", "TIME", "TIMESTAMP", "UUID", "VARCHAR"}
+)
+_BEGINNINGS = frozenset({"SELECT", "WITH", "(", "TABLE", "VALUES"})
+_OPTIONS = frozenset({"FORMAT", "TYPE"})
+
+
+class Unclear(Exception):
+    """The statement is not fully understood, so nothing of it is touched."""
+
+
+class Token(NamedTuple):
+    kind: str
+    """string, quoted, number, word or mark"""
+    text: str
+    start: int
+    end: int
+
+    @property
+    def word(self) -> str:
+        """In upper case; "" for what is no keyword."""
+        return self.text.upper() if self.kind in ("word", "mark") else ""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A query's text without its comments, and where it stands."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    places: Sequence[int]
+    """Of each character and of the end, in the statement."""
+    quoted: bool = False
+    """It stands in a text there, in which every quote is doubled."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """`EXECUTE name USING …`. `parameters`: as written, in their order, comments left out."""
+
+    name: str
+    parameters: tuple[str, ...]
+
+
+def tokens_of(text: str) -> tuple[Token, ...]:
+    """Without spaces and comments. Raises Unclear."""
+    found = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise Unclear
+        kind = str(match.lastgroup)
+        if kind not in ("comment", "space"):
+            found.append(Token(kind, match[0], at, match.end()))
+        at = match.end()
+    return tuple(found)
+
+
+def inner_query(statement: str, parameters: Sequence[str] = ()) -> Inner:
+    """The query that `statement` asks for. `parameters` stand for its question marks, where it is a prepared one.
+
+    Raises Unclear for every other statement.
+    """
+    text, places = statement, range(len(statement) + 1)
+    tokens = tokens_of(text)
+    if _words(tokens, 2) == ("EXPLAIN", "ANALYZE"):
+        tokens = tokens[3:] if _words(tokens[2:], 1) == ("VERBOSE",) else tokens[2:]
+    elif _words(tokens, 1) == ("EXPLAIN",):
+        tokens = tokens[1:]
+        if tokens and tokens[0].word == "(" and _words(tokens[1:], 1)[0] in _OPTIONS:
+            tokens = tokens[_closing(tokens, 0) + 1 :]
+    if _words(tokens, 2) == ("EXECUTE", "IMMEDIATE"):
+        if len(tokens) < 3 or tokens[2].kind != "string" or parameters:
+            raise Unclear
+        parameters = _using(tokens[3:])
+        text, unquoted = _unquoted(tokens[2])
+        return replace(_filled(text, tokens_of(text), unquoted, parameters), quoted=True)
+    return _filled(text, tokens, places, parameters)
+
+
+def executed(statement: str) -> Executed | None:
+    """Which prepared statement is executed, plainly or below EXPLAIN; None for any other statement."""
+    try:
+        tokens = tokens_of(statement)
+        while _words(tokens, 1)[0] in ("EXPLAIN", "ANALYZE", "VERBOSE"):
+            tokens = tokens[1:]
+        if _words(tokens, 1) != ("EXECUTE",) or len(tokens) < 2 or _words(tokens, 2)[1] == "IMMEDIATE":
+            return None
+        return Executed(name_of(tokens[1]), _using(tokens[2:]))
+    except Unclear:
+        return None
+
+
+def name_of(token: Token) -> str:
+    """An identifier's name. Raises Unclear."""
+    if token.kind == "word":
+        return token.text
+    if token.kind == "quoted":
+        return token.text[1:-1].replace('""', '"')
+    raise Unclear
+
+
+def _words(tokens: Sequence[Token], count: int) -> tuple[str, ...]:
+    return tuple(token.word for token in tokens[:count]) or ("",)
+
+
+def _closing(tokens: Sequence[Token], opening: int) -> int:
+    """Where the bracket that opens at `opening` ends. Raises Unclear."""
+    depth = 0
+    for number in range(opening, len(tokens)):
+        depth += tokens[number].word in ("(", "[")
+        depth -= tokens[number].word in (")", "]")
+        if depth == 0:
+            return number
+    raise Unclear
+
+
+def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
+    """The parameters behind USING. Raises Unclear."""
+    if not tokens:
+        return ()
+    if tokens[0].word != "USING" or len(tokens) < 2:
+        raise Unclear
+    parameters: list[list[str]] = [[]]
+    number = 1
+    while number < len(tokens):
+        token = tokens[number]
+        if token.word == ",":
+            parameters.append([])
+            number += 1
+            continue
+        last = _closing(tokens, number) if token.word in ("(", "[") else number
+        parameters[-1] += [one.text for one in tokens[number : last + 1]]
+        number = last + 1
+    return tuple(" ".join(one) for one in parameters)
+
+
+def _unquoted(token: Token) -> tuple[str, list[int]]:
+    """The text that a literal stands for, and the place of each of its characters and of the end."""
+    text, places = [], []
+    at = token.start + 1
+    while at < token.end - 1:
+        places.append(at)
+        text.append(token.text[at - token.start])
+        at += 2 if token.text[at - token.start] == "'" else 1
+    return "".join(text), [*places, token.end - 1]
+
+
+def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameters: Sequence[str]) -> Inner:
+    """The query from its first token on; parameters that are plain literals stand where their question marks did.
+
+    Others stay question marks, which no predicate is made of.
+    """
+    if not tokens or tokens[0].word not in _BEGINNINGS:
+        raise Unclear
+    marks = [token for token in tokens if token.word == "?"]
+    if len(marks) != len(parameters):
+        raise Unclear
+    given = dict(zip(marks, parameters, strict=True))
+    blank = [character if character in "\r\n" else " " for character in text]
+    for token in tokens:
+        blank[token.start : token.end] = token.text
+    cut, origin, kept = [], [], tokens[0].start
+    for token, parameter in given.items():
+        if not is_plain(parameter):
+            continue
+        cut += [*blank[kept : token.start], *f" {parameter} "]
+        origin += [*places[kept : token.start], *[places[token.start]] * (len(parameter) + 2)]
+        kept = token.end
+    if not cut:
+        shift = tokens[0].start
+        moved = tuple(Token(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
+        return Inner("".join(blank[shift:]), moved, places[shift:])
+    query = "".join([*cut, *blank[kept:]])
+    return Inner(query, tokens_of(query), [*origin, *places[kept:]])
+
+
+def is_plain(parameter: str) -> bool:
+    """Whether it is one literal, which binds as tightly as the question mark did. Raises Unclear for what is no SQL."""
+    tokens = tokens_of(parameter)
+    if tokens and tokens[0].word in ("-", "+"):
+        return len(tokens) == 2 and tokens[1].kind == "number"
+    if len(tokens) == 2:
+        return tokens[0].word in _TYPED and tokens[1].kind == "string"
+    return len(tokens) == 1 and (tokens[0].kind in ("string", "number") or tokens[0].word in ("TRUE", "FALSE", "NULL"))

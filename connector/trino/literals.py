@@ -1,0 +1,189 @@
+"""Literals of Trino's SQL, and their spelling in the predicates that the catalog takes.
+
+Only those are taken whose value is plain from the text alone, the same to Trino and to Iceberg: numbers, texts, dates,
+timestamps, and what is added to or taken from dates and numbers. A literal without a zone beside a column with one is
+of the session's zone, and so is one with a zone beside a date: `Written.zone` says which of the two it is.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import monthrange
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Context, Decimal
+
+from sqlglot import exp
+
+LOCAL, ZONED = "local", "zoned"
+_Type = exp.DataType.Type
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
+_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_TIMESTAMP = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.([0-9]{1,6}))?)?)( UTC|[+-][0-9]{2}:[0-9]{2})?",
+    re.ASCII,
+)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_DIGITS_MAX = 38
+_EXACT = Context(prec=2 * _DIGITS_MAX)
+_CAST_PRECISION = 3
+"""Digits of a second that `CAST(… AS timestamp)` keeps."""
+_WHOLE = (_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT)
+_LONG_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Written:
+    """`kind`: null, boolean, integer, decimal, double, text, date, timestamp, uuid. `value`: its plain text."""
+
+    kind: str
+    value: str
+    zone: str | None = None
+
+    @property
+    def sql(self) -> str:
+        if self.kind == "text":
+            return quoted_text(self.value)
+        if self.kind in ("date", "timestamp", "uuid"):
+            return f"{self.kind.upper()} '{self.value}'"
+        return self.value
+
+
+def quoted_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def written(node: exp.Expr | None, *, casts_decimal: bool) -> Written | None:
+    """None for what is no plain literal.
+
+    `casts_decimal`: what looks like `DECIMAL '1.5'` may have been `CAST('1.5' AS DECIMAL)`, which is 2.
+    """
+    match node:
+        case exp.Paren():
+            return written(node.this, casts_decimal=casts_decimal)
+        case exp.Null():
+            return Written("null", "NULL")
+        case exp.Boolean():
+            return Written("boolean", "TRUE" if node.this else "FALSE")
+        case exp.Literal():
+            return Written("text", str(node.this)) if node.is_string else _number(str(node.this))
+        case exp.Neg():
+            inner = written(node.this, casts_decimal=casts_decimal)
+            if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
+                return None
+            return Written(inner.kind, f"-{inner.value}")
+        case exp.Add() | exp.Sub():
+            return _sum(node, casts_decimal)
+        case exp.Date() if list(node.args) == ["this"] or not any(v for k, v in node.args.items() if k != "this"):
+            inner = written(node.this, casts_decimal=casts_decimal)
+            return _date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
+        case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
+            return _cast(written(node.this, casts_decimal=casts_decimal), node.to, casts_decimal)
+    return None
+
+
+def _number(text: str) -> Written | None:
+    if "e" in text.lower():
+        return Written("double", text) if _DOUBLE.fullmatch(text) else None
+    if _INTEGER.fullmatch(text):
+        return Written("integer", str(int(text))) if int(text) <= _LONG_MAX else None
+    return _decimal(text)
+
+
+def _decimal(text: str) -> Written | None:
+    if not _DECIMAL.fullmatch(text) or sum(one.isdigit() for one in text) > _DIGITS_MAX:
+        return None
+    return Written("decimal", format(Decimal(text), "f"))
+
+
+def _date(text: str) -> Written | None:
+    if not _DATE.fullmatch(text):
+        return None
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return None
+    return Written("date", text, LOCAL)
+
+
+def _timestamp(text: str, to: exp.DataType) -> Written | None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        return None
+    day, time, fraction, zone = match.groups()
+    try:
+        datetime.fromisoformat(f"{day} {time}")
+    except ValueError:
+        return None
+    sizes = [one.name for one in to.expressions]
+    if len(fraction or "") > (int(sizes[0]) if sizes and sizes[0].isdigit() else _CAST_PRECISION):
+        return None
+    if (to.this is _Type.TIMESTAMPTZ) != (zone is not None):  # a conversion by the session's zone
+        return None
+    return Written("timestamp", text, ZONED if zone else LOCAL)
+
+
+def _cast(given: Written | None, to: exp.DataType, casts_decimal: bool) -> Written | None:
+    if given is None or given.kind == "null":
+        return given
+    target, kind, text = to.this, given.kind, given.value
+    if target is _Type.DATE:
+        return _date(text) if kind in ("text", "date") else None
+    if kind == "text" and target in (_Type.TIMESTAMP, _Type.TIMESTAMPTZ):
+        return _timestamp(text, to)
+    if target in (_Type.VARCHAR, _Type.TEXT):
+        return given if kind == "text" and not to.expressions else None
+    if kind == "text" and target is _Type.UUID:
+        return Written("uuid", text.lower()) if _UUID.fullmatch(text) else None
+    if kind not in ("text", "integer", "decimal"):
+        return None
+    if target in _WHOLE and _INTEGER.fullmatch(text) and abs(int(text)) <= _LONG_MAX:
+        return Written("integer", str(int(text)))
+    if target is _Type.DOUBLE and kind == "text" and _DOUBLE.fullmatch(text):
+        return Written("double", text if "e" in text.lower() else f"{text}E0")
+    if target is _Type.DECIMAL and kind == "text" and not to.expressions:
+        return None if casts_decimal and "." in text else _decimal(text)
+    return None
+
+
+def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Written | None:
+    """Of numbers, and of dates and intervals."""
+    left = written(node.this, casts_decimal=casts_decimal)
+    if left is None:
+        return None
+    sign = -1 if isinstance(node, exp.Sub) else 1
+    if isinstance(node.expression, exp.Interval):
+        return _later(left, node.expression, sign) if left.kind == "date" else None
+    right = written(node.expression, casts_decimal=casts_decimal)
+    kinds = {left.kind, right.kind} if right is not None else set()
+    if right is None or not kinds <= {"integer", "decimal"}:
+        return None
+    total = _EXACT.add(Decimal(left.value), sign * Decimal(right.value))
+    if len(total.as_tuple().digits) > _DIGITS_MAX or (kinds == {"integer"} and abs(total) > _LONG_MAX):
+        return None
+    return Written("integer" if kinds == {"integer"} else "decimal", format(total, "f"))
+
+
+def _later(given: Written, interval: exp.Interval, sign: int) -> Written | None:
+    """A month's last day at most, as in Trino: a month after 31 January is 28 or 29 February."""
+    number, unit = interval.this, interval.args.get("unit")
+    if not isinstance(number, exp.Literal) or not _INTEGER.fullmatch(str(number.this)) or type(unit) is not exp.Var:
+        return None
+    count, start = sign * int(str(number.this)), date.fromisoformat(given.value)
+    try:
+        match unit.name.upper():
+            case "DAY":
+                return _date((start + timedelta(days=count)).isoformat())
+            case "MONTH" | "YEAR" as name:
+                year, month = divmod(start.year * 12 + start.month - 1 + count * (12 if name == "YEAR" else 1), 12)
+                last = monthrange(year, month + 1)[1]
+                return _date(date(year, month + 1, min(start.day, last)).isoformat())
+    except (ValueError, OverflowError):
+        pass
+    return None

@@ -1,0 +1,186 @@
+"""The tables that a statement of Trino's reads, where their names stand in it, and which of their rows can matter.
+
+    for scan in scans(statement, columns_of=…):
+        scan.predicate                       SQL over the table's own columns, or None
+        replacement(scan, "t~plan~…")        for splicing.splice
+
+Nothing is said of a statement that is not fully understood: then there are no scans, and it goes on as it came.
+Understood are queries, EXPLAIN [ANALYZE] of one, EXECUTE IMMEDIATE of one, and the text of a prepared one together
+with the parameters that it is executed with (`lexing.executed`). INSERT, CREATE TABLE AS and every other statement that
+writes have no scans, not even in their queries: no plan table may ever be near a name that is written to.
+
+The rule kept (`scopes.py`, `conditions.py`): for each scan, rows for which its predicate is not true can be left out
+and the statement's answer stays the same, whatever the data. Where that is in doubt a predicate says less.
+
+Times: a literal without a zone beside a column with one means a time in the session's zone, and the catalog takes it
+for UTC. So such comparisons are used only where the session's zone is UTC (`utc`), or the column is known to have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sqlglot import Dialect, exp
+from sqlglot.errors import SqlglotError
+
+from connector.trino.conditions import Leaf, Reader, sql_of, weakened
+from connector.trino.lexing import Inner, Unclear, inner_query
+from connector.trino.literals import LOCAL, ZONED, quoted_name
+from connector.trino.queries import ColumnsOf, Queries
+from connector.trino.scopes import Columns, Table, folded
+from connector.trino.splicing import Replacement
+
+STATEMENT_MAX = 200_000
+PREDICATE_MAX = 100_000
+"""Characters, as many as the catalog takes."""
+_TRINO = Dialect.get_or_raise("trino")
+_BEFORE = frozenset({"FROM", "JOIN", ",", "("})
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A reference to a table; names are in lower case, as Trino compares them whether they are quoted or not."""
+
+    catalog: str | None
+    schema: str | None
+    table: str
+    start: int
+    end: int
+    """Characters of the reference in the statement, [start, end), FOR VERSION and alias not among them."""
+    name_start: int
+    """Where the table's own name begins, behind catalog and schema."""
+    alias_needed: str | None
+    """What to add behind the new name (and behind FOR VERSION), where the reference has no alias."""
+    snapshot_id: int | None
+    """FOR VERSION AS OF a number."""
+    version_span: tuple[int, int] | None
+    predicate: str | None
+    """SQL over the table's bare column names, as `seamark explain` takes it; None: nothing prunes.
+
+    It is to be bound to the schema that the scan reads: a name of an older schema may be another column's."""
+    quoted: bool = False
+    """The reference stands in a text within the statement, in which every quote is doubled."""
+
+
+def scans(
+    statement: str,
+    *,
+    columns_of: ColumnsOf = lambda _: None,
+    parameters: Sequence[str] = (),
+    utc: bool = False,
+) -> tuple[Scan, ...]:
+    """In the order of the text. Empty where the statement is not fully understood.
+
+    `columns_of` is asked for the columns of (catalog, schema, table): without it, names without a qualifier say nothing
+    where there are several tables. `parameters`: of a prepared statement, as they stand behind USING. `utc`: the
+    session's time zone is known to be UTC.
+    """
+    if len(statement) > STATEMENT_MAX:
+        return ()
+    try:
+        inner = inner_query(statement, parameters)
+        tree = _parsed(inner)
+        casts_decimal = any(
+            one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
+        )
+        queries = Queries(columns_of, Reader(casts_decimal=casts_decimal))
+        queries.read(tree, {}).ask(None)
+        places = _Places(inner)
+        found = [places.scan(table, utc) for table in queries.tables]
+    except (Unclear, RecursionError):
+        return ()
+    return tuple(sorted((one for one in found if one is not None), key=lambda scan: scan.start))
+
+
+def replacement(scan: Scan, name: str) -> Replacement:
+    """The table `name` of the same schema in the scan's place: it has the one snapshot that is to be read."""
+    end = scan.end if scan.version_span is None else scan.version_span[1]
+    text = quoted_name(name) + (scan.alias_needed or "")
+    return Replacement(scan.name_start, end, text.replace("'", "''") if scan.quoted else text)
+
+
+def _parsed(inner: Inner) -> exp.Expr:
+    """Raises Unclear; also where sqlglot sees other words in the text than Trino does."""
+    try:
+        words = _TRINO.tokenize(inner.text)
+        trees = _TRINO.parser().parse(words, inner.text)
+    except (SqlglotError, ValueError, TypeError, AttributeError, LookupError):
+        raise Unclear from None  # not of this project's making, and no reason to fail
+    starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
+    if any(word.start not in starts or word.end + 1 not in ends for word in words):
+        raise Unclear
+    if len(trees) != 1 or trees[0] is None:
+        raise Unclear
+    return trees[0]
+
+
+class _Places:
+    """Where references stand in the statement."""
+
+    def __init__(self, inner: Inner) -> None:
+        self._inner = inner
+        self._number = {token.start: number for number, token in enumerate(inner.tokens)}
+        tokens = inner.tokens
+        self._schemas = {
+            token.text.strip('"').replace('""', '"').lower()
+            for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
+            if before.word == "." == after.word
+        }
+        """Names between two dots: tables whose columns may be qualified by their schemas, too."""
+
+    def scan(self, table: Table, utc: bool) -> Scan | None:
+        """None where another name could not stand in the place of this one."""
+        names = [folded(part.name) for part in table.node.parts]
+        numbers = [self._number.get(part.meta.get("start", -1)) for part in table.node.parts]
+        tokens, places = self._inner.tokens, self._inner.places
+        if any(number is None for number in numbers):
+            return None
+        first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
+        if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _BEFORE:
+            return None
+        alias = None
+        if table.node.args.get("alias") is None:
+            if names[-1] in self._schemas:  # a name with its schema is none for an alias
+                return None
+            alias = f" AS {quoted_name(table.node.name)}"
+        version, span, snapshot_id = table.node.args.get("version"), None, None
+        if version is not None:
+            clause = tokens[last + 1 : last + 6]
+            if [one.word for one in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or clause[4].kind != "number":
+                return None
+            span, snapshot_id = (places[clause[0].start], places[clause[4].end]), int(clause[4].text)
+        catalog, schema, name = (None, None, *names)[-3:]
+        return Scan(
+            catalog,
+            schema,
+            str(name),
+            start=places[tokens[first].start],
+            end=places[tokens[last].end],
+            name_start=places[tokens[last].start],
+            alias_needed=alias,
+            snapshot_id=snapshot_id,
+            version_span=span,
+            predicate=_predicate(table, utc),
+            quoted=self._inner.quoted,
+        )
+
+
+def _predicate(table: Table, utc: bool) -> str | None:
+    columns = table.columns or {}
+    condition = table.asked if utc else weakened(table.asked, lambda leaf: leaf if _zoneless(leaf, columns) else None)
+    if condition is None:
+        return None
+    text = sql_of(condition, lambda place: place[1])
+    return text if len(text) <= PREDICATE_MAX else None
+
+
+def _zoneless(leaf: Leaf, columns: Columns) -> bool:
+    """Whether the session's zone has no say in it."""
+    if not leaf.zones:
+        return True
+    kind = columns.get(leaf.place[1])
+    if kind is None:
+        return False
+    return leaf.zones == ({ZONED} if kind.startswith("timestamptz") else {LOCAL})

@@ -1,0 +1,329 @@
+"""The blocks of a query, and which rows of their tables matter.
+
+A block is one SELECT: sources joined in some way, and conditions upon them. What is asked of a block's result from
+above (`wanted`, on its output columns) is asked of its sources, too, where nothing stands between that counts or orders
+rows. The rule kept: rows of a source may be left out only where, whatever else there is in the data, the statement's
+answer stays the same.
+
+- What every row of an inner join must meet is asked of both sides.
+- An outer join keeps its preserved side's rows whatever ON says: ON is asked of the other side only. What stands above
+  it is asked of the other side only where it is true for no row of nulls: else a row that lost its partner would pass.
+- A name in WITH is read by all who use it: its query is asked for what any of them wants.
+- Subqueries within expressions are queries of their own. Nothing is asked of them from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from sqlglot import exp
+
+from connector.trino.conditions import (
+    Condition,
+    Leaf,
+    Place,
+    Reader,
+    all_of,
+    any_of,
+    rejects_null,
+    weakened,
+)
+from connector.trino.lexing import Unclear
+
+Columns: TypeAlias = Mapping[str, str]
+"""A table's columns in lower case, and their Iceberg types."""
+
+
+def folded(name: str) -> str:
+    """As Trino compares names, quoted or not (trinodb/trino#17). Raises Unclear where its ways to do so differ."""
+    low = name.lower()
+    if not name.isascii():
+        # Java's equalsIgnoreCase goes character by character by way of upper case; toLowerCase does not.
+        upper = [one.upper() if len(one.upper()) == 1 else one for one in name]
+        if "".join(one.lower() if len(one.lower()) == 1 else one for one in upper) != low:
+            raise Unclear
+    return low
+
+
+class Result(Protocol):
+    """The rows of a query, of a table, or of whatever else stands in FROM."""
+
+    def has(self, column: str) -> bool | None:
+        """Whether there is a column of that name; None where that is not known."""
+
+    def names(self) -> tuple[str | None, ...] | None:
+        """Of all columns in their order, None for one without a name; None where that is not known."""
+
+    def ask(self, wanted: Condition | None) -> None:
+        """Rows for which `wanted` is not true do not matter. Its places are (0, column). Said once."""
+
+
+@dataclass
+class Table:
+    """A reference to a stored table. `asked` is what holds for each row that matters, once all has been asked."""
+
+    node: exp.Table
+    columns: Columns | None
+    asked: Condition | None = None
+
+    def has(self, column: str) -> bool | None:
+        return None if self.columns is None else column in self.columns
+
+    def names(self) -> None:
+        return None
+
+    def ask(self, wanted: Condition | None) -> None:
+        self.asked = wanted
+
+
+class Unknown:
+    """Rows of which nothing is known: VALUES, UNNEST, a function, a table in the past."""
+
+    def has(self, column: str) -> None:
+        return None
+
+    def names(self) -> None:
+        return None
+
+    def ask(self, wanted: Condition | None) -> None:
+        return None
+
+
+@dataclass
+class Cut:
+    """Rows that are counted, ordered or put together with others: nothing is asked of what is below."""
+
+    inner: tuple[Result, ...]
+    """The first one names the columns."""
+
+    def has(self, column: str) -> bool | None:
+        return self.inner[0].has(column)
+
+    def names(self) -> tuple[str | None, ...] | None:
+        return self.inner[0].names()
+
+    def ask(self, wanted: Condition | None) -> None:
+        for one in self.inner:
+            one.ask(None)
+
+
+@dataclass
+class Renamed:
+    """Rows whose columns have got other names, by position: `AS t (a, b)`."""
+
+    inner: Result
+    columns: tuple[str, ...]
+
+    def has(self, column: str) -> bool | None:
+        return column in self.columns
+
+    def names(self) -> tuple[str | None, ...] | None:
+        return self.columns
+
+    def ask(self, wanted: Condition | None) -> None:
+        names = self.inner.names()
+        if names is None or len(names) != len(self.columns):
+            self.inner.ask(None)
+            return
+        pairs = list(zip(self.columns, names, strict=True))
+
+        def keep(leaf: Leaf) -> Leaf | None:
+            inner = [name for column, name in pairs if column == leaf.place[1]]
+            if len(inner) != 1 or inner[0] is None or names.count(inner[0]) != 1:
+                return None
+            return replace(leaf, place=(0, inner[0]))
+
+        self.inner.ask(weakened(wanted, keep))
+
+
+@dataclass
+class Named:
+    """A name in WITH. Its query is asked once, after all who use it have said what they want."""
+
+    inner: Result
+    wishes: list[Condition | None] = field(default_factory=list)
+
+    def has(self, column: str) -> bool | None:
+        return self.inner.has(column)
+
+    def names(self) -> tuple[str | None, ...] | None:
+        return self.inner.names()
+
+    def ask(self, wanted: Condition | None) -> None:
+        self.wishes.append(wanted)
+
+    def settle(self) -> None:
+        self.inner.ask(any_of(self.wishes))
+
+
+@dataclass
+class With:
+    """A query and the names in its WITH, of which each may use those before it."""
+
+    body: Result
+    named: tuple[Named, ...]
+
+    def has(self, column: str) -> bool | None:
+        return self.body.has(column)
+
+    def names(self) -> tuple[str | None, ...] | None:
+        return self.body.names()
+
+    def ask(self, wanted: Condition | None) -> None:
+        self.body.ask(wanted)
+        for one in reversed(self.named):
+            one.settle()
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`keeps_left`: a left row stays without a partner, beside nulls."""
+
+    left: Tree
+    right: Tree
+    keeps_left: bool = False
+    keeps_right: bool = False
+    on: exp.Expr | None = None
+
+
+Tree: TypeAlias = int | Joined
+"""A number is that of a source."""
+
+
+def _sources(tree: Tree) -> frozenset[int]:
+    return frozenset({tree}) if isinstance(tree, int) else _sources(tree.left) | _sources(tree.right)
+
+
+@dataclass
+class Source:
+    """`name`: by which its columns are qualified."""
+
+    result: Result
+    name: str | None
+
+
+@dataclass
+class Block:
+    """One SELECT. `passes`: a row of its result is one of its sources' rows, whatever the other rows are."""
+
+    projections: list[exp.Expr]
+    where: exp.Expr | None
+    sources: list[Source]
+    tree: Tree | None
+    merged: frozenset[str]
+    """Columns in USING: a name that stands for two."""
+    passes: bool
+    inner: list[Result]
+    """Subqueries within its expressions."""
+    reader: Reader
+
+    def has(self, column: str) -> bool | None:
+        answers: set[bool | None] = {False}
+        for projection in self.projections:
+            star = _star(projection)
+            if star is None:
+                answers.add(_output_name(projection) == column)
+            elif star == "":
+                answers |= {source.result.has(column) for source in self.sources}
+            else:
+                answers |= {source.result.has(column) for source in self._qualified(star)} or {None}
+        return True if True in answers else None if None in answers else False
+
+    def names(self) -> tuple[str | None, ...] | None:
+        if any(_star(one) is not None for one in self.projections):
+            return None
+        return tuple(_output_name(one) for one in self.projections)
+
+    def ask(self, wanted: Condition | None) -> None:
+        for query in self.inner:
+            query.ask(None)
+        if self.tree is None:
+            return
+        above = weakened(wanted, self._below) if self.passes else None
+        where = None if self.where is None else self.reader.read(self.where, self._place)
+        self._ask(self.tree, all_of([where, above]))
+
+    def _ask(self, tree: Tree, wanted: Condition | None) -> None:
+        if isinstance(tree, int):
+            own = _restricted(wanted, frozenset({tree}))
+            self.sources[tree].result.ask(weakened(own, lambda leaf: replace(leaf, place=(0, leaf.place[1]))))
+            return
+        on = None if tree.on is None else self.reader.read(tree.on, self._place)
+        for side, kept, other_kept in (
+            (tree.left, tree.keeps_left, tree.keeps_right),
+            (tree.right, tree.keeps_right, tree.keeps_left),
+        ):
+            numbers = _sources(side)
+            above = _restricted(wanted, numbers)
+            if other_kept and not rejects_null(above):
+                above = None
+            self._ask(side, above if kept else all_of([above, _restricted(on, numbers)]))
+
+    def _below(self, leaf: Leaf) -> Leaf | None:
+        """A condition on an output column, on the source's column that it is."""
+        place = self._output(leaf.place[1])
+        return None if place is None else replace(leaf, place=place)
+
+    def _output(self, name: str) -> Place | None:
+        """Two columns of one name cannot be told apart from above, so where one is found there is no other."""
+        stars = []
+        for projection in self.projections:
+            star = _star(projection)
+            if star is not None:
+                stars.append(star)
+            elif _output_name(projection) == name:
+                column = projection.this if isinstance(projection, exp.Alias) else projection
+                return self._place(column) if type(column) is exp.Column else None
+        if len(stars) != 1:
+            return None
+        return self._found(name) if stars[0] == "" else self._found(name, stars[0])
+
+    def _place(self, column: exp.Column) -> Place | None:
+        parts = column.parts
+        if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 2:
+            return None  # a schema or a field of a struct
+        names = [folded(part.name) for part in parts]
+        return self._found(names[-1], *names[:-1])
+
+    def _found(self, name: str, qualifier: str | None = None) -> Place | None:
+        if "$" in name or "." in name:  # hidden columns; what the catalog would take for a field of a struct
+            return None
+        if qualifier is not None:
+            matching = self._qualified(qualifier)
+            if len(matching) != 1 or matching[0].result.has(name) is False:
+                return None
+            return self.sources.index(matching[0]), name
+        if name in self.merged:
+            return None
+        owners = [number for number, source in enumerate(self.sources) if source.result.has(name)]
+        if len(self.sources) == 1 and self.sources[0].result.has(name) is None:
+            owners = [0]
+        # Were it a column of another source as well, the name would be ambiguous, and the statement fail.
+        return (owners[0], name) if len(owners) == 1 else None
+
+    def _qualified(self, qualifier: str) -> list[Source]:
+        return [source for source in self.sources if source.name == qualifier]
+
+
+def _restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
+    return weakened(condition, lambda leaf: leaf if leaf.place[0] in sources else None)
+
+
+def _star(projection: exp.Expr) -> str | None:
+    """The qualifier of a star, "" where it has none; None for what is no star."""
+    if isinstance(projection, exp.Star):
+        return ""
+    if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
+        qualifiers = projection.parts[:-1]
+        return folded(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"  # of a schema's table, or a struct's
+    return None
+
+
+def _output_name(projection: exp.Expr) -> str | None:
+    if isinstance(projection, exp.Alias):
+        return folded(projection.alias)
+    if type(projection) is exp.Column or isinstance(projection, exp.Dot):
+        return folded(projection.name) or None
+    return None

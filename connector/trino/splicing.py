@@ -1,0 +1,29 @@
+"""Text put in the place of other text: at positions, nothing is generated anew.
+
+A statement whose tables get other names keeps every other character: its comments, its spaces, its spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Replacement(NamedTuple):
+    """`text` for the characters [start, end)."""
+
+    start: int
+    end: int
+    text: str
+
+
+def splice(text: str, replacements: Iterable[Replacement]) -> str:
+    """ValueError where two replacements overlap, or one is not within the text."""
+    pieces = []
+    at = 0
+    for start, end, new in sorted(replacements):
+        if not at <= start <= end <= len(text):
+            raise ValueError(f"the replacement of [{start}, {end}) overlaps another, or is not within the text")
+        pieces += [text[at:start], new]
+        at = end
+    return "".join([*pieces, text[at:]])
