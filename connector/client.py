@@ -132,6 +132,23 @@ class Explanation:
     """The answer as it came."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """What a plan keeps of a table, as a table of its own."""
+
+    name: str | None
+    """In the namespace of the table; None where none was made, and the table is to be read by its own name."""
+    snapshot_id: int | None
+    expires_at_ms: int | None
+    """When the name is good no longer, by the server's clock."""
+    files: int
+    bytes: int
+    considered_files: int
+    """Of the snapshot."""
+    considered_bytes: int | None
+    """None where the server did not have to read all manifests."""
+
+
 class SeamarkClient:
     """`url` is the server's, as engines have it for their catalog; `token` a bearer token.
 
@@ -336,6 +353,31 @@ class SeamarkClient:
         given = {"where": where, "filter": filter, "limit": limit}
         body |= {name: value for name, value in given.items() if value is not None}
         return _explanation(self._json("POST", f"{table_path(table)}/explain", {}, body))
+
+    def plan_table(
+        self,
+        table: Name,
+        predicate: str | None = None,
+        *,
+        filter: Any = None,
+        case_sensitive: bool = True,
+        at: At = CURRENT,
+        kept_max: float | None = None,
+        lease_s: int | None = None,
+    ) -> PlanTable:
+        """Has the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`), leaves made a table.
+
+        `at` is a snapshot's id or a ref. None is made where the plan keeps more than the share `kept_max` of the files.
+        The name is good for half of `lease_s` at least. BadRequest for a predicate that makes no sense, NotFound.
+        """
+        given = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s, **at.given()}
+        body = {"case-sensitive": case_sensitive}
+        body |= {name: value for name, value in given.items() if value is not None}
+        found = self._json("POST", f"{table_path(table)}/plan-tables", {}, body)
+        try:
+            return PlanTable(**{name.replace("-", "_"): value for name, value in found.items()})
+        except TypeError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
 
     # Where rows are
 

@@ -294,6 +294,7 @@ async def housekeeping_round(parts: Parts) -> dict[str, int]:
         "pruned": lambda: _prune(parts),
         "purged": parts.catalog.dropped.purge_expired,
         "index_files_cleaned": parts.cleaner.clean,
+        "plan_tables_cleaned": parts.catalog.plan_tables.clean,
     }
     done: dict[str, int] = {}
     for name, work in rounds.items():

@@ -166,6 +166,22 @@ class Settings:
     plan_manifest_limit_bytes: int = setting(
         1 << 30, "Largest manifest or manifest list that is read; a larger one is refused.", least=1024
     )
+    plan_table_lease_s: int = setting(
+        600, "Seconds that the name of a plan table is good for where a request does not say.", least=1
+    )
+    plan_table_lease_max_s: int = setting(
+        3600, "Longest lease that a request for a plan table gets.", least=1, most=30 * 86400
+    )
+    plan_table_grace_s: int = setting(
+        3600,
+        "Seconds that the files of a plan table stay once its lease has ended, for queries that have begun.",
+        least=0,
+    )
+    plan_table_files_limit: int = setting(
+        100_000,
+        "Files that a plan table may list anew, those of manifests that the plan keeps in part; of more none is made.",
+        least=0,
+    )
     index_memory_bytes: int = setting(
         1 << 30, "Budget for opened index files per worker, mapped files of the disk cache included.", least=0
     )

@@ -7,7 +7,7 @@ A grant is a role on a namespace and all below it; on the empty path, on the who
 |---|---|
 | any login | read the configuration, list those namespaces that it has a part in, read the metrics of the server |
 | a grant below | list the parents of its namespaces, and learn that they exist |
-| reader | list, load, probe, plan, explain; credentials for reading; send reports; timelines, files, indexes |
+| reader | list, load, probe, plan, explain, plan tables; credentials to read; send reports; timelines, files, indexes |
 | writer | create, commit, index, drop, rename, undrop; create, change and drop namespaces (if empty) |
 | writer of the whole catalog | register, which points a name at any file of the warehouse, also one of others |
 | admin | purge what was dropped before its retention ends; give and take grants within its namespace |
@@ -53,7 +53,7 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        listFiles listColumnStats listPartitions explain
+        listFiles listColumnStats listPartitions explain makePlanTable
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         renameTable createView replaceView dropView renameView commitTransaction commitChange undrop

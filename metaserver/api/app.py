@@ -22,6 +22,7 @@ from metaserver.api import (
     metrics,
     oauth,
     openapi,
+    plan_tables,
     rest,
     timeline,
 )
@@ -64,6 +65,7 @@ def add_routes(app: web.Application) -> None:
         builds,
         lookups,
         bitmaps,
+        plan_tables,
         index_audit,
         index_unheld,
         dropped,

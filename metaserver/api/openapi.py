@@ -22,6 +22,7 @@ from metaserver.api.explain import EXPLANATION_SCHEMA
 from metaserver.api.indexes import INDEX_SCHEMA
 from metaserver.api.lookups import LOOKUP_SCHEMA
 from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
+from metaserver.api.plan_tables import PLAN_TABLE_SCHEMA
 from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
 
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
@@ -87,6 +88,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "IndexBuild": BUILD_SCHEMA,
                 "Lookup": LOOKUP_SCHEMA,
                 "Bitmap": BITMAP_SCHEMA,
+                "PlanTable": PLAN_TABLE_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

@@ -41,7 +41,7 @@ from metaserver.planner.scan import Scan
 from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
 from metaserver.store.changes import watch
 from metaserver.store.port import Entry
-from metaserver.wire import decode_json, encode_json, show
+from metaserver.wire import decode_json, encode_json, is_plan_name, show
 
 LONG_FILTER_BYTES = 64 << 10
 """Longer ones are parsed beside the event loop."""
@@ -100,6 +100,8 @@ async def plan_table_scan(request: web.Request) -> web.StreamResponse:
     app = request.app
     namespace, name = path_table(request)
     allow(request, namespace)
+    if is_plan_name(name):  # whose lease may end at any time; most clients plan these by themselves
+        return (await _plan(request, await app[CATALOG].plan_tables.read(namespace, name), await _body_of(request)))[0]
     entry = await app[POINTERS].entry(namespace, name)
     body = await _body_of(request)
     given = request.headers.get
@@ -205,7 +207,8 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
 async def _loaded(request: web.Request) -> LoadedTable:
     namespace, name = path_table(request)
     allow(request, namespace)
-    return await request.app[CATALOG].tables.load(namespace, name)
+    catalog = request.app[CATALOG]
+    return await (catalog.plan_tables.read if is_plan_name(name) else catalog.tables.load)(namespace, name)
 
 
 async def _loaded_from(request: web.Request, entry: Entry) -> LoadedTable:
@@ -355,7 +358,9 @@ def _columns(metadata: TableMetadata, asked: Asked) -> list[int]:
 
 def _credentials(request: web.Request, loaded: LoadedTable) -> bytes:
     """JSON of the `storage-credentials`, empty for none."""
-    _, credentials = access_config(request, loaded.metadata.location, *path_table(request))
+    entry = loaded.entry
+    assert entry is not None
+    _, credentials = access_config(request, loaded.metadata.location, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 

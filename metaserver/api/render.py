@@ -21,6 +21,7 @@ from cache.single_flight import SingleFlight
 from metaserver.api.keys import CATALOG, SETTINGS
 from metaserver.api.requests import table_path
 from metaserver.catalog.documents import SnapshotMode
+from metaserver.catalog.plan_tables import LoadedPlan
 from metaserver.catalog.values import LoadedTable, LoadedView
 from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
@@ -95,14 +96,40 @@ async def table_answer(
     config, credentials = access_config(request, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
     if loaded.entry is not None:
         config = {**config, PLANNING_MODE: planning_mode(request.app[SETTINGS], loaded.metadata)}
-    tail = b',"config":' + encode_json(config)
-    if credentials:
-        tail += b',"storage-credentials":' + encode_json(credentials)
+    tail = _tail(config, credentials)
     if loaded.entry is None:
         return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
-    document = request.app[CATALOG].documents.render(location, loaded.metadata, mode)
     etag = table_etag(request, location, namespace, name, mode)
+    return await _located_answer(request, location, loaded.metadata, mode, tail, etag, compress=compress)
+
+
+async def plan_answer(request: web.Request, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
+    """A LoadTableResult of a plan table: with the storage that its table has, and planned by the client."""
+    plan, table = loaded.plan, loaded.table
+    assert plan.name is not None
+    config, credentials = access_config(request, table.metadata.location, plan.namespace, plan.of_name)
+    tail = _tail({**config, PLANNING_MODE: "client"}, credentials)
+    etag = table_etag(request, plan.location, plan.namespace, plan.name, mode)
+    return await _located_answer(request, plan.location, loaded.metadata, mode, tail, etag)
+
+
+def _tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
+    tail = b',"config":' + encode_json(config)
+    return tail + b',"storage-credentials":' + encode_json(credentials) if credentials else tail
+
+
+async def _located_answer(
+    request: web.Request,
+    location: str,
+    metadata: TableMetadata,
+    mode: SnapshotMode,
+    tail: bytes,
+    etag: str,
+    *,
+    compress: bool = True,
+) -> web.Response:
+    document = request.app[CATALOG].documents.render(location, metadata, mode)
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
     if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(request):

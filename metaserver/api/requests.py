@@ -14,12 +14,13 @@ from urllib.parse import quote, unquote_to_bytes
 
 from aiohttp import web
 
+from metaserver.access.authorizer import changes
 from metaserver.api.describe import description_of
 from metaserver.api.keys import AUTHORIZER, PRINCIPAL, REQUEST_ID
 from metaserver.catalog.values import Caller, IdempotencyKey
 from metaserver.errors import BadRequest
 from metaserver.store.port import NamespacePath
-from metaserver.wire import NAMESPACE_SEPARATOR, check_name, decode_as, parse_namespace
+from metaserver.wire import NAMESPACE_SEPARATOR, check_changeable, check_name, decode_as, parse_namespace
 
 T = TypeVar("T")
 
@@ -30,8 +31,9 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def path_name(request: web.Request, variable: str) -> str:
-    """The table, view or function named by `{variable}`. BadRequest for a name that cannot exist."""
-    return _name(_segment(request, variable), variable)
+    """The table, view or function named by `{variable}`. BadRequest for a name that cannot exist, and for a plan
+    table's where the operation would change it."""
+    return _changeable(request, _name(_segment(request, variable), variable))
 
 
 def path_namespace(request: web.Request) -> NamespacePath:
@@ -43,7 +45,8 @@ def path_table(request: web.Request) -> tuple[NamespacePath, str]:
     """`path_namespace` and `path_name` of a table's route."""
     resource = request.match_info.route.resource
     assert resource is not None
-    return _table(request.rel_url.raw_path, resource.canonical)
+    namespace, name = _table(request.rel_url.raw_path, resource.canonical)
+    return namespace, _changeable(request, name)
 
 
 @lru_cache(maxsize=8192)  # pure, and every load of a table asks
@@ -126,6 +129,10 @@ def caller(request: web.Request, key: IdempotencyKey | None = None) -> Caller:
         idempotency=key,
         confined_to=request.app[AUTHORIZER].confines(principal),
     )
+
+
+def _changeable(request: web.Request, name: str) -> str:
+    return check_changeable(name) if changes(_operation_of(request.match_info.route.handler)) else name
 
 
 def _page_size(text: str) -> int:

@@ -17,6 +17,7 @@ from metaserver.api.render import (
     commit_answer,
     json_answer,
     not_modified,
+    plan_answer,
     snapshot_mode,
     table_answer,
     table_etag,
@@ -32,10 +33,12 @@ from metaserver.api.requests import (
     read_body,
     read_json,
 )
+from metaserver.catalog.documents import SnapshotMode
 from metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from metaserver.errors import NoSuchTable, TooLarge
 from metaserver.objects.vending import VENDED
-from metaserver.wire import show
+from metaserver.store.port import NamespacePath
+from metaserver.wire import is_plan_name, show
 
 REPORT_BYTES_MAX = 1 << 20
 """Reports are kept in the database, and every reader may send them."""
@@ -117,6 +120,8 @@ async def load_table(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
     mode = snapshot_mode(request)
+    if is_plan_name(name):
+        return await _load_plan(request, namespace, name, mode)
     catalog = request.app[CATALOG]
     entry = await catalog.tables.entry(namespace, name)
     location = entry.metadata_location
@@ -126,6 +131,15 @@ async def load_table(request: web.Request) -> web.Response:
         return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
     return await table_answer(request, loaded, namespace, name, mode)
+
+
+async def _load_plan(request: web.Request, namespace: NamespacePath, name: str, mode: SnapshotMode) -> web.Response:
+    catalog = request.app[CATALOG]
+    plan, _ = await catalog.plan_tables.named(namespace, name)
+    unchanged = not_modified(request, table_etag(request, plan.location, namespace, name, mode))
+    if unchanged is not None:
+        return unchanged
+    return await plan_answer(request, await catalog.plan_tables.load(namespace, name), mode)
 
 
 async def update_table(request: web.Request) -> web.Response:
@@ -162,7 +176,9 @@ async def drop_table(request: web.Request) -> web.Response:
 async def table_exists(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    if not await request.app[CATALOG].tables.exists(namespace, name):
+    if is_plan_name(name):
+        await request.app[CATALOG].plan_tables.named(namespace, name)
+    elif not await request.app[CATALOG].tables.exists(namespace, name):
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
     return web.Response(status=204)
 
@@ -183,7 +199,10 @@ async def unregister_table(request: web.Request) -> web.Response:
 async def load_credentials(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    loaded = await request.app[CATALOG].tables.load(namespace, name)
+    catalog = request.app[CATALOG]
+    if is_plan_name(name):  # its files are the table's
+        name = (await catalog.plan_tables.named(namespace, name))[1].name
+    loaded = await catalog.tables.load(namespace, name)
     # Who calls this route wants credentials, whatever its headers say.
     _, credentials = access_config(request, loaded.metadata.location, namespace, name, VENDED)
     response = json_answer({"storage-credentials": credentials})
@@ -198,6 +217,8 @@ async def report_metrics(request: web.Request) -> web.Response:
     if size > REPORT_BYTES_MAX:
         raise TooLarge(f"The report has {size} bytes; at most {REPORT_BYTES_MAX} are kept")
     report = await read_json(request, dict[str, Any])
+    if is_plan_name(name):
+        name = (await request.app[CATALOG].plan_tables.named(namespace, name))[1].name
     await request.app[CATALOG].metrics.report(caller(request), namespace, name, report)
     return web.Response(status=204)
 

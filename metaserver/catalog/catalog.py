@@ -15,6 +15,7 @@ from metaserver.catalog.functions import Functions
 from metaserver.catalog.metrics import Metrics
 from metaserver.catalog.namespaces import Namespaces
 from metaserver.catalog.parts import Parts
+from metaserver.catalog.plan_tables import PlanTables
 from metaserver.catalog.staging import Staging, open_staging
 from metaserver.catalog.tables import Tables
 from metaserver.catalog.transactions import Transactions
@@ -37,6 +38,7 @@ class Catalog:
     functions: Functions
     transactions: Transactions
     dropped: Dropped
+    plan_tables: PlanTables
     metrics: Metrics
     documents: Documents
     warehouse: Warehouse
@@ -90,6 +92,7 @@ async def open_catalog(
             functions=Functions(parts),
             transactions=Transactions(committer),
             dropped=Dropped(parts),
+            plan_tables=PlanTables(parts),
             metrics=Metrics(parts),
             documents=documents,
             warehouse=warehouse,

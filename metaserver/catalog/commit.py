@@ -50,7 +50,7 @@ from metaserver.store.port import (
     RecordInstant,
     SwapPointer,
 )
-from metaserver.wire import show
+from metaserver.wire import check_new_name, show
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _METADATA_PATH = "write.metadata.path"
@@ -266,6 +266,7 @@ class Committer:
         if entry is None and not creates:
             raise NoSuchTable(f"Table does not exist: {show(change.namespace, change.name)}")
         if entry is None:
+            check_new_name(change.name, "table name")
             await check_name_free(self._parts, change.namespace, change.name)
         base = await self._parts.documents.table(entry.metadata_location) if entry else None
         files: Sequence[tuple[str, bytes]] = ()

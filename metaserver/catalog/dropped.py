@@ -28,7 +28,7 @@ from metaserver.store.port import (
     RecordInstant,
     RestoreEntry,
 )
-from metaserver.wire import check_name
+from metaserver.wire import check_new_name
 
 _BATCH = 100
 HOUSEKEEPER = Caller(who="seamark", request_id="housekeeping")
@@ -63,7 +63,7 @@ class Dropped:
         if row.expires_ms <= requested_ms:
             raise NotFound(f"The retention of {dropped_id} has ended; it can no longer be undropped")
         path = row.entry.namespace if namespace is None else namespace
-        to_name = check_name(row.entry.name if name is None else name, f"{row.entry.kind.value} name")
+        to_name = check_new_name(row.entry.name if name is None else name, f"{row.entry.kind.value} name")
         entry = msgspec.structs.replace(row.entry, namespace=path, name=to_name)
         await self._parts.transact(
             [

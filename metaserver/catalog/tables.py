@@ -36,7 +36,7 @@ from metaserver.store.port import (
     RenameEntry,
     SwapPointer,
 )
-from metaserver.wire import check_name, show
+from metaserver.wire import check_changeable, check_name, check_new_name, show
 
 
 class Tables:
@@ -93,7 +93,7 @@ class Tables:
     ) -> LoadedTable:
         """Points a name at metadata that exists. BadRequest outside the warehouse, or if it is no table metadata."""
         requested_ms = self._parts.clock.now_ms()
-        check_name(name, "table name")
+        check_new_name(name, "table name")
         self._parts.warehouse.check(location, "metadata-location")
         await self._parts.require_namespace(namespace)
         current = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
@@ -211,7 +211,7 @@ class Tables:
         await rename_entry(self._parts, caller, EntryKind.TABLE, source, target)
 
     async def _new_metadata(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
-        check_name(request.name, "table name")
+        check_new_name(request.name, "table name")
         await check_name_free(self._parts, namespace, request.name)
         uuid = str(self._parts.clock.uuid4())
         location = await self._parts.choose_location(
@@ -255,7 +255,8 @@ async def rename_entry(
 ) -> None:
     """AlreadyExists, NoSuchNamespace at the target; NoSuchTable, NoSuchView at the source. Files stay in place."""
     requested_ms = parts.clock.now_ms()
-    check_name(target.name, f"{kind.value} name")
+    check_changeable(source.name)
+    check_new_name(target.name, f"{kind.value} name")
     entry = await parts.store.entry(kind, source.namespace, source.name)
     rename = RenameEntry(
         kind=kind,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from metaserver.catalog.commit import Committer
 from metaserver.catalog.values import Caller, TableChange
 from metaserver.errors import BadRequest
-from metaserver.wire import check_name
+from metaserver.wire import check_changeable, check_name
 
 
 class Transactions:
@@ -19,5 +19,5 @@ class Transactions:
         if not changes:
             raise BadRequest("table-changes is empty; name at least one table")
         for change in changes:
-            check_name(change.name, "table name")
+            check_changeable(check_name(change.name, "table name"))
         await self._committer.commit(caller, changes, single=False)

@@ -22,7 +22,7 @@ from metaserver.iceberg.requirements import check_view_requirements
 from metaserver.iceberg.view import ViewMetadata, encode_view
 from metaserver.iceberg.view_updates import apply_view_updates, new_view
 from metaserver.store.port import CreateEntry, Entry, EntryKind, IdempotencyTaken, NamespacePath, SwapPointer
-from metaserver.wire import check_name, show
+from metaserver.wire import check_new_name, show
 
 
 class Views:
@@ -45,7 +45,7 @@ class Views:
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
         requested_ms = self._parts.clock.now_ms()
-        check_name(request.name, "view name")
+        check_new_name(request.name, "view name")
         await self._check_name_free(namespace, request.name)
         uuid = str(self._parts.clock.uuid4())
         location = await self._parts.choose_location(
@@ -69,7 +69,7 @@ class Views:
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
         requested_ms = self._parts.clock.now_ms()
-        check_name(name, "view name")
+        check_new_name(name, "view name")
         self._parts.warehouse.check(location, "metadata-location")
         await self._check_name_free(namespace, name)
         try:

@@ -29,6 +29,7 @@ from metaserver.store.port import (
     Namespace,
     NamespacePath,
     Operation,
+    PlanTable,
     ProducerState,
     Token,
 )
@@ -104,6 +105,12 @@ class DrivenStore(ABC):
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:
         return await self._point(lambda: queries.producer(uuid, producer))
+
+    async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
+        return await self._point(lambda: queries.plan_table(namespace, name))
+
+    async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
+        return await self._list(lambda: queries.plan_tables_retired(after, limit))
 
     async def instant(self, instant_id: str) -> Instant | None:
         return await self._point(lambda: queries.instant(instant_id))

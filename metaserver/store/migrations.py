@@ -106,10 +106,23 @@ _PRODUCERS = (
     ) {table}""",
 )
 
+_PLAN_TABLES = (
+    # Without a name: retired, its files are to be deleted.
+    """CREATE TABLE plan_tables (
+        id {text} PRIMARY KEY, namespace {text} NOT NULL, name {text}, of_name {text} NOT NULL, uuid {text} NOT NULL,
+        location {text} NOT NULL, files {text} NOT NULL, snapshot_id {int} NOT NULL, file_count {int} NOT NULL,
+        size_bytes {int} NOT NULL, considered_count {int} NOT NULL, considered_bytes {int}, expires_ms {int} NOT NULL
+    ) {table}""",
+    "CREATE UNIQUE INDEX plan_tables_by_name ON plan_tables (namespace, name)",
+    "CREATE INDEX plan_tables_by_expiry ON plan_tables (expires_ms) WHERE name IS NOT NULL",
+    "CREATE INDEX plan_tables_retired ON plan_tables (id) WHERE name IS NULL",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
     {"": _PRODUCERS},
+    {"": _PLAN_TABLES},
 )
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
 

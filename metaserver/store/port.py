@@ -137,6 +137,31 @@ class ProducerState(msgspec.Struct, frozen=True):
     changed_ms: int
 
 
+class PlanTable(msgspec.Struct, frozen=True):
+    """A name under which a table is to be read as one plan left it, and the files that were written for that."""
+
+    id: str
+    namespace: NamespacePath
+    name: str | None
+    """None once it is retired: the name is gone, the files are to go."""
+    of_name: str
+    """The table's name."""
+    uuid: str
+    """The table's."""
+    location: str
+    """Of the metadata file."""
+    files: tuple[str, ...]
+    """All that was written for it, the metadata file last."""
+    snapshot_id: int
+    file_count: int
+    """Data files that the plan kept, and their bytes."""
+    size_bytes: int
+    considered_count: int
+    """Data files that it chose from, and their bytes; None where not all manifests were read."""
+    considered_bytes: int | None
+    expires_ms: int
+
+
 class IdempotencyRecord(msgspec.Struct, frozen=True):
     """The first answer to a request that carried an idempotency key."""
 
@@ -341,6 +366,34 @@ class AdvanceProducer(msgspec.Struct, frozen=True):
     now_ms: int
 
 
+class KeepPlanTable(msgspec.Struct, frozen=True):
+    """The plan has its name, unless another has it: that one's lease lasts as long as this one's then, at least.
+
+    The result is the PlanTable that has the name."""
+
+    plan: PlanTable
+
+
+class RenewPlanTable(msgspec.Struct, frozen=True):
+    """Its lease lasts until then, at least. The result is a bool: False where it is retired or forgotten."""
+
+    id: str
+    expires_ms: int
+
+
+class RetirePlanTables(msgspec.Struct, frozen=True):
+    """Takes their names from those whose lease ended before then, the oldest first. The result is how many."""
+
+    before_ms: int
+    limit: int
+
+
+class ForgetPlanTable(msgspec.Struct, frozen=True):
+    """Removes the row of one that is retired, whose files are gone. One that has its name stays."""
+
+    id: str
+
+
 class RecordInstant(msgspec.Struct, frozen=True):
     instant: Instant
 
@@ -436,6 +489,10 @@ Operation = (
     | QuarantineIndexFile
     | ForgetIndexFile
     | AdvanceProducer
+    | KeepPlanTable
+    | RenewPlanTable
+    | RetirePlanTables
+    | ForgetPlanTable
     | RecordInstant
     | MoveInstant
     | SaveIdempotency
@@ -516,6 +573,12 @@ class PointerStore(Protocol):
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:
         """None: it has committed nothing to this table."""
+
+    async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
+        """By its own name, whether or not its lease has ended."""
+
+    async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
+        """In order of id, those greater than `after`."""
 
     async def instant(self, instant_id: str) -> Instant | None: ...
 

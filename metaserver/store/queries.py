@@ -19,6 +19,7 @@ from metaserver.store.port import (
     MetricsReport,
     Namespace,
     NamespacePath,
+    PlanTable,
     ProducerState,
     Token,
 )
@@ -30,6 +31,7 @@ from metaserver.store.rows import (
     INSTANT,
     METRICS,
     NAMED,
+    PLAN_TABLE,
     PRODUCER,
     TOKEN,
     pack,
@@ -42,6 +44,7 @@ from metaserver.store.rows import (
     to_instant,
     to_metrics,
     to_namespace,
+    to_plan_table,
     to_producer,
     to_token,
     unpack,
@@ -145,6 +148,22 @@ def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
         (uuid, name),
     )
     return to_producer(rows[0]) if rows else None
+
+
+def plan_table(path: NamespacePath, name: str) -> Steps[PlanTable | None]:
+    rows = yield Statement(
+        f"SELECT {PLAN_TABLE} FROM plan_tables WHERE namespace = $1 AND name = $2",  # noqa: S608
+        (pack(path), name),
+    )
+    return to_plan_table(rows[0]) if rows else None
+
+
+def plan_tables_retired(after: str | None, limit: int) -> Steps[list[PlanTable]]:
+    rows = yield Statement(
+        f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2",  # noqa: S608
+        (after or "", limit),
+    )
+    return [to_plan_table(row) for row in rows]
 
 
 def instant(instant_id: str) -> Steps[Instant | None]:

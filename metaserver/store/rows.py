@@ -24,6 +24,7 @@ from metaserver.store.port import (
     MetricsReport,
     Namespace,
     NamespacePath,
+    PlanTable,
     ProducerState,
     Token,
 )
@@ -46,6 +47,10 @@ INDEX_FILE = (
     "changed_ms, reason"
 )
 PRODUCER = "sequence, snapshot_id, changed_ms"
+PLAN_TABLE = (
+    "id, namespace, name, of_name, uuid, location, files, snapshot_id, file_count, size_bytes, considered_count, "
+    "considered_bytes, expires_ms"
+)
 AUDIT = "id, at_ms, who, action, resource, outcome, status, request_id, remote"
 
 _KINDS = {kind.value: kind for kind in EntryKind}
@@ -217,4 +222,40 @@ def from_index_file(file: IndexFile) -> tuple[Any, ...]:
         file.state.value,
         file.changed_ms,
         file.reason,
+    )
+
+
+def to_plan_table(row: Row) -> PlanTable:
+    return PlanTable(
+        id=row[0],
+        namespace=unpack(row[1]),
+        name=row[2],
+        of_name=row[3],
+        uuid=row[4],
+        location=row[5],
+        files=tuple(unpack_json(row[6], "files of a plan table")),
+        snapshot_id=row[7],
+        file_count=row[8],
+        size_bytes=row[9],
+        considered_count=row[10],
+        considered_bytes=row[11],
+        expires_ms=row[12],
+    )
+
+
+def from_plan_table(plan: PlanTable) -> tuple[Any, ...]:
+    return (
+        plan.id,
+        pack(plan.namespace),
+        plan.name,
+        plan.of_name,
+        plan.uuid,
+        plan.location,
+        pack_json(plan.files),
+        plan.snapshot_id,
+        plan.file_count,
+        plan.size_bytes,
+        plan.considered_count,
+        plan.considered_bytes,
+        plan.expires_ms,
     )

@@ -1,0 +1,274 @@
+"""Our own route that makes a plan a table of its own, for any engine that takes a table's name.
+
+Identical questions share one name: what answers them is found by the table's pointer, its indexes and the bound filter
+alone, before anything is planned. Of those that are asked at the same time one is worked on. A reader's right, as
+planning is: what is stored is small, names nothing that the table's reader may not read, and goes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from cache.single_flight import SingleFlight
+from metaserver.api.describe import Answer, describe
+from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
+from metaserver.api.render import json_answer
+from metaserver.api.requests import allow, parse_body, path_name, path_namespace, read_body
+from metaserver.api.snapshots import snapshot_of
+from metaserver.api.timeline import NAMESPACE, TABLE
+from metaserver.catalog.plan_tables import digest_of, plan_name
+from metaserver.catalog.values import LoadedTable
+from metaserver.commits.writing import metadata_folder
+from metaserver.deferred import Deferred
+from metaserver.errors import BadRequest
+from metaserver.iceberg.expression_json import parse_expression
+from metaserver.iceberg.expressions import TRUE, Expression
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.planner.lookup import files_at, lookup
+from metaserver.planner.plan_tables import Kept, PlanWriter, kept_of
+from metaserver.planner.request import Question, ScanRequest
+from metaserver.planner.scan import Scan
+from metaserver.store.port import Entry, PlanTable
+from metaserver.wire import PLANS_FOLDER, decode_json
+
+if TYPE_CHECKING:
+    from metaserver.iceberg import sql
+else:
+    sql = Deferred("metaserver.iceberg.sql")
+
+_IN_THREAD_BYTES = 4000
+"""Longer requests are read and bound beside the event loop."""
+
+_INTEGER = {"type": "integer"}
+PLAN_TABLE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": [
+        "name",
+        "snapshot-id",
+        "expires-at-ms",
+        "files",
+        "bytes",
+        "considered-files",
+        "considered-bytes",
+    ],
+    "properties": {
+        "name": {
+            "type": ["string", "null"],
+            "description": "Of the plan table, in the table's namespace. Null where none was made: the table has no "
+            "snapshot, the plan keeps more than kept-max, or too many files would have to be listed anew.",
+        },
+        "snapshot-id": {"type": ["integer", "null"]},
+        "expires-at-ms": {
+            "type": ["integer", "null"],
+            "description": "When the name is good no longer. Half of lease-s from now at least: plans are shared.",
+        },
+        "files": {**_INTEGER, "description": "Data files that the plan keeps."},
+        "bytes": _INTEGER,
+        "considered-files": {**_INTEGER, "description": "Data files of the snapshot."},
+        "considered-bytes": {
+            "type": ["integer", "null"],
+            "description": "Null where not known: manifests that the filter rules out are not read.",
+        },
+    },
+}
+_BODY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "filter": {"description": "An expression of the Iceberg REST standard. Without it, and predicate: all files."},
+        "predicate": {
+            "type": "string",
+            "description": "A predicate in SQL, instead of `filter`.",
+            "examples": ["id = 5 AND day >= '2024-01-01'"],
+        },
+        "case-sensitive": {
+            "type": "boolean",
+            "description": "Names in `filter`; default true. Those in SQL never are.",
+        },
+        "snapshot-id": _INTEGER,
+        "ref": {"type": "string", "description": "A branch or tag, instead of snapshot-id."},
+        "kept-max": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1,
+            "description": "Where the plan keeps more of the snapshot's files than this share, no table is made.",
+        },
+        "lease-s": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "How long the name is to be good for; default and bound are settings.",
+        },
+    },
+}
+
+
+class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    filter: msgspec.Raw = msgspec.Raw()
+    predicate: str | None = None
+    case_sensitive: bool = True
+    snapshot_id: int | None = None
+    ref: str | None = None
+    kept_max: float | None = None
+    lease_s: int | None = None
+
+
+class _Made(msgspec.Struct, rename="kebab"):
+    name: str | None
+    snapshot_id: int | None
+    expires_at_ms: int | None
+    files: int
+    bytes: int
+    considered_files: int
+    considered_bytes: int | None
+
+
+WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
+MAKING: web.AppKey[SingleFlight[tuple[object, ...], _Made]] = web.AppKey("plan-tables-making")
+
+
+@describe(
+    "makePlanTable",
+    "Makes what a plan keeps of a table a table of its own, which any engine reads by its name until a lease ends",
+    tags=("metadata",),
+    parameters=(NAMESPACE, TABLE),
+    body=_BODY_SCHEMA,
+    answers=(
+        Answer(200, "The plan, and its name", {"$ref": "#/components/schemas/PlanTable"}),
+        Answer(400, "The filter or the snapshot makes no sense; the message says why"),
+        Answer(404, "No such table"),
+    ),
+)
+async def make_plan_table(request: web.Request) -> web.Response:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+    body = await read_body(request)
+    if len(body) <= _IN_THREAD_BYTES:
+        wanted, question = _understood(body, loaded.metadata)
+    else:
+        wanted, question = await asyncio.to_thread(_understood, body, loaded.metadata)
+    return json_answer(await _made(request.app, loaded, wanted, question))
+
+
+def _understood(body: bytes, metadata: TableMetadata) -> tuple[_Wanted, Question]:
+    wanted = parse_body(body, _Wanted)
+    if wanted.lease_s is not None and wanted.lease_s < 1:
+        raise BadRequest(f"lease-s is {wanted.lease_s}; it must be at least 1")
+    if wanted.kept_max is not None and not 0 <= wanted.kept_max <= 1:
+        raise BadRequest(f"kept-max is {wanted.kept_max}; it is a share, from 0 to 1")
+    snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, None)
+    asked = ScanRequest(filter=_filter(wanted, metadata), snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
+    question = Question.ask(metadata, asked)
+    _ = question.text
+    return wanted, question
+
+
+def _filter(wanted: _Wanted, metadata: TableMetadata) -> Expression:
+    given = bytes(wanted.filter)
+    if wanted.predicate is None:
+        return parse_expression(decode_json(given, "The filter")) if given else TRUE
+    if given:
+        raise BadRequest("Give the filter as predicate, in SQL, or as filter, an Iceberg expression, not as both")
+    return sql.parse_sql(wanted.predicate, metadata.current_schema, metadata.schemas).expression
+
+
+async def _made(app: web.Application, loaded: LoadedTable, wanted: _Wanted, question: Question) -> _Made:
+    entry, snapshot, settings = loaded.entry, question.snapshot, app[SETTINGS]
+    assert entry is not None
+    if snapshot is None:
+        return _Made(None, None, None, 0, 0, 0, 0)
+    lease_s = min(wanted.lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
+    name = plan_name(entry, snapshot.snapshot_id, question.text)
+    if name is not None:
+        shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s)
+        if shared is not None:
+            return _unless_more(_told(shared), wanted.kept_max)
+    return await app[MAKING].run(
+        (entry.namespace, name or question.text, lease_s, wanted.kept_max),
+        lambda: _make(app, entry, question, name, lease_s, wanted.kept_max),
+    )
+
+
+async def _make(
+    app: web.Application, entry: Entry, question: Question, name: str | None, lease_s: int, kept_max: float | None
+) -> _Made:
+    metadata, snapshot = question.metadata, question.snapshot
+    assert snapshot is not None
+    scan = await app[PLANNER].plan(question, entry)
+    made = _Made(name, snapshot.snapshot_id, None, *_sizes(scan))
+    kept = kept_of(scan, metadata.format_version)
+    made = _unless_more(made, kept_max)
+    if name is None or made.name is None or kept.entries > app[SETTINGS].plan_table_files_limit:
+        made.name = None
+        return made
+    plan_id = str(app[CLOCK].uuid7())
+    return _told(await _stored(app, entry, question, kept, made, plan_id, lease_s))
+
+
+async def _stored(
+    app: web.Application, entry: Entry, question: Question, kept: Kept, made: _Made, plan_id: str, lease_s: int
+) -> PlanTable:
+    metadata, snapshot, name = question.metadata, question.snapshot, made.name
+    assert snapshot is not None
+    assert name is not None
+    folder = f"{metadata_folder(metadata)}/{PLANS_FOLDER}/{digest_of(name)}"
+    written = await app[WRITER].write(kept, metadata, snapshot, folder, plan_id)
+    locations = tuple(location for location, _ in written.files)
+    plan = PlanTable(
+        id=plan_id,
+        namespace=entry.namespace,
+        name=name,
+        of_name=entry.name,
+        uuid=entry.uuid,
+        location=locations[-1],
+        files=locations,
+        snapshot_id=snapshot.snapshot_id,
+        file_count=made.files,
+        size_bytes=made.bytes,
+        considered_count=made.considered_files,
+        considered_bytes=made.considered_bytes,
+        expires_ms=0,
+    )
+    return await app[CATALOG].plan_tables.keep(plan, written.metadata, written.files, lease_s)
+
+
+def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
+    """Files and bytes that the plan keeps, and that it chose from."""
+    kept_bytes = int(files_at(scan.view, scan.rows).longs("file_size_in_bytes").sum())
+    all_bytes = None
+    if scan.view.rows == scan.considered:
+        all_bytes = int(lookup(scan.view).longs("file_size_in_bytes").sum())
+    return scan.files, kept_bytes, scan.considered, all_bytes
+
+
+def _told(plan: PlanTable) -> _Made:
+    return _Made(
+        plan.name,
+        plan.snapshot_id,
+        plan.expires_ms,
+        plan.file_count,
+        plan.size_bytes,
+        plan.considered_count,
+        plan.considered_bytes,
+    )
+
+
+def _unless_more(made: _Made, kept_max: float | None) -> _Made:
+    """Without a name where the plan keeps a larger share of the files."""
+    if kept_max is not None and made.files > kept_max * made.considered_files:
+        return msgspec.structs.replace(made, name=None, expires_at_ms=None)
+    return made
+
+
+async def _open(app: web.Application) -> None:
+    app[WRITER] = PlanWriter(app[OBJECTS], limit_bytes=app[SETTINGS].plan_manifest_limit_bytes)
+
+
+def add_routes(app: web.Application) -> None:
+    app[MAKING] = SingleFlight()
+    app.on_startup.append(_open)
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/plan-tables", make_plan_table)

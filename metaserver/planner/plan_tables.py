@@ -1,0 +1,187 @@
+"""A plan as a table of its own: metadata with one snapshot, whose manifest list names the files that the plan kept.
+
+For engines that plan from manifests alone. The rules: nothing that a reader goes by changes. The snapshot keeps its id,
+sequence number and statistics, delete manifests are listed as they are, and so are data manifests that keep all of
+their live files. Of the others, what is left becomes EXISTING entries of new manifests, one for each partition spec,
+that say outright what the files had inherited: snapshot, sequence numbers, first row id (Iceberg spec, "Sequence Number
+Inheritance", "First Row ID Inheritance").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from metaserver.errors import Corrupt, ObjectMissing
+from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.manifest_writer import (
+    DATA_MANIFEST,
+    EXISTING,
+    ManifestEntry,
+    read_entries,
+    write_manifest,
+    write_manifest_list,
+)
+from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from metaserver.iceberg.snapshot import MAIN, Snapshot, SnapshotRef
+from metaserver.iceberg.table_json import encode_table
+from metaserver.index.packing import Longs
+from metaserver.objects.port import ObjectStore
+from metaserver.planner.scan import Scan
+
+GC_ENABLED = "gc.enabled"
+
+
+class Part(NamedTuple):
+    """A data manifest of which a plan keeps some files."""
+
+    manifest: ManifestFile
+    """With the partition spec that the manifest itself says."""
+    rows: Longs
+    """Of its live entries, those that are kept, ascending."""
+
+
+class Kept(NamedTuple):
+    """What a plan keeps of a snapshot's manifests."""
+
+    whole: tuple[ManifestFile, ...]
+    parts: tuple[Part, ...]
+    deletes: tuple[ManifestFile, ...]
+
+    @property
+    def entries(self) -> int:
+        """That have to be written anew."""
+        return sum(len(part.rows) for part in self.parts)
+
+
+class PlanFiles(NamedTuple):
+    """Files to be stored, the metadata file last, and what it says."""
+
+    files: tuple[tuple[str, bytes], ...]
+    metadata: TableMetadata
+
+
+def kept_of(scan: Scan, format_version: int) -> Kept:
+    """What is left of each manifest of the scan's snapshot."""
+    view = scan.view
+    numbers, local = view.split(scan.rows)
+    whole, parts = [], []
+    edges = np.flatnonzero(np.diff(numbers)) + 1
+    for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
+        block = view.blocks[number]
+        manifest = msgspec.structs.replace(view.manifests[number], partition_spec_id=block.spec_id)
+        if len(rows) == block.rows and _can_be_listed(manifest, format_version):
+            whole.append(manifest)
+        else:
+            parts.append(Part(manifest, rows))
+    return Kept(tuple(whole), tuple(parts), view.delete_manifests)
+
+
+def _can_be_listed(manifest: ManifestFile, format_version: int) -> bool:
+    """Whether its manifest list, which may be of an older version, says all that a new one has to."""
+    said: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
+    if format_version > 1:
+        said += manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count
+        said += manifest.added_rows_count, manifest.existing_rows_count, manifest.deleted_rows_count
+    return None not in said
+
+
+class PlanWriter:
+    """Belongs to one event loop. `limit_bytes`: of one manifest."""
+
+    def __init__(self, objects: ObjectStore, *, limit_bytes: int) -> None:
+        self._objects = objects
+        self._limit_bytes = limit_bytes
+
+    async def write(self, kept: Kept, metadata: TableMetadata, snapshot: Snapshot, folder: str, stem: str) -> PlanFiles:
+        """The plan table's files, none of them stored yet, as `{folder}/{stem}-…`. Corrupt naming a manifest."""
+        found = await asyncio.gather(*(self._entries(part, metadata) for part in kept.parts))
+        return await asyncio.to_thread(
+            plan_files, kept, [entry for entries in found for entry in entries], metadata, snapshot, folder, stem
+        )
+
+    async def _entries(self, part: Part, metadata: TableMetadata) -> list[ManifestEntry]:
+        manifest = part.manifest
+        try:
+            data = await self._objects.read(manifest.manifest_path, limit_bytes=self._limit_bytes)
+        except ObjectMissing:
+            raise Corrupt(f"The manifest {manifest.manifest_path} is gone from storage") from None
+        entries = await asyncio.to_thread(read_entries, data, manifest, metadata)
+        return [entries[row] for row in part.rows.tolist()]
+
+
+def plan_files(
+    kept: Kept, entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot, folder: str, stem: str
+) -> PlanFiles:
+    """`entries` are those of `kept.parts`, with all that they inherit. Pure."""
+    version = metadata.format_version
+    if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
+        version -= 1  # of before the table was upgraded: its files have no row ids, and none are to be made up
+    files = list(_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
+    locations = [f"{folder}/{stem}-m{number}.avro" for number in range(len(files))]
+    listed = [
+        *kept.whole,
+        *(
+            msgspec.structs.replace(manifest, manifest_path=location)
+            for (manifest, _), location in zip(files, locations, strict=True)
+        ),
+        *kept.deletes,
+    ]
+    manifest_list = write_manifest_list(
+        listed,
+        format_version=version,
+        snapshot_id=snapshot.snapshot_id,
+        parent_snapshot_id=snapshot.parent_snapshot_id,
+        sequence_number=snapshot.sequence_number,
+    )
+    at = f"{folder}/{stem}-snap.avro"
+    planned = plan_metadata(metadata, msgspec.structs.replace(snapshot, manifest_list=at, manifests=None), folder)
+    return PlanFiles(
+        (
+            *((location, data) for location, (_, data) in zip(locations, files, strict=True)),
+            (at, manifest_list),
+            (f"{folder}/{stem}.metadata.json", encode_table(planned)),
+        ),
+        planned,
+    )
+
+
+def _new_manifests(
+    entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot
+) -> Iterator[tuple[ManifestFile, bytes]]:
+    """One for each partition spec, without its path."""
+    by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
+    for entry in entries:
+        by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
+    for spec_id, mine in sorted(by_spec.items()):
+        made = write_manifest(mine, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
+        described = made.described("", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number)
+        # Every entry says its own; version 3 wants one of the manifest all the same.
+        ids = [entry.file.first_row_id for entry in mine if entry.file.first_row_id is not None]
+        yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), made.data
+
+
+def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, folder: str) -> TableMetadata:
+    """The table's metadata with this snapshot alone, current.
+
+    Its location is the plan's folder, and its files are nobody's to delete: an engine that is told to remove what the
+    table does not name would remove the table's own files.
+    """
+    snapshot_id = snapshot.snapshot_id
+    return msgspec.structs.replace(
+        metadata,
+        location=folder,
+        properties={**metadata.properties, GC_ENABLED: "false"},
+        current_snapshot_id=snapshot_id,
+        snapshots=(snapshot,),
+        refs={MAIN: SnapshotRef(snapshot_id, "branch")},
+        snapshot_log=(),
+        metadata_log=(),
+        statistics=tuple(file for file in metadata.statistics if file.snapshot_id == snapshot_id),
+        partition_statistics=(),
+    )

@@ -1,0 +1,45 @@
+"""Operations on plan tables: which names of plans there are, until when, and which files are theirs to delete.
+
+A row has its name until it is retired; then it only says which files have yet to be deleted. So the name is free for a
+plan with other files, and what a crash leaves behind is still known.
+"""
+
+from __future__ import annotations
+
+from metaserver.store import port
+from metaserver.store.rows import PLAN_TABLE, from_plan_table, to_plan_table
+from metaserver.store.statement import Statement, Steps, marks
+
+
+def keep(op: port.KeepPlanTable, now_ms: int) -> Steps[port.PlanTable]:
+    rows = yield Statement(
+        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({marks(13)}) ON CONFLICT (namespace, name) DO UPDATE SET "  # noqa: S608
+        "expires_ms = CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
+        f"ELSE plan_tables.expires_ms END RETURNING {PLAN_TABLE}",
+        from_plan_table(op.plan),
+    )
+    return to_plan_table(rows[0])
+
+
+def renew(op: port.RenewPlanTable, now_ms: int) -> Steps[bool]:
+    rows = yield Statement(
+        "UPDATE plan_tables SET expires_ms = CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END "
+        "WHERE id = $2 AND name IS NOT NULL RETURNING 1",
+        (op.expires_ms, op.id),
+    )
+    return bool(rows)
+
+
+def retire(op: port.RetirePlanTables, now_ms: int) -> Steps[int]:
+    # Asked twice: under READ COMMITTED one of those found may be renewed before the row is changed.
+    rows = yield Statement(
+        "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "
+        "(SELECT id FROM plan_tables WHERE expires_ms < $1 AND name IS NOT NULL ORDER BY expires_ms LIMIT $2) "
+        "RETURNING 1",
+        (op.before_ms, op.limit),
+    )
+    return len(rows)
+
+
+def forget(op: port.ForgetPlanTable, now_ms: int) -> Steps[None]:
+    yield Statement("DELETE FROM plan_tables WHERE id = $1 AND name IS NULL", (op.id,))
