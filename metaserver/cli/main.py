@@ -23,6 +23,7 @@ _COMMANDS = OnDemand(
         "buckets": "metaserver.cli.buckets:buckets",
         "index": "metaserver.cli.index:index",
         "indexer": "metaserver.cli.indexer:indexer",
+        "trino-proxy": "metaserver.cli.trino_proxy:trino_proxy",
     }
 )
 

@@ -1,0 +1,140 @@
+"""A rewritten statement, watched until it is past the point where a plan table can fail it.
+
+The name of a plan table may be gone when Trino comes to resolve it, its files may be, and Trino's own access control
+may know the table and not the name. So the first answers are not the client's yet: the proxy follows them, until there
+are rows, or work has been done, or the time is over. Where the statement fails before that, it has given nothing to
+anybody, and the original takes its place.
+
+What the client then gets is an answer of Trino's as it came: the last one without rows. Its nextUri leads to the answer
+that was looked at, which Trino gives again to who asks again (a token may be asked twice, for clients whose connection
+broke). The answer to a POST has never had rows, and not every client would find them there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import aiohttp
+import msgspec
+from multidict import CIMultiDict
+from yarl import URL
+
+from connector.trino.forwarding import read_at_most
+
+LOOKED_AT_BYTES = 1 << 16
+"""Of an answer. One that is longer has rows."""
+_BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
+_NOT_OURS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
+_TOO_MUCH = frozenset((400, 413, 414, 431))
+"""Statuses for a text, or a header, that became too long with plan tables."""
+_RESOURCES = "INSUFFICIENT_RESOURCES"
+"""The type of errors for which the cluster needs anything but a second attempt."""
+
+
+class _Stats(msgspec.Struct, rename="camel"):
+    state: str = ""
+    completed_splits: int = 0
+    processed_rows: int = 0
+
+
+class _Error(msgspec.Struct, rename="camel"):
+    message: str = ""
+    error_name: str = ""
+    error_type: str = ""
+
+
+class _Results(msgspec.Struct, rename="camel"):
+    next_uri: str | None = None
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    error: _Error | None = None
+    stats: _Stats = msgspec.field(default_factory=_Stats)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of Trino's, read."""
+
+    status: int
+    reason: str
+    headers: CIMultiDict[str]
+    body: bytes
+    next_uri: str | None
+    is_allowed: bool = False
+    """Trino has planned the statement, so its sender may read what it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Of the rewritten statement, before it gave anything: the original may take its place."""
+
+    name: str
+    message: str
+
+
+class Held:
+    """Follows one statement. `get` asks the coordinator for a URI that it has handed out."""
+
+    def __init__(self, get: Callable[[str], Awaitable[aiohttp.ClientResponse]], *, hold_s: float) -> None:
+        self._get = get
+        self._until_s = time.monotonic() + hold_s
+        self.next_uri: str | None = None
+        """Where the statement goes on; what a cancellation is sent to while nobody else knows it."""
+
+    async def past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> Answer | Failure:
+        """What the client is to get for its POST, of which `first` is the coordinator's answer. `headers` are those of
+        `first` as the client gets them. aiohttp.ClientError where even the first answer breaks off."""
+        body, results = await _read(first)
+        if first.status in _TOO_MUCH:
+            return Failure(f"HTTP {first.status}", body[:200].decode("utf-8", "replace"))
+        answer = Answer(first.status, first.reason or "", headers, body, results.next_uri if results else None)
+        if results is not None and results.error is not None and _is_mended_by_the_original(results.error):
+            return Failure(results.error.error_name, results.error.message)
+        while answer.next_uri is not None and time.monotonic() < self._until_s:
+            self.next_uri = answer.next_uri
+            try:
+                response = await self._get(answer.next_uri)
+                body, results = await _read(response)
+            except (aiohttp.ClientError, TimeoutError):
+                return answer  # the client will see for itself
+            if results is None:
+                return answer
+            if results.error is not None and _is_mended_by_the_original(results.error):
+                return Failure(results.error.error_name, results.error.message)
+            is_allowed = results.error is None and results.stats.state not in _BEFORE_RUNNING
+            answer = replace(answer, is_allowed=is_allowed)
+            if results.next_uri is None or results.error is not None or _has_begun(results):
+                return answer
+            answer = replace(answer, body=body, next_uri=results.next_uri)
+        return answer
+
+
+async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
+    """The body, and what it says: None for what is no ordinary answer, or too long to be one without rows."""
+    async with response:
+        body, whole = await read_at_most(response.content, LOOKED_AT_BYTES)
+        if not whole:
+            response.close()
+    if response.status != 200 or not whole:
+        return body, None
+    try:
+        return body, msgspec.json.decode(body, type=_Results)
+    except msgspec.MsgspecError:
+        return body, None
+
+
+def _has_begun(results: _Results) -> bool:
+    """Whether there are rows, or splits were read to the end: then Trino has found the plan's metadata and files."""
+    stats = results.stats
+    rows = bytes(results.data).strip() not in (b"null", b"[]")
+    return rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")
+
+
+def _is_mended_by_the_original(error: _Error) -> bool:
+    return error.error_name not in _NOT_OURS and error.error_type != _RESOURCES
+
+
+def target_of(uri: str, prefix: str) -> str:
+    """Path and query of a URI that Trino has handed out, without what `X-Forwarded-Prefix` had it put before them."""
+    return URL(uri, encoded=True).raw_path_qs.removeprefix(prefix)

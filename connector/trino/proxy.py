@@ -1,0 +1,280 @@
+"""Trino's client protocol, in front of one coordinator or several: what clients talk to instead of Trino.
+
+The rule kept: a client sees what it would see without the proxy. Everything is passed on as it is (`forwarding.py`);
+the text of a statement alone may be another one that gives the same rows (`rewriting.py`), and where that fails before
+it gave any, the original takes its place (`holding.py`). `X-Seamark-Plan` in the answer to a statement says what was
+done.
+
+The proxy keeps nothing between requests but caches and counts: it may be killed, and there may be many of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import aiohttp
+import structlog
+from aiohttp import web
+
+from connector.trino.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
+from connector.trino.counting import Counts
+from connector.trino.forwarding import Body, Forwarder, headers_down, open_session, read_at_most, rest_of
+from connector.trino.holding import Answer, Failure, Held, target_of
+from connector.trino.rewriting import Limits, Rewriter, Rewriting
+from connector.trino.seamark import check_url, open_seamark
+from connector.trino.sessions import prepare, session_of
+from metaserver.wire import encode_json
+
+STATEMENTS = "/v1/statement"
+PLAN_HEADER = "X-Seamark-Plan"
+_PLANNED = "planned"
+"""What a client hears while Trino has not said whether it may read the tables: how many files hold what it looks for
+would tell of their rows. The log has the rest."""
+_DENIED = "PERMISSION_DENIED"
+_CANCEL_S = 10.0
+_log = structlog.get_logger("seamark.trino-proxy")
+
+_Told = tuple[web.StreamResponse, str]
+"""An answer, and what was done with the statement; "" where there was none."""
+
+
+@dataclass(frozen=True)
+class ProxySettings:
+    """What a proxy is told; see `seamark trino-proxy --help`."""
+
+    trino: tuple[str, ...]
+    catalogs: frozenset[str]
+    seamark: str
+    token: str | None = field(default=None, repr=False)
+    limits: Limits = field(default_factory=Limits)
+    lease_s: int = 600
+    hold_s: float = 2.0
+    statement_bytes: int = 256 << 10
+    trust_forwarded: bool = False
+    drain_s: float = 10.0
+    upstream_tls: ssl.SSLContext | None = None
+
+    def check(self) -> None:
+        """ValueError for an address that is none."""
+        Coordinators(self.trino)
+        check_url(self.seamark)
+
+
+class Proxy:
+    """The handler of every request. `settings` are the operator's; the other parts are opened by `open_proxy`."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        coordinators: Coordinators,
+        forwarder: Forwarder,
+        rewriter: Rewriter,
+        counts: Counts,
+    ) -> None:
+        self._settings = settings
+        self._coordinators = coordinators
+        self._forwarder = forwarder
+        self._rewriter = rewriter
+        self._counts = counts
+        self._cancelling: set[asyncio.Task[None]] = set()
+        self.answering = 0
+        self.draining = False
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request, counted and logged."""
+        begun_s = time.monotonic()
+        self.answering += 1
+        try:
+            response, told = await self._route(request)
+        except asyncio.CancelledError:
+            _log.debug("client left", method=request.method, path=_shown(request.rel_url.raw_path))
+            raise
+        finally:
+            self.answering -= 1
+        self._counts.requests.labels(f"{response.status // 100}xx").inc()
+        fields = {
+            "method": request.method,
+            "path": _shown(request.rel_url.raw_path),
+            "status": response.status,
+            "ms": round(1000 * (time.monotonic() - begun_s), 1),
+            "client": request.remote,
+        }
+        if told:
+            _log.info("statement", plan=told, **fields)
+        else:
+            _log.debug("request", **fields)
+        return response
+
+    async def _route(self, request: web.BaseRequest) -> _Told:
+        target = request.rel_url.raw_path_qs
+        if not target.startswith("/"):
+            return web.Response(status=400, text="The proxy answers requests for paths alone\n"), ""
+        try:
+            coordinator, target = self._coordinators.named(target)
+        except NoSuchCoordinator as error:
+            return web.Response(status=404, text=f"No coordinator {error} is behind this proxy\n"), ""
+        path = target.partition("?")[0]
+        if coordinator is None and path.startswith(f"{OWN}/"):
+            return self._own(request, path), ""
+        if path == STATEMENTS and request.method == "POST":
+            return await self._statement(
+                request, [coordinator] if coordinator else self._coordinators.in_turn(), target
+            )
+        if coordinator is None:
+            coordinator = self._coordinators.of_page(request.headers.get("Referer", ""))
+        candidates = [coordinator] if coordinator else self._coordinators.all
+        body = request.content if request.body_exists else None
+        return await self._forwarder.forward(request, candidates, target, body), ""
+
+    def _own(self, request: web.BaseRequest, path: str) -> web.Response:
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        if path == f"{OWN}/healthz":
+            state = {"draining": self.draining, "open-breakers": self._rewriter.open_breakers}
+            body = encode_json({**state, "coordinators": [one.url for one in self._coordinators.all]})
+            return web.Response(status=503 if self.draining else 200, body=body, content_type="application/json")
+        if path == f"{OWN}/metrics":
+            self._counts.answering.set(self.answering)
+            for name in ("seamark", "trino"):
+                self._counts.breaker_open.labels(name).set(name in self._rewriter.open_breakers)
+            return web.Response(body=self._counts.exposition(), content_type="text/plain", charset="utf-8")
+        return web.Response(status=404, text=f"{OWN}/ has healthz, metrics and the paths of coordinators\n")
+
+    # Statements
+
+    async def _statement(self, request: web.BaseRequest, candidates: Sequence[Coordinator], target: str) -> _Told:
+        read, whole = await read_at_most(request.content, self._settings.statement_bytes)
+        if not whole:
+            told = f"unchanged; longer than {self._settings.statement_bytes} bytes"
+            return await self._unchanged(request, candidates, target, rest_of(read, request.content), told)
+        begun_s = time.monotonic()
+        rewriting = await self._rewritten(request, read)
+        self._counts.plan_seconds.observe(time.monotonic() - begun_s)
+        told = rewriting.told
+        if rewriting.statement is None:
+            header = _PLANNED if rewriting.depends_on_data else told
+            return await self._unchanged(request, candidates, target, read, told, header)
+        try:
+            held = await self._hold(request, candidates[0], target, read, rewriting)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            _log.warning("coordinator did not take the rewritten statement", error=repr(error))
+            told = f"original; {type(error).__name__}"
+            return await self._unchanged(request, candidates, target, read, told, outcome="original")
+        if isinstance(held, web.Response):
+            self._rewriter.worked()
+            self._counts.statements.labels("rewritten").inc()
+            self._counts.files.labels("kept").inc(rewriting.files)
+            self._counts.files.labels("considered").inc(rewriting.considered_files)
+            return held, told
+        self._rewriter.failed(held.message)
+        _log.warning("the rewritten statement failed", error=held.name, message=held.message, plan=told)
+        told, header = f"original; {held.name}", _PLANNED if held.name == _DENIED else ""
+        return await self._unchanged(request, candidates[:1], target, read, told, header, outcome="original")
+
+    async def _rewritten(self, request: web.BaseRequest, body: bytes) -> Rewriting:
+        if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+            return Rewriting(None, "unchanged; not plain UTF-8")
+        try:
+            statement = body.decode()
+        except UnicodeDecodeError:
+            return Rewriting(None, "unchanged; not plain UTF-8")
+        return await self._rewriter.rewrite(statement, session_of(request.headers))
+
+    async def _unchanged(
+        self,
+        request: web.BaseRequest,
+        candidates: Sequence[Coordinator],
+        target: str,
+        body: Body,
+        told: str,
+        header: str = "",
+        outcome: str = "unchanged",
+    ) -> _Told:
+        """The statement as it came. `told` is for the log, and for the client where there is no `header` for it."""
+        self._counts.statements.labels(outcome).inc()
+        says = {PLAN_HEADER: header or told}
+        return await self._forwarder.forward(request, candidates, target, body, told=says), told
+
+    async def _hold(
+        self, request: web.BaseRequest, coordinator: Coordinator, target: str, body: bytes, rewriting: Rewriting
+    ) -> web.Response | Failure:
+        assert rewriting.statement is not None
+        headers = self._forwarder.headers_up(request, coordinator)
+        headers["Accept-Encoding"] = "identity"  # what is looked at
+        headers.popall("Content-Length", None)
+        follow = headers.copy()
+        follow.popall("Content-Type", None)
+        if rewriting.prepared is not None:
+            prepare(headers, rewriting.prepared, rewriting.statement)
+        else:
+            body = rewriting.statement.encode()
+
+        async def ask(method: str, uri: str) -> aiohttp.ClientResponse:
+            asked = target_of(uri, follow.get("X-Forwarded-Prefix", ""))
+            return await self._forwarder.send(method, coordinator, asked, follow)
+
+        held = Held(partial(ask, "GET"), hold_s=self._settings.hold_s)
+        try:
+            first = await self._forwarder.send("POST", coordinator, target, headers, body)
+            answer = await held.past_planning(first, headers_down(first, {PLAN_HEADER: _PLANNED}))
+        except asyncio.CancelledError:
+            if held.next_uri is not None:  # nobody else knows of it: it would run on for nobody
+                self._later(_cancel(partial(ask, "DELETE"), held.next_uri))
+            raise
+        if isinstance(answer, Failure):
+            return answer
+        if answer.is_allowed:
+            answer.headers[PLAN_HEADER] = rewriting.told
+        return _response(answer)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
+
+    async def close(self) -> None:
+        """Waits for cancellations that are under way; each takes seconds at most."""
+        await asyncio.gather(*self._cancelling, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
+    """Every part, closed in reverse order. ValueError for an address that is none."""
+    async with AsyncExitStack() as stack:
+        coordinators = Coordinators(settings.trino)
+        http = await stack.enter_async_context(open_session(settings.upstream_tls))
+        seamark = open_seamark(settings.seamark, token=settings.token, lease_s=settings.lease_s)
+        rewriter = Rewriter(await stack.enter_async_context(seamark), settings.catalogs, settings.limits)
+        stack.callback(rewriter.close)
+        forwarder = Forwarder(http, trust_forwarded=settings.trust_forwarded)
+        proxy = Proxy(settings, coordinators, forwarder, rewriter, Counts())
+        stack.push_async_callback(proxy.close)
+        yield proxy
+
+
+async def _cancel(delete: Callable[[str], Awaitable[aiohttp.ClientResponse]], uri: str) -> None:
+    try:
+        async with asyncio.timeout(_CANCEL_S):
+            (await delete(uri)).close()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        _log.warning("a statement that its client left was not cancelled", error=repr(error))
+
+
+def _response(answer: Answer) -> web.Response:
+    headers = answer.headers
+    headers.popall("Content-Length", None)
+    return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=answer.body)
+
+
+def _shown(path: str) -> str:
+    """As logs have it: without what opens a query's results to whoever knows it."""
+    parts = path.split("/")
+    keep = 6 if f"/{STATEMENTS.strip('/')}/" in path else 4
+    return "/".join(parts[: keep + (3 if path.startswith(f"{OWN}/c/") else 0)][:9])

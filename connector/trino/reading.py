@@ -1,0 +1,101 @@
+"""Statements read (`scans.py`) beside the event loop, and remembered: how a text reads never changes, as long as its
+tables have the columns that they have.
+
+Reading takes milliseconds of pure Python, so it is done in one thread, and a text that many ask about is read once. Who
+no longer waits has nothing read; what is being read then is kept for the next who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from cache.memory import MemoryCache
+from cache.single_flight import SingleFlight
+from connector.trino.queries import Names
+from connector.trino.scans import Scan, scans
+from connector.trino.scopes import Columns
+from connector.trino.seamark import Known
+
+_CACHE_BYTES = 16 << 20
+_BYTES_PER_SCAN = 2000
+_log = structlog.get_logger("seamark.trino-proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is read: a statement, or a prepared one and the parameters that it is executed with."""
+
+    text: str
+    parameters: tuple[str, ...] = ()
+    prepared: str | None = None
+    """Its name."""
+    utc: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    scans: tuple[Scan, ...]
+    asked: tuple[Names, ...] = ()
+    """Tables whose columns could tell more."""
+
+
+_Key = tuple[Text, tuple[tuple[str, str], ...]]
+
+
+class Reader:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._known: MemoryCache[_Key, Reading] = MemoryCache(_CACHE_BYTES)
+        self._flights: SingleFlight[_Key, Reading] = SingleFlight()
+        # One: sqlglot holds the interpreter, and a second thread would only take more of it from the event loop.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, text: Text, tables: Mapping[Names, Known], until_s: float) -> Reading:
+        """With the columns of `tables`. TimeoutError where it is not done by then, on the loop's clock."""
+        key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
+        found = self._known.get(key)
+        if found is None:
+            columns = {names: known.columns for names, known in tables.items()}
+            async with asyncio.timeout_at(until_s):
+                found = await self._flights.run(key, lambda: self._in_thread(key, columns))
+        return found
+
+    async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> Reading:
+        loop = asyncio.get_running_loop()
+        reading = self._thread.submit(_read, key[0], columns)
+
+        def done(future: Future[Reading]) -> None:
+            if not future.cancelled():
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._keep, key, future.result())
+
+        reading.add_done_callback(done)
+        return await asyncio.wrap_future(reading)
+
+    def _keep(self, key: _Key, reading: Reading) -> None:
+        self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))
+
+
+def _read(text: Text, tables: Mapping[Names, Columns | None]) -> Reading:
+    asked: list[Names] = []
+
+    def columns_of(names: Names) -> Columns | None:
+        asked.append(names)
+        return tables.get(names)
+
+    try:
+        found = scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
+    except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
+        _log.warning("a statement was not read", error=repr(error))
+        return Reading(())
+    return Reading(found, tuple(asked))

@@ -1,0 +1,299 @@
+"""A statement → the same statement over plan tables, or the reason why it goes on as it came.
+
+The rule kept: doubt and failure leave the statement alone. All of it has a budget of milliseconds; what has not come by
+then is not waited for. Only scans that are fully understood (`scans.py`), of tables of the catalogs that are named, are
+asked about, each time anew: a client that has committed must see it, so no plan is remembered.
+
+A table that stands in a statement more than once is read there at one snapshot, as Trino would: all its places become
+plans of the same snapshot, or none does. Inside an explicit transaction Trino keeps to the snapshots that it has seen,
+so statements of one are left alone.
+
+Literals without a time zone mean the session's. That it is the one that the client says holds only where Trino's
+`sql.forced-session-time-zone` is not set, which is the operator's to say (`Limits.trust_time_zone`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import structlog
+
+from connector.errors import ClientError, Refused
+from connector.trino.breaker import Breaker
+from connector.trino.lexing import executed
+from connector.trino.literals import quoted_name
+from connector.trino.queries import Names
+from connector.trino.reading import Reader, Reading, Text
+from connector.trino.scans import Scan, replacement
+from connector.trino.seamark import PlanTable, Seamark, Wanted
+from connector.trino.sessions import Session, is_hinted_off
+from connector.trino.splicing import Replacement, splice
+from metaserver.wire import PLAN_MARK, PLANS_FOLDER
+
+TEXT_CHARACTERS_MAX = 1_000_000
+"""Trino's `query.max-length`, as it is by default: a longer text it refuses."""
+SCANS_MAX = 64
+_TOLD_CHARACTERS_MAX = 2000
+_PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
+"""A statement with none of them leaves no files out, and is not worth reading."""
+_TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
+_EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
+_NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
+"""In names of Trino's own: of system tables, and of what is a plan already."""
+_log = structlog.get_logger("seamark.trino-proxy")
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`budget_s`: what a statement may wait for its plans. `kept_max`: the share of its files beyond which a scan is
+    left as it is. `trust_time_zone`: a session's zone is the one that its client says."""
+
+    budget_s: float = 0.25
+    kept_max: float = 0.9
+    trust_time_zone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """`statement` is None where the one that came is to go on. `told`: what was done, in one line for a header."""
+
+    statement: str | None
+    told: str
+    prepared: str | None = None
+    """The prepared statement whose text `statement` is; without it, `statement` is what is sent."""
+    files: int = 0
+    considered_files: int = 0
+    depends_on_data: bool = False
+    """`told` does: it is for those alone who may read the tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A scan whose table may be asked for."""
+
+    scan: Scan
+    catalog: str
+    table: tuple[str, ...]
+
+
+class Rewriter:
+    """Belongs to one event loop. `catalogs` are Trino's names for `seamark`.
+
+    Whoever runs a rewritten statement says what came of it: `worked`, or `failed`.
+    """
+
+    def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: Limits) -> None:
+        self._server = seamark
+        self._catalogs = frozenset(name.lower() for name in catalogs)
+        self._limits = limits
+        self._seamark = Breaker()
+        self._trino = Breaker()
+        """Of reading plan tables: Trino may not be able to, or not be allowed."""
+        self._reader = Reader()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    async def rewrite(self, statement: str, session: Session) -> Rewriting:
+        """Never fails, and ends within the budget."""
+        if session.off or is_hinted_off(statement):
+            return Rewriting(None, "unchanged; switched off")
+        if session.in_transaction:
+            return Rewriting(None, "unchanged; in a transaction")
+        text = self._text(statement, session)
+        if not _PRUNES.search(text.text):
+            return Rewriting(None, "unchanged; nothing to prune by")
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        done = await self._within(text, session, begun_s + self._limits.budget_s)
+        return replace(done, told=f"{done.told}; ms={1000 * (loop.time() - begun_s):.1f}")
+
+    def worked(self) -> None:
+        self._trino.succeeded()
+
+    def failed(self, message: str) -> None:
+        """In Trino. Whether that was a plan table's doing its message tells: it names one, or one of its files."""
+        if PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
+            self._trino.failed()
+
+    @property
+    def open_breakers(self) -> list[str]:
+        """Who failed too often to be asked now: seamark to make plan tables, trino to read them."""
+        return [name for name, one in (("seamark", self._seamark), ("trino", self._trino)) if one.is_open]
+
+    async def _within(self, text: Text, session: Session, until_s: float) -> Rewriting:
+        if not self._seamark.may_ask():
+            return Rewriting(None, "unchanged; Seamark failed lately")
+        asking = _Asking(self._server, self._limits.kept_max, until_s)
+        try:
+            reading = await self._reading(text, session, asking, until_s)
+        except TimeoutError:
+            return Rewriting(None, "unchanged; not read in time")
+        if asking.has_failed():
+            self._seamark.failed()
+            return Rewriting(None, f"unchanged; {asking.why}")
+        places = [place for scan in reading.scans if (place := self._place(scan, session)) is not None]
+        if not any(place.scan.predicate is not None for place in places):
+            return Rewriting(None, "unchanged; no scan that could leave files out")
+        if len(places) > SCANS_MAX:
+            return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
+        if not self._trino.may_ask():
+            return Rewriting(None, "unchanged; Trino failed lately to read plan tables")
+        plans = await asking.plans(places)
+        if asking.has_failed():
+            self._seamark.failed()
+        else:
+            self._seamark.succeeded()
+        if not plans:
+            why = asking.why or "plans keep too many of the files"
+            return Rewriting(None, f"unchanged; {why}", depends_on_data=True)
+        return _rewritten(text, places, plans)
+
+    # How a text reads
+
+    def _text(self, statement: str, session: Session) -> Text:
+        utc = session.utc and self._limits.trust_time_zone
+        found = executed(statement) if session.prepared and _EXECUTES.search(statement) else None
+        text = session.prepared.get(found.name) if found is not None else None
+        if found is None or text is None:
+            return Text(statement, utc=utc)
+        return Text(text, found.parameters, found.name, utc)
+
+    async def _reading(self, text: Text, session: Session, asking: _Asking, until_s: float) -> Reading:
+        """With the columns of the tables, where they could tell more than the text alone."""
+        plain = await self._reader.read(text, {}, until_s)
+        several = len(set(plain.asked)) > 1
+        if not several and (text.utc or not _TIMES.search(text.text)):
+            return plain
+        tables = {names: named[1] for names in plain.asked if (named := self._named(names, session)) is not None}
+        found = await asking.all({names: self._server.columns(table) for names, table in tables.items()})
+        known = {names: one for names, one in found.items() if one is not None}
+        return await self._reader.read(text, known, until_s) if known else plain
+
+    def _named(self, names: Names, session: Session) -> tuple[str, tuple[str, ...]] | None:
+        """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
+        catalog, schema, table = names[0] or session.catalog, names[1] or session.schema, names[2]
+        if catalog not in self._catalogs or not schema or _NO_TABLE.search(table):
+            return None
+        return catalog, (*schema.split("."), table)
+
+    def _place(self, scan: Scan, session: Session) -> _Place | None:
+        named = self._named((scan.catalog, scan.schema, scan.table), session)
+        return None if named is None else _Place(scan, *named)
+
+
+class _Asking:
+    """Asks for the plans of one statement. `why`: there is one plan less."""
+
+    def __init__(self, seamark: Seamark, kept_max: float, until_s: float) -> None:
+        self._seamark = seamark
+        self._kept_max = kept_max
+        self._until_s = until_s
+        self._failed = False
+        self.why = ""
+
+    def has_failed(self) -> bool:
+        """Not being able to answer; a refusal is an answer."""
+        return self._failed
+
+    async def plans(self, places: Sequence[_Place]) -> dict[_Place, PlanTable]:
+        """Of the places that are to read plan tables."""
+        asked = [place for place in places if place.scan.predicate is not None]
+        first = await self._plans({one: _wanted(one, one.scan.snapshot_id, self._kept_max) for one in asked})
+        groups: defaultdict[object, list[_Place]] = defaultdict(list)
+        for place in places:
+            groups[place.catalog, place.table, place.scan.snapshot_id].append(place)
+        again: dict[_Place, Wanted] = {}
+        for group in groups.values():
+            answers = [first[place] for place in group if place in first]
+            if len(group) > 1 and any(answer.name is not None for answer in answers):
+                if len({answer.snapshot_id for answer in answers}) > 1:  # committed in between
+                    _drop(first, group)
+                    continue
+                snapshot_id = answers[0].snapshot_id
+                left = [place for place in group if place not in first or first[place].name is None]
+                again |= {place: _wanted(place, snapshot_id, 1.0, keep=place in first) for place in left}
+        first |= await self._plans(again)
+        for group in groups.values():
+            if len(group) > 1 and not all(place in first and first[place].name is not None for place in group):
+                _drop(first, group)
+        return {place: plan for place, plan in first.items() if plan.name is not None}
+
+    async def _plans(self, wanted: Mapping[_Place, Wanted]) -> dict[_Place, PlanTable]:
+        return await self.all({place: self._seamark.plan_table(one) for place, one in wanted.items()})
+
+    async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
+        """The answers that come in time, and are no refusals."""
+        if not questions:
+            return {}
+        left_s = self._until_s - asyncio.get_running_loop().time()
+        tasks = {key: asyncio.create_task(question) for key, question in questions.items()}
+        try:
+            _, late = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        if late:
+            self._failed, self.why = True, "Seamark was too slow"
+            await asyncio.wait(late)
+        return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
+
+    def _is_answered(self, task: asyncio.Task[Any]) -> bool:
+        error = None if task.cancelled() else task.exception()
+        match error:
+            case None:
+                return not task.cancelled()
+            case Refused():  # no such table, a view, a predicate that cannot be bound
+                self.why = f"Seamark refused: {error.kind or error.status}"
+            case ClientError():
+                self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
+                _log.warning("not answered", error=error.message)
+            case _:
+                raise error
+        return False
+
+
+def _wanted(place: _Place, snapshot_id: int | None, kept_max: float, *, keep: bool = True) -> Wanted:
+    """`keep`: with the predicate; one that was refused is asked about without."""
+    predicate = place.scan.predicate if keep else None
+    return Wanted(place.table, predicate, snapshot_id, kept_max, past=place.scan.snapshot_id is not None)
+
+
+def _drop(plans: dict[_Place, PlanTable], group: Sequence[_Place]) -> None:
+    for place in group:
+        plans.pop(place, None)
+
+
+def _replacements(scan: Scan, name: str) -> list[Replacement]:
+    """FOR VERSION stays where it is: by it Trino takes the columns that the table had then."""
+    if scan.version_span is None:
+        return [replacement(scan, name)]
+    new, alias = quoted_name(name), scan.alias_needed or ""
+    if scan.quoted:
+        new, alias = new.replace("'", "''"), alias.replace("'", "''")
+    end = scan.version_span[1]
+    return [Replacement(scan.name_start, scan.end, new), Replacement(end, end, alias)]
+
+
+def _rewritten(text: Text, places: Sequence[_Place], plans: Mapping[_Place, PlanTable]) -> Rewriting:
+    new = [one for place, plan in plans.items() for one in _replacements(place.scan, str(plan.name))]
+    statement = splice(text.text, new)
+    if len(statement) > TEXT_CHARACTERS_MAX:
+        return Rewriting(None, "unchanged; too long with plan tables")
+    each = [
+        f"{quote('.'.join(place.table), safe='.')}={plans[place].files}/{plans[place].considered_files}"
+        for place in places
+        if place in plans
+    ]
+    files = sum(plan.files for plan in plans.values())
+    considered = sum(plan.considered_files for plan in plans.values())
+    told = f"rewritten; scans={len(each)}; files={files}/{considered}; {'; '.join(each)}"
+    return Rewriting(statement, told[:_TOLD_CHARACTERS_MAX], text.prepared, files, considered, depends_on_data=True)

@@ -1,0 +1,186 @@
+"""The server, asked from an event loop: for plan tables, and for the columns that a table has.
+
+The rule kept: one question, one answer, and nothing repeated. Who asks has milliseconds and goes on without. Of plans
+nothing is remembered, for only the server knows what a client has committed a moment ago; of columns it is, but the
+server is asked each time whether the table has changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from cache.memory import MemoryCache
+from connector.client import table_path
+from connector.errors import NotFound, ServerFailed, Unreachable, error_of
+from metaserver.wire import NAMESPACE_SEPARATOR
+
+_ANSWER_BYTES_MAX = 16 << 20
+_COLUMNS_BYTES = 8 << 20
+_BYTES_PER_COLUMN = 200
+_CONNECTIONS = 64
+_TIMEOUT_S = 30.0
+"""Who asks gives up long before."""
+
+Name = tuple[str, ...]
+"""Of a table, with the levels of its namespace."""
+
+
+class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
+    """What stands for a scan; `name` is None where it would keep more of the files than was asked for."""
+
+    name: str | None
+    snapshot_id: int | None
+    files: int
+    bytes: int
+    considered_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A scan. `predicate` is SQL as `seamark explain` takes it; None keeps every file, as no `snapshot_id` means the
+    current one. Where a plan keeps more than `kept_max` of the files, no table is made of it. `past`: names in the
+    predicate are those that the columns had at the snapshot."""
+
+    table: Name
+    predicate: str | None
+    snapshot_id: int | None
+    kept_max: float
+    past: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A table's columns in lower case, and their Iceberg types; `version` changes when anything of the table does."""
+
+    version: str
+    columns: Mapping[str, str] | None
+    """None where two differ in case alone."""
+
+
+class _Field(msgspec.Struct):
+    name: str
+    type: Any
+
+
+class _Schema(msgspec.Struct, rename="kebab"):
+    schema_id: int
+    fields: list[_Field]
+
+
+class _Metadata(msgspec.Struct, rename="kebab"):
+    current_schema_id: int
+    schemas: list[_Schema]
+
+
+class _Loaded(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Config(msgspec.Struct):
+    defaults: dict[str, str] = {}
+    overrides: dict[str, str] = {}
+
+
+class Seamark:
+    """The server at `url`, as the principal that `http` presents. Plans are asked for with a lease of `lease_s`."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int) -> None:
+        self._http = http
+        self.url = url
+        self._lease_s = lease_s
+        self._catalog: str | None = None
+        self._known: MemoryCache[Name, Known] = MemoryCache(_COLUMNS_BYTES)
+
+    async def plan_table(self, wanted: Wanted) -> PlanTable:
+        """BadRequest for a predicate that cannot be bound, NotFound, Forbidden, …"""
+        given = {"predicate": wanted.predicate, "snapshot-id": wanted.snapshot_id}
+        body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s}
+        body |= {name: value for name, value in given.items() if value is not None}
+        body |= {"use-snapshot-schema": True} if wanted.past else {}
+        _, raw = await self._ask("POST", f"{table_path(wanted.table)}/plan-tables", msgspec.json.encode(body))
+        try:
+            return msgspec.json.decode(raw, type=PlanTable)
+        except msgspec.MsgspecError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
+
+    async def columns(self, table: Name) -> Known | None:
+        """As the table is now; None where there is none of that name, as of a view."""
+        known = self._known.get(table)
+        if self._catalog is None:
+            self._catalog = await self._standard()
+        levels = quote(NAMESPACE_SEPARATOR.join(table[:-1]), safe="")
+        path = f"{self._catalog}/namespaces/{levels}/tables/{quote(table[-1], safe='')}?snapshots=refs"
+        try:
+            version, raw = await self._ask("GET", path, known=known.version if known else "")
+        except NotFound:
+            self._known.discard(table)
+            return None
+        if known is not None and not raw:
+            return known
+        try:
+            metadata = msgspec.json.decode(raw, type=_Loaded).metadata
+            fields = next(one.fields for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
+        except (msgspec.MsgspecError, StopIteration) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no table: {error!r}") from None
+        columns = {one.name.lower(): one.type if isinstance(one.type, str) else "nested" for one in fields}
+        found = Known(version, columns if len(columns) == len(fields) else None)
+        if version:
+            self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(columns)))
+        return found
+
+    async def _standard(self) -> str:
+        """Where the standard's routes begin."""
+        _, raw = await self._ask("GET", "/v1/config")
+        try:
+            config = msgspec.json.decode(raw, type=_Config)
+        except msgspec.MsgspecError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no configuration: {error}") from None
+        prefix = {**config.defaults, **config.overrides}.get("prefix", "")
+        return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
+
+    async def _ask(self, method: str, path: str, body: bytes | None = None, *, known: str = "") -> tuple[str, bytes]:
+        """ETag and body of the answer; no body where the version that is `known` is still the one."""
+        url = URL(self.url + path, encoded=True)
+        headers = {"If-None-Match": known} if known else {}
+        try:
+            async with self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
+                raw = b""
+                while not answer.content.at_eof() and len(raw) < _ANSWER_BYTES_MAX:
+                    raw += await answer.content.readany()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unreachable(f"No answer from {self.url}: {error or type(error).__name__}") from error
+        if answer.status == 304 and known:
+            return known, b""
+        if answer.status != 200:
+            raise error_of(answer.status, raw, answer.headers.get("X-Request-Id", ""))
+        return answer.headers.get("ETag", ""), raw
+
+
+def check_url(url: str) -> None:
+    """ValueError for one that is none."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
+
+
+@asynccontextmanager
+async def open_seamark(url: str, *, token: str | None, lease_s: int) -> AsyncIterator[Seamark]:
+    """ValueError for a URL that is none."""
+    check_url(url)
+    headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-trino-proxy"}
+    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=_CONNECTIONS, keepalive_timeout=10),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+    )
+    async with session:
+        yield Seamark(session, url.rstrip("/"), lease_s=lease_s)

@@ -1,0 +1,68 @@
+"""What a statement means besides its text: the catalog and schema of its session, its zone, its prepared statements,
+and whether its sender wants it left alone. All of it comes with every request, in headers; the proxy remembers none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote_plus, unquote_plus
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+OFF_HEADER = "X-Seamark"
+OFF_TAG = "seamark-off"
+"""In `X-Trino-Client-Tags`, for clients that set tags and no headers of their own: Trino's CLI, its JDBC driver."""
+_OFF_HINT = re.compile(r"/\*\s*seamark\s*:\s*off\s*\*/", re.IGNORECASE)
+_PREPARED = "X-Trino-Prepared-Statement"
+_COMPRESSED = "$zstd:"
+"""Before the texts of long prepared statements, which are left as they are."""
+_UTC = frozenset(("utc", "z", "etc/utc", "gmt", "etc/gmt", "+00:00"))
+_ZONE_PROPERTY = re.compile(r"(?:^|,)\s*time_zone_id\s*=", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    catalog: str = ""
+    schema: str = ""
+    utc: bool = False
+    """The client says that its zone is UTC."""
+    in_transaction: bool = False
+    off: bool = False
+    prepared: Mapping[str, str] = field(default_factory=dict)
+
+
+def session_of(headers: CIMultiDictProxy[str]) -> Session:
+    """From the headers of a statement."""
+    tags = headers.get("X-Trino-Client-Tags", "").split(",")
+    transaction = headers.get("X-Trino-Transaction-Id", "").strip()
+    zoned = any(_ZONE_PROPERTY.search(value) for value in headers.getall("X-Trino-Session", []))
+    return Session(
+        catalog=headers.get("X-Trino-Catalog", "").strip().lower(),
+        schema=headers.get("X-Trino-Schema", "").strip().lower(),
+        utc=headers.get("X-Trino-Time-Zone", "").strip().lower() in _UTC and not zoned,
+        in_transaction=transaction.upper() not in ("", "NONE"),
+        off=headers.get(OFF_HEADER, "").strip().lower() == "off" or OFF_TAG in (tag.strip() for tag in tags),
+        prepared={name: text for name, text in _prepared(headers) if not text.startswith(_COMPRESSED)},
+    )
+
+
+def is_hinted_off(statement: str) -> bool:
+    return _OFF_HINT.search(statement) is not None
+
+
+def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
+    """Has the prepared statement `name` say `text`; the others stay."""
+    kept = [f"{quote_plus(one)}={quote_plus(said)}" for one, said in _prepared(headers) if one != name]
+    headers[_PREPARED] = ",".join([*kept, f"{quote_plus(name)}={quote_plus(text)}"])
+
+
+def _prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
+    """Of `name=text,…`, both sides escaped as in URLs."""
+    found = []
+    for one in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
+        name, equals, text = one.strip().partition("=")
+        if equals:
+            found.append((unquote_plus(name), unquote_plus(text)))
+    return found

@@ -1,0 +1,116 @@
+"""A coordinator that speaks Trino's client protocol, and a Seamark that makes plan tables, as a test has them do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.connector.trino.rig import Fake, faked
+
+Page = dict[str, Any]
+"""Of an answer: what a test says, and what follows from its place is added. `wait` seconds pass before it is given."""
+
+ROWS: Page = {"columns": [{"name": "x", "type": "bigint"}], "data": [[1]], "stats": {"state": "RUNNING"}}
+END: Page = {"columns": [{"name": "x", "type": "bigint"}], "stats": {"state": "FINISHED"}}
+QUEUED: Page = {"stats": {"state": "QUEUED"}}
+PLANNING: Page = {"stats": {"state": "PLANNING"}}
+
+
+def failed(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:
+    error = {"message": message, "errorName": name, "errorType": kind, "errorCode": 1}
+    return {"error": error, "stats": {"state": "FAILED"}}
+
+
+@dataclass
+class Trino:
+    """`asked` are the statements, `fetched` the tokens that were asked for, `deleted` those of cancelled statements."""
+
+    fake: Fake
+    asked: list[str] = field(default_factory=list)
+    fetched: list[tuple[int, int]] = field(default_factory=list)
+    deleted: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.fake.url
+
+
+@asynccontextmanager
+async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
+    """`play` has the pages of each statement; the first answers the POST. A page may be asked for again and again."""
+    scripts: dict[int, list[Page]] = {}
+    numbers = itertools.count()
+
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        path = request.rel_url.raw_path
+        if request.method == "POST" and path == "/v1/statement":
+            number, token = next(numbers), 0
+            trino.asked.append(body.decode())
+            scripts[number] = play(body.decode())
+        else:
+            number, token = map(int, path.split("/")[-2:])
+            if request.method == "DELETE":
+                trino.deleted.append((number, token))
+                return web.Response(status=204)
+            trino.fetched.append((number, token))
+        page = dict(scripts[number][token])
+        await asyncio.sleep(page.pop("wait", 0))
+        if page.pop("gone", False):
+            assert request.transport is not None
+            request.transport.abort()
+            raise ConnectionResetError
+        about = request.headers
+        base = f"{about['X-Forwarded-Proto']}://{about['X-Forwarded-Host']}{about.get('X-Forwarded-Prefix', '')}"
+        page |= {"id": f"q{number}", "infoUri": f"{base}/ui/#q{number}"}
+        if token + 1 < len(scripts[number]):
+            page["nextUri"] = f"{base}/v1/statement/executing/{number}/{token + 1}"
+        return web.json_response(page, status=page.pop("status", 200), headers={"Set-Cookie": f"token={token}"})
+
+    async with faked(answer) as fake:
+        trino = Trino(fake)
+        yield trino
+
+
+@dataclass
+class Seamark:
+    """`asked` are (path, body) of the questions."""
+
+    fake: Fake
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.fake.url
+
+
+Plan = dict[str, Any] | int
+"""What is answered: a plan table, in addition to what is usual, or a status."""
+
+
+@asynccontextmanager
+async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0) -> AsyncIterator[Seamark]:
+    """`plan` is asked with the table (`db/t`) and the body of the request."""
+
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        path = request.rel_url.raw_path.removeprefix("/api/v1/tables/").removesuffix("/plan-tables")
+        asked = json.loads(body)
+        seamark.asked.append((path, asked))
+        await asyncio.sleep(wait_s)
+        made = plan(path, asked) if plan is not None else {}
+        if isinstance(made, int):
+            error = {"message": "no", "type": "NoSuchTableException" if made == 404 else "Fake", "code": made}
+            return web.json_response({"error": error}, status=made)
+        usual = {"name": f"{path.split('/')[-1]}~plan~0", "snapshot-id": 7, "expires-at-ms": 1}
+        sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
+        return web.json_response({**usual, **sizes, **made})
+
+    async with faked(answer) as fake:
+        seamark = Seamark(fake)
+        yield seamark

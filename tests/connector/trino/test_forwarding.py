@@ -1,0 +1,360 @@
+"""What goes through the proxy comes out as it went in, however large, slow or broken."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from connector.trino.serving import server_tls
+from tests.connector.trino.rig import Fake, faked, listening, nowhere, proxied, until
+
+MIB = 1 << 20
+
+
+async def echo(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    return web.Response(body=body or b"nothing", headers={"X-Fake": fake.url})
+
+
+def names(headers: object) -> set[str]:
+    return {str(name).lower() for name in headers}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST", "PATCH", "DELETE"])
+async def test_requests_are_passed_on_as_they_are(method: str) -> None:
+    async with faked(echo) as trino, proxied(trino.url) as rig:
+        target = "/v1/query/a%2Fb%20c/%7E;x?q=%26+1&empty=&%C3%A9"
+        given = {
+            "X-Trino-User": "müller".encode().decode("latin-1"),
+            "Authorization": "Negotiate abc==",
+            "Cookie": "a=b; c=d",
+        }
+        status, _, body = await rig.ask(method, target, data=b"\x00\xff", headers=given)
+        assert (status, body) == (200, b"\x00\xff")
+        seen_method, seen_target, headers, seen_body = trino.seen[0]
+        assert (seen_method, seen_target, seen_body) == (method, target, b"\x00\xff")
+        assert {name: headers[name] for name in given} == given
+
+
+async def test_headers_of_one_name_stay_apart_in_their_order_both_ways() -> None:
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        cookies = [("Set-Cookie", "a=1; Path=/ui; HttpOnly"), ("X-Trino-Set-Session", "x=1"), ("Set-Cookie", "b=2")]
+        return web.Response(headers=cookies, text="x")
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        sent = [("X-Trino-Session", "a=1"), ("X-Trino-Prepared-Statement", "p=q"), ("X-Trino-Session", "b=2")]
+        _, headers, _ = await rig.ask("GET", "/v1/info", headers=sent)
+        assert headers.getall("Set-Cookie") == ["a=1; Path=/ui; HttpOnly", "b=2"]
+        assert headers["X-Trino-Set-Session"] == "x=1"
+        assert trino.seen[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
+        await rig.ask("GET", "/v1/info")
+        assert "Cookie" not in trino.seen[1][2]  # cookies are the clients', the proxy keeps none
+
+
+async def test_headers_about_a_connection_end_with_it() -> None:
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        sent = {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "TE": "trailers", "Proxy-Authorization": "Basic x"}
+        _, headers, _ = await rig.ask("GET", "/v1/info", headers={**sent, "X-Seamark": "off"})
+        assert names(trino.seen[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
+        assert trino.seen[0][2]["Via"] == "1.1 seamark"
+        assert names(headers) & {"x-mine", "keep-alive"} == set()
+
+
+async def test_trino_hears_where_the_client_came_and_nothing_that_it_made_up() -> None:
+    lies = {
+        **{"Forwarded": "proto=https", "X-Forwarded-For": "1.1.1.1", "X-Forwarded-Proto": "https"},
+        **{"X-Forwarded-Host": "evil", "X-Forwarded-Port": "1", "X-Forwarded-Prefix": "/x", "X-Proxied-Https": "on"},
+        **{"X-Forwarded-Server": "x", "Proxy-Ssl-Id": "x", "Proxy-Auth-Cert": "x"},
+    }
+    async with faked(echo) as trino, proxied(trino.url) as rig:
+        await rig.ask("GET", "/v1/info", headers={**lies, "Host": "trino.example:8443"})
+        heard = {
+            name: value for name, value in trino.seen[0][2].items() if name.lower() in {one.lower() for one in lies}
+        }
+        assert heard == {
+            "X-Forwarded-For": "127.0.0.1",
+            "X-Forwarded-Proto": "http",
+            "X-Forwarded-Host": "trino.example:8443",
+            "X-Forwarded-Port": "8443",
+        }
+        await rig.ask("GET", "/v1/info", headers={"Host": "trino.example"})
+        assert trino.seen[1][2]["X-Forwarded-Port"] == "80"
+        assert trino.seen[1][2]["Host"] == trino.url.removeprefix("http://")
+
+
+async def test_a_proxy_before_this_one_is_believed_where_the_operator_says_so() -> None:
+    sent = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
+    async with faked(echo) as trino, proxied(trino.url, trust_forwarded=True) as rig:
+        await rig.ask("GET", "/v1/info", headers={**sent, "X-Forwarded-Prefix": "/lake/"})
+        heard = trino.seen[0][2]
+        assert heard["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
+        assert (heard["X-Forwarded-Proto"], heard["X-Forwarded-Host"]) == ("https", "trino.example")
+        assert (heard["X-Forwarded-Port"], heard["X-Forwarded-Prefix"]) == ("443", "/lake")
+
+
+async def test_compressed_bodies_are_not_touched() -> None:
+    packed = gzip.compress(b"x" * 100_000)
+
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        sent = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip, zstd"}
+        for target in ("/v1/spooled/download/1", "/v1/statement"):
+            _, headers, body = await rig.ask("POST", target, data=packed, headers=sent)
+            assert (body, headers["Content-Encoding"]) == (packed, "gzip")
+            assert headers["Content-Length"] == str(len(packed))
+            assert trino.seen[-1][3] == packed
+            assert trino.seen[-1][2]["Accept-Encoding"] == "gzip, zstd"
+
+
+async def test_nothing_is_asked_for_that_the_client_did_not_ask_for() -> None:
+    async with faked(echo) as trino, proxied(trino.url) as rig:
+        host, port = rig.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /v1/info HTTP/1.0\r\n\r\n")
+        assert (await reader.read()).endswith(b"nothing")
+        writer.close()
+        added = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
+        assert names(trino.seen[0][2]) == added
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
+async def test_answers_without_a_body_have_none(method: str, status: int) -> None:
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        return web.Response(status=status, headers={"ETag": '"1"'})
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        for _ in range(2):  # the connection is still in step
+            found, headers, body = await rig.ask(method, "/v1/statement/executing/x")
+            assert (found, body, headers["ETag"]) == (status, b"", '"1"')
+
+
+async def test_redirects_are_the_clients_to_follow() -> None:
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        return web.Response(status=303, headers={"Location": "http://storage.example/segment"})
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        status, headers, _ = await rig.ask("GET", "/v1/spooled/download/1")
+        assert (status, headers["Location"]) == (303, "http://storage.example/segment")
+
+
+async def test_prepared_statements_come_in_long_headers() -> None:
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        long = "p=" + "x" * 300_000
+        _, headers, _ = await rig.ask("GET", "/v1/statement/x", headers={"X-Trino-Prepared-Statement": long})
+        assert headers["X-Trino-Added-Prepare"] == long
+
+
+# Size and time
+
+
+async def test_a_large_answer_is_fetched_no_faster_than_the_client_takes_it() -> None:
+    sent = 0
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(256):
+            await response.write(b"x" * MIB)
+            sent += MIB
+        await response.write_eof()
+        return response
+
+    async with listening(answer) as trino, proxied(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as got:
+        await got.content.readexactly(MIB)
+        await asyncio.sleep(0.5)
+        held = sent - MIB
+        assert held < 24 * MIB, held  # sockets' buffers, mostly
+        size = MIB
+        async for chunk in got.content.iter_any():
+            size += len(chunk)
+        assert size == 256 * MIB
+
+
+async def test_a_statement_that_is_too_long_is_passed_on_unread_as_it_comes() -> None:
+    arrived = 0
+    go_on = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        nonlocal arrived
+        async for chunk in request.content.iter_any():
+            arrived += len(chunk)
+        return web.Response(text=str(arrived))
+
+    async def long() -> AsyncIterator[bytes]:
+        yield b"SELECT 1 FROM t WHERE x = 1 " + b" " * MIB
+        await go_on.wait()
+        yield b" " * MIB
+
+    async with listening(answer) as trino, proxied(trino, statement_bytes=1000) as rig:
+        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
+        await until(lambda: arrived >= MIB)  # before the client has sent all
+        go_on.set()
+        _, headers, body = await asked
+        assert body == str(28 + 2 * MIB).encode()
+        assert headers["X-Seamark-Plan"] == "unchanged; longer than 1000 bytes"
+
+
+async def test_a_length_that_was_announced_is_kept() -> None:
+    async with faked(echo) as trino, proxied(trino.url, statement_bytes=1000) as rig:
+        for size in (10, 100_000):
+            await rig.ask("POST", "/v1/statement", data=b" " * size)
+            headers = trino.seen[-1][2]
+            assert headers["Content-Length"] == str(size)
+            assert "Transfer-Encoding" not in headers
+
+
+async def test_a_client_that_leaves_takes_its_request_to_trino_along() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return web.Response()
+
+    async with listening(answer) as trino, proxied(trino) as rig:
+        asked = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
+        await asyncio.wait_for(begun.wait(), 5)
+        asked.cancel()
+        await asyncio.wait_for(ended.wait(), 5)
+
+
+@pytest.mark.parametrize("length", [True, False])
+async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(length: bool) -> None:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000000"} if length else {})
+        await response.prepare(request)
+        await response.write(b"[1, 2, 3" * 1000)
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with listening(answer) as trino, proxied(trino) as rig:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await rig.ask("GET", "/v1/statement/executing/1")
+        status, _, _ = await rig.ask("GET", "/seamark/healthz")
+        assert status == 200
+
+
+async def test_requests_under_way_end_before_the_proxy_does() -> None:
+    begun = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        begun.set()
+        await asyncio.sleep(0.3)
+        return web.Response(text="done")
+
+    async with listening(answer) as trino, aiohttp.ClientSession() as http:
+        async with proxied(trino, drain_s=5.0) as rig:
+            asked = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
+            await asyncio.wait_for(begun.wait(), 5)
+        async with await asked as answered:
+            assert await answered.text() == "done"
+
+
+# Coordinators
+
+
+async def test_a_coordinator_that_is_not_there_is_named() -> None:
+    gone = nowhere()
+    async with proxied(gone) as rig:
+        for method, target in (("POST", "/v1/statement"), ("GET", "/v1/info")):
+            status, _, body = await rig.ask(method, target, data=b"SELECT 1" if method == "POST" else None)
+            assert status == 502
+            assert gone.removeprefix("http://") in body.decode()
+
+
+async def test_one_that_hangs_up_is_no_answer() -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with listening(answer) as trino, proxied(trino) as rig:
+        status, _, _ = await rig.ask("POST", "/v1/statement", data=b"INSERT INTO t VALUES 1")
+        assert status == 502
+
+
+async def test_statements_go_round_and_what_belongs_to_one_stays_where_it_is() -> None:
+    async with faked(echo) as one, faked(echo) as two, proxied(one.url, two.url) as rig:
+        for _ in range(4):
+            await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
+        assert (len(one.seen), len(two.seen)) == (2, 2)
+        prefixes = {fake.url: fake.seen[0][2]["X-Forwarded-Prefix"] for fake in (one, two)}
+        assert len(set(prefixes.values())) == 2
+        for fake in (one, two, two, one):
+            _, headers, _ = await rig.ask("GET", f"{prefixes[fake.url]}/v1/statement/queued/1?maxWait=1s")
+            assert headers["X-Fake"] == fake.url
+            assert fake.seen[-1][1] == "/v1/statement/queued/1?maxWait=1s"
+            page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
+            _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
+            assert headers["X-Fake"] == fake.url
+        async with proxied(one.url, nowhere()) as other:
+            status, _, body = await other.ask("GET", f"{prefixes[two.url]}/v1/statement/queued/1")
+            assert (status, b"No coordinator" in body) == (404, True)
+            assert (await other.ask("GET", f"{prefixes[one.url]}/v1/statement/queued/1"))[0] == 200
+
+
+async def test_a_single_coordinator_is_told_of_no_prefix() -> None:
+    async with faked(echo) as trino, proxied(trino.url) as rig:
+        await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
+        assert "X-Forwarded-Prefix" not in trino.seen[0][2]
+
+
+async def test_statements_pass_over_a_coordinator_that_is_down() -> None:
+    async with faked(echo) as up, proxied(nowhere(), up.url) as rig:
+        for number in range(4):
+            body = b"x" * (300_000 if number % 2 else 10)
+            status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
+            assert status == 200
+        assert [len(seen[3]) for seen in up.seen] == [10, 300_000, 10, 300_000]
+        assert (await rig.ask("GET", "/v1/info"))[0] == 200
+
+
+# What is the proxy's own
+
+
+async def test_health_and_counts_are_told_without_asking_trino() -> None:
+    async with proxied(nowhere()) as rig:
+        status, _, body = await rig.ask("GET", "/seamark/healthz")
+        assert (status, b'"draining":false' in body) == (200, True)
+        await rig.ask("GET", "/v1/info")
+        _, _, body = await rig.ask("GET", "/seamark/metrics")
+        assert 'seamark_trino_requests_total{status="5xx"} 1.0' in body.decode()
+        assert (await rig.ask("GET", "/seamark/nothing"))[0] == 404
+        assert (await rig.ask("POST", "/seamark/healthz"))[0] == 405
+
+
+async def test_clients_may_come_by_https(tmp_path: Path) -> None:
+    made = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    subprocess.run(["openssl", "req", "-x509", *kind, *made], check=True, capture_output=True)
+    tls = server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
+    async with faked(echo) as trino, proxied(trino.url, tls=tls) as rig:
+        assert (await rig.ask("GET", "/v1/info"))[0] == 200
+        assert trino.seen[0][2]["X-Forwarded-Proto"] == "https"
+        # And coordinators by https, with a certificate that has to be believed.
+        with pytest.raises(ssl.SSLError):
+            server_tls(tmp_path / "key.pem", tmp_path / "key.pem")
+        async with proxied(rig.url) as outer:
+            status, _, body = await outer.ask("GET", "/v1/info")
+            assert (status, b"certificate" in body.lower()) == (502, True)

@@ -1,0 +1,220 @@
+"""A rewritten statement that fails for whatever reason, before it gave rows, is none that the client hears of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from connector.trino.breaker import FAILURES_MAX
+from tests.connector.trino.protocol import (
+    END,
+    PLANNING,
+    QUEUED,
+    ROWS,
+    Page,
+    Trino,
+    failed,
+    fake_seamark,
+    fake_trino,
+)
+from tests.connector.trino.rig import Rig, proxied, until
+
+STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
+ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
+
+
+def playing(*pages: Page) -> Any:
+    """The rewritten statement has these pages; any other has rows."""
+    return lambda text: list(pages) if "~plan~" in text else [QUEUED, ORIGINAL_ROWS, END]
+
+
+@asynccontextmanager
+async def staged(play: Any, *others: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+    async with (
+        fake_trino(play) as trino,
+        fake_seamark() as seamark,
+        proxied(trino.url, *others, seamark=seamark.url, **settings) as rig,
+    ):
+        yield trino, rig
+
+
+async def result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
+    """As a client reads it that finds rows in no answer to a POST: rows, error, and what the header says."""
+    _, headers, body = await rig.ask("POST", "/v1/statement", data=statement.encode(), **options)
+    page = json.loads(body)
+    assert "data" not in page
+    rows: list[Any] = []
+    while "nextUri" in page:
+        assert page["nextUri"].startswith(rig.url)
+        _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
+        page = json.loads(body)
+        rows += page.get("data", [])
+    return rows, page.get("error", {}).get("errorName"), headers["X-Seamark-Plan"]
+
+
+def no_plan(trino: Trino) -> list[str]:
+    return [text for text in trino.asked if "~plan~" not in text]
+
+
+async def test_the_rows_of_a_rewritten_statement_are_the_clients() -> None:
+    async with staged(playing(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
+        rows, error, told = await result(rig)
+        assert (rows, error) == ([[1], [1]], None)
+        assert told.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
+        assert trino.asked == ['SELECT x FROM lake.db."t~plan~0" AS "t" WHERE x = 1']
+        # What was looked at is asked for again, and nothing before it.
+        assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [failed("TABLE_NOT_FOUND", "Table 'lake.db.t~plan~0' does not exist")],
+        [QUEUED, failed("TABLE_NOT_FOUND")],
+        [QUEUED, PLANNING, failed("PERMISSION_DENIED", "Cannot select from t~plan~0")],
+        [
+            QUEUED,
+            {**END, "data": [], "stats": {"state": "RUNNING"}},
+            failed("ICEBERG_CANNOT_OPEN_SPLIT", kind="EXTERNAL"),
+        ],
+        [QUEUED, failed("SYNTAX_ERROR", "line 1:30: mismatched input")],
+    ],
+)
+@pytest.mark.parametrize("several", [False, True])
+async def test_the_original_runs_where_the_rewritten_one_fails(pages: list[Page], several: bool) -> None:
+    async with fake_trino(playing(*pages)) as other, staged(playing(*pages), *[other.url] * several) as (trino, rig):
+        rows, error, told = await result(rig)
+        assert (rows, error) == ([["the original's"]], None)
+        name = pages[-1]["error"]["errorName"]
+        assert told == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
+        assert [len(trino.asked), len(other.asked)] == [2, 0]
+        assert no_plan(trino) == [STATEMENT]
+        _, _, counts = await rig.ask("GET", "/seamark/metrics")
+        assert 'seamark_trino_statements_total{outcome="original"} 1.0' in counts.decode()
+
+
+async def test_what_is_wrong_with_a_statement_is_told_of_the_original() -> None:
+    async with staged(lambda text: [QUEUED, failed("COLUMN_NOT_FOUND", text)]) as (trino, rig):
+        _, error, _ = await result(rig)
+        assert error == "COLUMN_NOT_FOUND"
+        assert no_plan(trino) == [STATEMENT]
+
+
+@pytest.mark.parametrize(
+    "error", [failed("USER_CANCELED"), failed("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")]
+)
+async def test_who_was_cancelled_or_too_large_is_not_run_again(error: Page) -> None:
+    async with staged(playing(QUEUED, error)) as (trino, rig):
+        _, name, _ = await result(rig)
+        assert name == error["error"]["errorName"]
+        assert no_plan(trino) == []
+
+
+async def test_once_there_are_rows_an_error_is_the_clients() -> None:
+    async with staged(playing(QUEUED, ROWS, failed("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
+        rows, error, _ = await result(rig)
+        assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
+        assert no_plan(trino) == []
+
+
+async def test_a_statement_that_takes_long_is_handed_over_as_it_is() -> None:
+    slow = {**QUEUED, "wait": 0.2}
+    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (_, rig):
+        _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
+        assert json.loads(body)["nextUri"].endswith("/0/3")
+        rows, _, _ = await result(rig)
+        assert rows == [[1]]
+
+
+async def test_nothing_is_followed_where_there_is_no_time() -> None:
+    async with staged(playing(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
+        await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
+        assert trino.fetched == []
+
+
+async def test_a_coordinator_that_goes_away_meanwhile_is_the_clients_to_see() -> None:
+    async with staged(playing(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
+        status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
+        page = json.loads(body)
+        assert (status, page["stats"]["state"], page["nextUri"][-3:]) == (200, "PLANNING", "0/2")
+        assert (await rig.ask("GET", page["nextUri"].removeprefix(rig.url)))[0] == 502
+        assert no_plan(trino) == []
+
+
+async def test_one_that_does_not_even_take_it_is_given_the_original() -> None:
+    async with staged(playing({"gone": True})) as (_, rig):
+        rows, _, told = await result(rig)
+        assert (rows, told) == ([["the original's"]], "original; ServerDisconnectedError")
+
+
+async def test_a_refused_login_is_passed_back() -> None:
+    async with staged(playing({"status": 401})) as (trino, rig):
+        status, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
+        assert (status, headers["Set-Cookie"]) == (401, "token=0")
+        assert no_plan(trino) == []
+
+
+async def test_a_client_that_leaves_meanwhile_cancels_its_statement() -> None:
+    async with staged(playing(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
+        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
+        await until(lambda: (0, 2) in trino.fetched)
+        asked.cancel()
+        await until(lambda: trino.deleted == [(0, 2)])
+
+
+async def test_followers_have_the_clients_headers_but_those_of_its_body() -> None:
+    async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
+        sent = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
+        await rig.ask("POST", "/v1/statement", data=STATEMENT.encode(), headers={**sent, "Accept-Encoding": "gzip"})
+        (_, _, posted, text), (_, _, got, _) = trino.fake.seen
+        assert posted["Content-Length"] == str(len(text))
+        assert posted["Content-Type"] == sent["Content-Type"]
+        assert "Content-Type" not in got
+        assert "Content-Length" not in got
+        for headers in (posted, got):
+            assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
+            assert headers["Accept-Encoding"] == "identity"
+
+
+async def test_prefixes_of_coordinators_are_taken_off_what_is_followed() -> None:
+    play = playing(QUEUED, ROWS, END)
+    async with fake_trino(play) as two, staged(play, two.url) as (one, rig):
+        for _ in range(2):
+            rows, _, told = await result(rig)
+            assert rows == [[1]]
+            assert told.startswith("rewritten")
+        assert len(one.asked) == len(two.asked) == 1
+
+
+async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
+    denied = failed("PERMISSION_DENIED", "Access Denied: Cannot select from table lake.db.t~plan~0")
+    async with staged(playing(QUEUED, denied)) as (trino, rig):
+        for _ in range(FAILURES_MAX):
+            assert (await result(rig))[2] == "planned"
+        assert (await result(rig))[2].startswith("unchanged; Trino failed lately to read plan tables")
+        assert len(trino.asked) == 2 * FAILURES_MAX + 1
+
+
+@pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
+async def test_what_a_plan_found_is_told_to_those_who_may_read_the_table(state: str) -> None:
+    """How many files may hold a value tells of the rows. Until Trino has planned, nobody knows who may hear it."""
+    slow = {"stats": {"state": state}, "wait": 0.3}
+    async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=0.1) as (_, rig):
+        _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
+        assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
+        assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
+
+
+async def test_a_table_that_is_kept_whole_is_no_news_either() -> None:
+    async with (
+        fake_trino(playing()) as trino,
+        fake_seamark(lambda *_: {"name": None}) as seamark,
+        proxied(trino.url, seamark=seamark.url) as rig,
+    ):
+        _, _, told = await result(rig)
+        assert told == "planned"

@@ -1,0 +1,364 @@
+"""Statements go over plan tables where every doubt is ruled out in time, and as they came where one is left."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from connector.errors import BadRequest, NotFound, ServerFailed, Unreachable
+from connector.trino import reading
+from connector.trino.breaker import FAILURES_MAX
+from connector.trino.rewriting import Limits, Rewriter, Rewriting
+from connector.trino.seamark import Known, PlanTable, Wanted
+from connector.trino.sessions import Session, prepare, session_of
+
+COLUMNS = {
+    "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},
+    "u": {"uid": "long", "y": "int"},
+}
+SESSION = Session(catalog="lake", schema="db")
+PATIENT = Limits(budget_s=10.0)
+
+
+@dataclass
+class Seamark:
+    """Names the n-th plan `t~plan~n`. `plan` may say otherwise, or raise."""
+
+    plan: Callable[[Wanted], Any] = lambda wanted: {}
+    wait_s: float = 0.0
+    version: str = "1"
+    asked: list[Wanted] = field(default_factory=list)
+    looked_at: list[tuple[str, ...]] = field(default_factory=list)
+
+    async def plan_table(self, wanted: Wanted) -> PlanTable:
+        number = len(self.asked)
+        self.asked.append(wanted)
+        await asyncio.sleep(self.wait_s)
+        usual = {"name": f"{wanted.table[-1]}~plan~{number}", "snapshot_id": wanted.snapshot_id or 7}
+        sizes = {"files": 1, "bytes": 10, "considered_files": 100}
+        return PlanTable(**{**usual, **sizes, **self.plan(wanted)})
+
+    async def columns(self, table: tuple[str, ...]) -> Known | None:
+        self.looked_at.append(table)
+        return Known(self.version, COLUMNS[table[-1]]) if table[-1] in COLUMNS else None
+
+
+@asynccontextmanager
+async def rewriter(seamark: Any, limits: Limits = PATIENT) -> AsyncIterator[Rewriter]:
+    made = Rewriter(seamark, ["lake", "Other"], limits)
+    yield made
+    made.close()
+
+
+async def rewritten(statement: str, session: Session = SESSION, **seamark: Any) -> tuple[Rewriting, list[Wanted]]:
+    server = Seamark(**seamark)
+    async with rewriter(server) as made:
+        return await made.rewrite(statement, session), server.asked
+
+
+def raising(error: Exception) -> Callable[[Wanted], Any]:
+    def plan(wanted: Wanted) -> Any:
+        raise error
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("statement", "session", "expected", "asked"),
+    [
+        ("SELECT * FROM t WHERE id = 1", SESSION, 'SELECT * FROM "t~plan~0" AS "t" WHERE id = 1', ("db", "t")),
+        (
+            'SELECT * FROM Other."A.B"."T" q WHERE id = 1',
+            SESSION,
+            'SELECT * FROM Other."A.B"."t~plan~0" q WHERE id = 1',
+            ("a", "b", "t"),
+        ),
+        (
+            "SELECT * FROM s.t WHERE id = 1",
+            Session("lake"),
+            'SELECT * FROM s."t~plan~0" AS "t" WHERE id = 1',
+            ("s", "t"),
+        ),
+        (
+            "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1",
+            SESSION,
+            'EXPLAIN ANALYZE SELECT 1 FROM "t~plan~0" AS "t" WHERE id = 1',
+            ("db", "t"),
+        ),
+    ],
+)
+async def test_names_are_the_sessions_where_the_statement_leaves_them_out(
+    statement: str, session: Session, expected: str, asked: tuple[str, ...]
+) -> None:
+    done, wanted = await rewritten(statement, session)
+    assert done.statement == expected
+    assert [one.table for one in wanted] == [asked]
+    assert (done.files, done.considered_files) == (1, 100)
+    assert done.told.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(asked)}=1/100; ms=")
+
+
+@pytest.mark.parametrize(
+    ("statement", "session", "why"),
+    [
+        ("SELECT 1", SESSION, "nothing to prune by"),
+        ("SELECT * FROM t", SESSION, "nothing to prune by"),
+        ("SELECT * FROM hive.db.t WHERE id = 1", SESSION, "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session("hive", "db"), "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session("lake"), "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session(), "no scan that could leave files out"),
+        ('SELECT * FROM "t$files" WHERE id = 1', SESSION, "no scan that could leave files out"),
+        ('SELECT * FROM "t~plan~9" WHERE id = 1', SESSION, "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id + x = 1", SESSION, "no scan that could leave files out"),
+        ("INSERT INTO u SELECT id, x FROM t WHERE id = 1", SESSION, "no scan that could leave files out"),
+        ("DELETE FROM t WHERE id = 1", SESSION, "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1 /* Seamark: OFF */", SESSION, "switched off"),
+        ("SELECT * FROM t WHERE id = 1", Session("lake", "db", off=True), "switched off"),
+        ("SELECT * FROM t WHERE id = 1", Session("lake", "db", in_transaction=True), "in a transaction"),
+        ("SELECT * FROM t WHERE (((", SESSION, "no scan that could leave files out"),
+    ],
+)
+async def test_in_doubt_a_statement_goes_on_as_it_came_and_nobody_is_asked(
+    statement: str, session: Session, why: str
+) -> None:
+    done, wanted = await rewritten(statement, session)
+    assert done.statement is None
+    assert done.told.partition("; ms=")[0] == f"unchanged; {why}"
+    assert wanted == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (lambda wanted: {"name": None}, "plans keep too many of the files"),
+        (raising(NotFound("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
+        (raising(BadRequest("", status=400)), "Seamark refused: 400"),
+        (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
+    ],
+)
+async def test_without_a_plan_there_is_a_reason(plan: Callable[[Wanted], Any], why: str) -> None:
+    done, wanted = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
+    assert (done.statement, done.told.partition("; ms=")[0]) == (None, f"unchanged; {why}")
+    assert len(wanted) == 1
+
+
+async def test_every_statement_asks_anew() -> None:
+    server = Seamark()
+    async with rewriter(server) as made:
+        for number in range(3):
+            done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert f"t~plan~{number}" in (done.statement or "")
+
+
+# Several tables
+
+
+async def test_names_without_a_table_are_told_by_the_columns() -> None:
+    done, wanted = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
+    assert {(one.table[-1], one.predicate) for one in wanted} == {("t", '"x" = 1'), ("u", '"y" = 2')}
+    assert (done.statement or "").count("~plan~") == 2
+
+
+async def test_columns_are_not_asked_for_where_the_text_says_all() -> None:
+    server = Seamark()
+    async with rewriter(server) as made:
+        await made.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
+        assert server.looked_at == []
+
+
+async def test_a_text_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    real = reading._read
+    monkeypatch.setattr(reading, "_read", lambda *given: (reads.append(given), real(*given))[1])
+    server = Seamark(wait_s=0.01)
+    async with rewriter(server) as made:
+        statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
+        await asyncio.gather(*(made.rewrite(statement, SESSION) for _ in range(20)))
+        assert len(reads) == 2  # without columns, and with
+        server.version = "2"
+        done = await made.rewrite(statement, SESSION)
+        assert len(reads) == 3
+        assert done.statement is not None
+
+
+async def test_a_table_that_stands_there_twice_is_read_at_one_snapshot() -> None:
+    done, wanted = await rewritten("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
+    assert (done.statement or "").count("~plan~") == 2
+    done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
+    assert done.statement == 'SELECT (SELECT count(*) FROM "t~plan~1" AS "t") FROM "t~plan~0" AS "t" WHERE id = 1'
+    assert [(one.predicate, one.snapshot_id, one.kept_max) for one in wanted] == [
+        ('"id" = 1', None, 0.9),
+        (None, 7, 1.0),
+    ]
+
+
+async def test_places_of_a_table_with_plans_of_two_snapshots_are_left_alone() -> None:
+    snapshots = itertools.count()
+    done, _ = await rewritten(
+        "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
+        plan=lambda wanted: {"snapshot_id": next(snapshots)},
+    )
+    assert (done.statement or "").count("~plan~") == 1
+    assert '"u~plan~' in (done.statement or "")
+
+
+async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_either() -> None:
+    def plan(wanted: Wanted) -> dict[str, Any]:
+        if wanted.snapshot_id is not None:
+            raise NotFound("", status=404)
+        return {}
+
+    done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
+    assert done.statement is None
+    assert len(wanted) == 2
+
+
+async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_places() -> None:
+    def plan(wanted: Wanted) -> dict[str, Any]:
+        if wanted.predicate == '"x" = 2':
+            raise BadRequest("", status=400)
+        return {}
+
+    done, wanted = await rewritten("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
+    assert (done.statement or "").count("~plan~") == 2
+    assert wanted[-1].predicate is None
+
+
+async def test_the_past_is_planned_as_of_then_and_stays_the_past() -> None:
+    statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
+    done, wanted = await rewritten(statement)
+    assert done.statement == 'SELECT * FROM "t~plan~0" FOR VERSION AS OF 5 AS "t" WHERE id = 1'
+    assert [(one.snapshot_id, one.past) for one in wanted] == [(5, True)]
+    done, _ = await rewritten(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
+    assert done.statement is not None
+    assert '"t~plan~0" FOR VERSION AS OF 5 AS "t" WHERE id = ?\' USING 1' in done.statement
+
+
+# Prepared statements
+
+
+async def test_a_prepared_statement_is_rewritten_where_it_is_kept() -> None:
+    texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
+    session = Session("lake", "db", prepared=texts)
+    done, wanted = await rewritten("EXECUTE p USING 5", session)
+    assert (done.prepared, done.statement) == ("p", 'SELECT * FROM "t~plan~0" AS "t" WHERE id = ?')
+    assert wanted[0].predicate == '"id" = 5'
+    headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
+    prepare(headers, "p", done.statement or "")
+    assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": done.statement}
+    assert headers["X-Other"] == "1"
+
+
+@pytest.mark.parametrize(
+    "statement", ["EXECUTE gone USING 5", "EXECUTE p USING id", "EXECUTE p", "DEALLOCATE PREPARE p"]
+)
+async def test_executions_that_are_not_understood_are_left_alone(statement: str) -> None:
+    session = Session("lake", "db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
+    done, wanted = await rewritten(statement, session)
+    assert (done.statement, wanted) == (None, [])
+
+
+def test_a_session_is_told_by_its_headers() -> None:
+    def told(*headers: tuple[str, str]) -> Session:
+        return session_of(CIMultiDictProxy(CIMultiDict(headers)))
+
+    assert told() == Session()
+    assert told(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")
+    assert told(("X-Trino-Transaction-Id", "NONE")) == Session()
+    assert told(("X-Trino-Transaction-Id", "abc")).in_transaction
+    assert told(("X-Seamark", "OFF")).off
+    assert told(("X-Trino-Client-Tags", "a, seamark-off")).off
+    assert not told(("X-Trino-Client-Tags", "seamark-office")).off
+    assert told(("X-Trino-Time-Zone", "UTC")).utc
+    assert not told(("X-Trino-Time-Zone", "Europe/Zurich")).utc
+    assert not told(("X-Trino-Time-Zone", "UTC"), ("X-Trino-Session", "a=1,time_zone_id=Europe%2FZurich")).utc
+    assert told(("X-Trino-Prepared-Statement", "p=%24zstd%3Aabc,q=x")).prepared == {"q": "x"}
+
+
+# Time zones
+
+
+@pytest.mark.parametrize(
+    ("utc", "trust", "column", "asked"),
+    [
+        (True, True, "at", True),
+        (True, False, "at", False),
+        (False, True, "at", False),
+        (False, False, "local", True),
+    ],
+)
+async def test_times_without_a_zone_prune_where_the_zone_is_known(
+    utc: bool, trust: bool, column: str, asked: bool
+) -> None:
+    server = Seamark()
+    async with rewriter(server, Limits(10.0, trust_time_zone=trust)) as made:
+        statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
+        done = await made.rewrite(statement, Session("lake", "db", utc=utc))
+        assert (done.statement is not None) == asked
+
+
+# Time
+
+
+async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing() -> None:
+    server = Seamark(wait_s=30.0)
+    async with rewriter(server, Limits(budget_s=0.1)) as made:
+        for _ in range(FAILURES_MAX):
+            begun_s = time.monotonic()
+            done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert time.monotonic() - begun_s < 1.0
+            assert done.told.startswith("unchanged; Seamark was too slow")
+        assert made.open_breakers == ["seamark"]
+        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert done.told.startswith("unchanged; Seamark failed lately; ms=0.")
+        assert len(server.asked) == FAILURES_MAX
+
+
+async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
+    class Uneven(Seamark):
+        async def plan_table(self, wanted: Wanted) -> PlanTable:
+            await asyncio.sleep(30 if wanted.table[-1] == "u" else 0)
+            return await super().plan_table(wanted)
+
+    async with rewriter(Uneven(), Limits(budget_s=0.5)) as made:
+        done = await made.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
+        assert done.statement == 'SELECT * FROM "t~plan~0" AS "t", u WHERE t.x = 1 AND u.y = 2'
+
+
+async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = reading._read
+    monkeypatch.setattr(reading, "_read", lambda *given: (time.sleep(0.4), real(*given))[1])
+    async with rewriter(Seamark(), Limits(budget_s=0.1)) as made:
+        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert done.told.startswith("unchanged; not read in time")
+        assert made.open_breakers == []
+        await asyncio.sleep(0.6)
+        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert done.statement is not None
+
+
+async def test_a_bug_in_reading_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(reading, "scans", broken)
+    done, _ = await rewritten("SELECT * FROM t WHERE id = 1")
+    assert done.statement is None
+
+
+async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
+    for error, is_open in ((Unreachable("gone"), True), (BadRequest("", status=400), False)):
+        server = Seamark(plan=raising(error))
+        async with rewriter(server) as made:
+            for _ in range(FAILURES_MAX):
+                await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert (made.open_breakers == ["seamark"]) == is_open

@@ -1,0 +1,378 @@
+"""Trino's clients through the proxy: the same rows as without it, from fewer files, whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trino.dbapi
+from pyiceberg.catalog import load_catalog
+
+from tests.services.java import java_25_home
+from tests.services.seamark import Seamark
+from tests.services.trino import Trino, trino_server
+from tests.services.trino_proxy import TrinoProxy, trino_proxy
+
+pytestmark = [
+    pytest.mark.trino,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(java_25_home() is None, reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)"),
+]
+FILES = 20
+ROWS = 500
+"""In each file."""
+
+
+@dataclass
+class Lake:
+    """A server, and another one over the same store and tables, that the proxy asks: it may die, the lake goes on."""
+
+    seamark: Seamark
+    planner: Seamark
+    trino: Trino
+    proxy: TrinoProxy
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    """`shop.orders`: twenty files that all span the same ids, with an index by which one is enough for one id."""
+    folder = tmp_path_factory.mktemp("trino-proxy")
+    with Seamark(folder / "seamark") as seamark:
+        database = f"sqlite:///{seamark.home / 'seamark.db'}"
+        planner = Seamark(folder / "planner", warehouse=seamark.warehouse, database=database)
+        fill(seamark)
+        with (
+            planner,
+            trino_server(folder / "trino", uri=seamark.base_url) as trino,
+            trino_proxy(
+                folder / "proxy", "--trino", trino.base_url, "--budget-ms", "3000", seamark=planner.base_url
+            ) as proxy,
+        ):
+            yield Lake(seamark, planner, trino, proxy)
+
+
+def fill(seamark: Seamark) -> None:
+    catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
+    catalog.create_namespace("shop")
+    schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("note", pa.string())])
+    orders = catalog.create_table("shop.orders", schema=schema)
+    for part in range(FILES):
+        ids = [part + FILES * number for number in range(ROWS)]
+        rows = {"id": ids, "country": [("FR", "DE", "IT")[one % 3] for one in ids], "note": [f"n{one}" for one in ids]}
+        orders.append(pa.table(rows, schema=schema))
+    countries = pa.table({"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
+    catalog.create_table("shop.countries", schema=countries.schema).append(countries)
+    catalog.close()
+    command = [str(Path(sys.executable).parent / "seamark"), "index"]
+    for words in (
+        ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
+        ["build", "shop.orders"],
+    ):
+        subprocess.run([*command, *words, "--url", seamark.base_url], check=True, capture_output=True, timeout=120)
+
+
+def connect(port: int, **options: Any) -> Any:
+    given = {"host": "127.0.0.1", "user": "tests", "catalog": "seamark", "schema": "shop", **options}
+    return trino.dbapi.connect(port=port, **given)  # type: ignore[no-untyped-call]
+
+
+def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
+    connection = connect(port, **options)
+    try:
+        found: list[list[Any]] = connection.cursor().execute(sql, parameters).fetchall()
+        return found
+    finally:
+        connection.close()
+
+
+def both(lake: Lake, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
+    """The rows, the same through the proxy as without it."""
+    direct = rows_of(lake.trino.port, sql, parameters, **options)
+    assert rows_of(lake.proxy.port, sql, parameters, **options) == direct
+    return direct
+
+
+def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
+    """What was done with the statement, and the first answer."""
+    given = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=given)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.headers["X-Seamark-Plan"], json.load(answer)
+
+
+def splits(port: int, sql: str) -> int:
+    connection = connect(port)
+    try:
+        cursor = connection.cursor()
+        cursor.execute(sql).fetchall()
+        return int(cursor.stats["totalSplits"])
+    finally:
+        connection.close()
+
+
+# The protocol
+
+
+def test_rows_are_the_same_and_addresses_are_the_proxys(lake: Lake) -> None:
+    assert both(lake, "SELECT 1") == [[1]]
+    told, first = post(lake.proxy.port, "SELECT 1")
+    assert told == "unchanged; nothing to prune by"
+    assert first["nextUri"].startswith(f"{lake.proxy.url}/v1/statement/")
+    assert first["infoUri"].startswith(f"{lake.proxy.url}/ui/")
+    assert rows_of(lake.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
+
+
+def test_large_results_come_whole(lake: Lake) -> None:
+    numbers = "UNNEST(sequence(1, 300)) t (x), UNNEST(sequence(1, 1000)) s (x)"
+    assert len(both(lake, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {numbers} ORDER BY n")) == 300_000
+
+
+def test_a_client_that_cancels_ends_its_statement(lake: Lake) -> None:
+    numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{one} (x{one})" for one in range(4))
+    connection = connect(lake.proxy.port)
+    cursor = connection.cursor()
+    thread = threading.Thread(target=lambda: _ignored(cursor, f"SELECT count(*) FROM {numbers}"))
+    thread.start()
+    query_id = _eventually(lambda: cursor.query_id)
+    _eventually(lambda: _state(lake, query_id) == "RUNNING")
+    cursor.cancel()
+    thread.join(60)
+    assert _eventually(lambda: _state(lake, query_id) == "FAILED")
+    connection.close()
+
+
+def _ignored(cursor: Any, sql: str) -> None:
+    try:
+        cursor.execute(sql)
+    except trino.exceptions.TrinoUserError:
+        pass
+
+
+def _state(lake: Lake, query_id: str) -> str:
+    sql = f"SELECT state FROM system.runtime.queries WHERE query_id = '{query_id}'"
+    return "".join(row[0] for row in rows_of(lake.trino.port, sql))
+
+
+def _eventually(ask: Any) -> Any:
+    for _ in range(300):
+        if found := ask():
+            return found
+        threading.Event().wait(0.1)
+    raise AssertionError("it has not come true")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_parameters_are_bound_and_plans_are_made_of_them(lake: Lake, legacy: bool) -> None:
+    options = {"legacy_prepared_statements": legacy}
+    sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
+    assert both(lake, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
+    before = rewritten(lake)
+    rows_of(lake.proxy.port, sql, (4712, "it's"), **options)
+    assert rewritten(lake) == before + 1
+
+
+def rewritten(lake: Lake) -> int:
+    with urllib.request.urlopen(f"{lake.proxy.url}/seamark/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith('seamark_trino_statements_total{outcome="rewritten"}'):
+                return int(float(line.split()[-1]))
+    return 0
+
+
+def test_a_session_is_the_clients(lake: Lake) -> None:
+    connection = connect(lake.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
+    cursor = connection.cursor()
+    shown = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
+    assert shown[0][1] == "7m"
+    cursor.execute("USE seamark.shop").fetchall()
+    assert cursor.execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
+    cursor.execute("SET SESSION query_max_run_time = '8m'").fetchall()
+    assert cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()[0][1] == "8m"
+    cursor.execute("PREPARE p FROM SELECT note FROM orders WHERE id = ?").fetchall()
+    assert cursor.execute("EXECUTE p USING 43").fetchall() == [["n43"]]
+    connection.close()
+
+
+def test_transactions_pass_untouched(lake: Lake) -> None:
+    level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
+    connection = connect(lake.proxy.port, isolation_level=level)
+    before = rewritten(lake)
+    assert connection.cursor().execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
+    connection.commit()
+    connection.close()
+    assert rewritten(lake) == before
+
+
+# What it is for
+
+
+def test_a_statement_reads_only_the_files_that_it_needs(lake: Lake) -> None:
+    sql = "SELECT id, country, note FROM orders WHERE id = 4711"
+    assert both(lake, sql) == [[4711, "DE", "n4711"]]
+    told, _ = post(lake.proxy.port, sql)
+    assert told.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
+    assert splits(lake.trino.port, sql) >= FILES
+    assert splits(lake.proxy.port, sql) <= 3
+    explained = rows_of(lake.proxy.port, f"EXPLAIN ANALYZE {sql}")[0][0]
+    assert "orders~plan~" in explained
+    assert f"Input: {ROWS} rows" in explained or "Input: 1 row" in explained
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM orders WHERE id IN (5, 6, 7) ORDER BY id",
+        "SELECT * FROM orders WHERE id = -5",
+        "SELECT count(*), min(note) FROM orders WHERE id = 999999 OR id = 12",
+        'SELECT o.note, c.name FROM "Orders" o JOIN seamark.shop.countries c ON country = code WHERE o.id = 77',
+        "SELECT a.id, b.id FROM orders a, orders b WHERE a.id = 10 AND b.id = 30 AND a.country <> b.note",
+        "WITH o AS (SELECT * FROM orders) SELECT (SELECT count(*) FROM orders), note FROM o WHERE id = 8",
+        "SELECT id FROM orders WHERE id = 3 UNION ALL SELECT id FROM orders WHERE id = 4 ORDER BY 1",
+        "SELECT * FROM orders /* where */ WHERE id = 9 -- and this",
+        'SELECT "$path" IS NOT NULL, id FROM orders WHERE id = 9',
+        "SELECT o.id FROM countries LEFT JOIN orders o ON country = code AND id = 15 ORDER BY 1",
+        "SELECT orders.id FROM orders WHERE orders.id = 16",
+        "SELECT shop.orders.id FROM shop.orders WHERE id = 16",
+    ],
+)
+def test_rows_are_those_of_the_statement_as_it_came(lake: Lake, sql: str) -> None:
+    both(lake, sql)
+
+
+def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(lake: Lake) -> None:
+    port = lake.proxy.port
+    rows_of(port, "CREATE TABLE fresh AS SELECT id, note FROM orders WHERE id < 100")
+    snapshots = []
+    for number in range(3):
+        rows_of(port, f"INSERT INTO fresh VALUES (4711, 'number {number}')")
+        assert rows_of(port, "SELECT count(*) FROM fresh WHERE id = 4711") == [[number + 1]]
+        snapshots += rows_of(port, 'SELECT snapshot_id FROM "fresh$snapshots" ORDER BY committed_at DESC LIMIT 1')[0]
+    rows_of(port, "UPDATE fresh SET note = 'x' WHERE id = 4711")
+    assert rows_of(port, "SELECT DISTINCT note FROM fresh WHERE id = 4711") == [["x"]]
+    rows_of(port, "DELETE FROM fresh WHERE id = 4711")
+    assert rows_of(port, "SELECT count(*) FROM fresh WHERE id = 4711") == [[0]]
+    rows_of(
+        port, "MERGE INTO fresh USING orders o ON fresh.id = o.id WHEN MATCHED AND o.id = 3 THEN UPDATE SET note = 'm'"
+    )
+    assert both(lake, "SELECT note FROM fresh WHERE id = 3") == [["m"]]
+    for number, snapshot in enumerate(snapshots):
+        assert both(lake, f"SELECT count(*) FROM fresh FOR VERSION AS OF {snapshot} WHERE id = 4711") == [[number + 1]]
+    rows_of(port, "ALTER TABLE fresh RENAME COLUMN note TO id2")
+    assert both(lake, "SELECT id2 FROM fresh WHERE id = 3 AND id2 = 'm'") == [["m"]]
+    rows_of(port, "DROP TABLE fresh")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}, {"X-Trino-Schema": "elsewhere"}]
+)
+def test_a_client_may_have_it_left_alone(lake: Lake, headers: dict[str, str]) -> None:
+    told, _ = post(lake.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
+    assert told.startswith("unchanged; ")
+
+
+def test_what_is_wrong_is_told_in_the_words_of_the_statement_that_came(lake: Lake) -> None:
+    for sql in (
+        "SELECT nothing FROM orders WHERE id = 1",
+        "SELECT 1 / (id - 1) FROM orders WHERE id = 1",
+        "SELECT FROM WHERE",
+    ):
+        messages = []
+        for port in (lake.trino.port, lake.proxy.port):
+            with pytest.raises(trino.exceptions.TrinoUserError) as caught:
+                rows_of(port, sql)
+            messages.append((caught.value.error_name, caught.value.message))
+        assert messages[0] == messages[1]
+
+
+def test_coordinators_that_are_several_hand_out_paths_of_their_own(lake: Lake, tmp_path: Path) -> None:
+    """One Trino by two names, which is as good as two."""
+    urls = (lake.trino.base_url, lake.trino.base_url.replace("127.0.0.1", "localhost"))
+    flags = [word for url in urls for word in ("--trino", url)]
+    with trino_proxy(tmp_path, *flags, seamark=lake.planner.base_url) as proxy:
+        firsts = [post(proxy.port, "SELECT 1")[1]["nextUri"] for _ in range(2)]
+        prefixes = {uri.removeprefix(proxy.url).partition("/v1/")[0] for uri in firsts}
+        assert len(prefixes) == 2
+        assert all(prefix.startswith("/seamark/c/") for prefix in prefixes)
+        for _ in range(4):
+            assert rows_of(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
+        with urllib.request.urlopen(f"{proxy.url}{prefixes.pop()}/ui/login.html", timeout=10) as page:
+            assert page.status == 200
+
+
+# What may go wrong
+
+
+class _Liar(BaseHTTPRequestHandler):
+    """Names plan tables that are not."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        name = f"orders~plan~{'0' * 32}"
+        sizes = {"files": 1, "bytes": 1, "considered-files": 9, "considered-bytes": 9}
+        body = json.dumps({"name": name, "snapshot-id": 1, "expires-at-ms": 1, **sizes}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_plan_that_is_gone_when_trino_looks_for_it_is_no_failure(lake: Lake, tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Liar)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with trino_proxy(
+            tmp_path, "--trino", lake.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
+        ) as proxy:
+            told, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
+            assert told == "original; TABLE_NOT_FOUND"
+            assert rows_of(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_statements_run_whatever_becomes_of_who_plans_them(lake: Lake, tmp_path: Path) -> None:
+    with trino_proxy(
+        tmp_path, "--trino", lake.trino.base_url, "--budget-ms", "500", seamark=lake.planner.base_url
+    ) as proxy:
+        sql = "SELECT note FROM orders WHERE id = 5"
+        assert rows_of(proxy.port, sql) == [["n5"]]
+        planner = lake.planner
+        os.kill(planner.pid, signal.SIGSTOP)
+        try:
+            for _ in range(8):
+                assert rows_of(proxy.port, sql) == [["n5"]]
+            assert post(proxy.port, sql)[0].startswith("unchanged; Seamark failed lately")
+        finally:
+            os.kill(planner.pid, signal.SIGCONT)
+        planner.kill9()
+        try:
+            for _ in range(3):
+                assert rows_of(proxy.port, sql) == [["n5"]]
+        finally:
+            planner.start()
+        _eventually(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
+
+
+def test_the_proxy_ends_when_told_and_finishes_what_is_under_way(lake: Lake, tmp_path: Path) -> None:
+    with trino_proxy(tmp_path, "--trino", lake.trino.base_url, seamark=lake.planner.base_url) as proxy:
+        assert rows_of(proxy.port, "SELECT 1") == [[1]]
+        assert proxy.process.stop() == 0
+        assert "Trino is ready at" in proxy.process.log.read_text()

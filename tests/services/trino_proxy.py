@@ -1,0 +1,33 @@
+"""`seamark trino-proxy` as a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.services.process import ManagedProcess, free_port, http_ok
+
+
+@dataclass
+class TrinoProxy:
+    port: int
+    process: ManagedProcess
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
+    """Of Trino's catalog `seamark`; `flags` go to the command, the coordinators among them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    argv = [str(Path(sys.executable).parent / "seamark"), "trino-proxy", "--port", str(port), "--catalog", "seamark"]
+    process = ManagedProcess([*argv, "--url", seamark, *flags], log=folder / "proxy.log", cwd=folder)
+    with process:
+        process.start(lambda: http_ok(f"http://127.0.0.1:{port}/seamark/healthz"), timeout_s=60)
+        yield TrinoProxy(port, process)
