@@ -217,7 +217,10 @@ class _Term:
         self, before: str, after: str, literals: Iterable[Written], *, rejects_null: bool = True
     ) -> Leaf | None:
         given = [one for one in literals if one.kind != "null"]
-        if self.kinds is not None and any(one.kind not in self.kinds for one in given):
+        kinds = {one.kind for one in given}
+        if self.kinds is not None and not kinds <= self.kinds:
+            return None
+        if "double" in kinds and len(kinds) > 1:  # then all are compared as doubles, which not all integers are
             return None
         # The day of a timestamp with a zone has none: it is the day in UTC, where Iceberg keeps them.
         zones = frozenset() if self.kinds is not None else frozenset(one.zone for one in given if one.zone is not None)

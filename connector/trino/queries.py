@@ -36,8 +36,8 @@ ColumnsOf: TypeAlias = Callable[[Names], Columns | None]
 _Visible: TypeAlias = Mapping[str, Named]
 
 _CUTS = ("order", "limit", "offset")
-_COUNTING = ("group", "having", "limit", "offset", "distinct", "windows")
-_SELECT = frozenset(("with_", "expressions", "from_", "joins", "where", "order", *_COUNTING))
+_BELOW = ("group", "having", "limit", "offset", "distinct", "windows")
+_SELECT = frozenset(("with_", "expressions", "from_", "joins", "where", "order", *_BELOW))
 _SET = frozenset(("with_", "this", "expression", "distinct", *_CUTS))
 _SUBQUERY = frozenset(("with_", "this", "alias", "joins", *_CUTS))
 _TABLE = frozenset(("this", "db", "catalog", "alias", "version", "sample", "joins"))
@@ -111,14 +111,14 @@ class Queries:
             tables.tree = tables.joined(tables.relation(clause.this), node.args.get("joins") or [])
         elif node.args.get("joins"):
             raise Unclear
-        expressions = [*node.expressions, *tables.conditions, *_given(node, ("where", "order", *_COUNTING))]
+        expressions = [*node.expressions, *tables.conditions, *_given(node, ("where", "order", *_BELOW))]
         return Block(
             projections=list(node.expressions),
             where=None if where is None else where.this,
             sources=tables.sources,
             tree=tables.tree,
             merged=frozenset(tables.merged),
-            passes=not _given(node, _COUNTING) and not any(one.find(exp.Window) for one in expressions),
+            passes=_passes(node) and not any(one.find(exp.Window) for one in expressions),
             inner=self.within(expressions, visible),
             reader=self._reader,
         )
@@ -202,6 +202,23 @@ class _From:
         columns = None if version is not None else self._queries.columns_of((catalog, schema, str(table)))
         self._queries.tables.append(Table(node, columns))
         return self._queries.tables[-1]
+
+
+def _passes(node: exp.Expr) -> bool:
+    """Whether rows without some value of an output column come of source rows without it, and these make no others.
+
+    Groups by plain columns do, and distinct rows: those of one value are made of rows of that value alone. Of sets of
+    groups some are made of all rows.
+    """
+    group = node.args.get("group")
+    if _given(node, ("limit", "offset", "windows")) or (group is None and node.args.get("having") is not None):
+        return False
+    if group is None:
+        return True
+    keys = group.expressions
+    return (
+        bool(keys) and not _given(group, set(group.args) - {"expressions"}) and all(type(k) is exp.Column for k in keys)
+    )
 
 
 def is_snapshot(version: exp.Expr) -> bool:

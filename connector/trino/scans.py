@@ -95,10 +95,9 @@ def scans(
 
 
 def replacement(scan: Scan, name: str) -> Replacement:
-    """The table `name` of the same schema in the scan's place: it has the one snapshot that is to be read."""
-    end = scan.end if scan.version_span is None else scan.version_span[1]
+    """The table `name` of the same schema in the place of a scan without FOR VERSION, which stands before an alias."""
     text = quoted_name(name) + (scan.alias_needed or "")
-    return Replacement(scan.name_start, end, text.replace("'", "''") if scan.quoted else text)
+    return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 
 
 def _parsed(inner: Inner) -> exp.Expr:

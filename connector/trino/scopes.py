@@ -2,8 +2,8 @@
 
 A block is one SELECT: sources joined in some way, and conditions upon them. What is asked of a block's result from
 above (`wanted`, on its output columns) is asked of its sources, too, where nothing stands between that counts or orders
-rows. The rule kept: rows of a source may be left out only where, whatever else there is in the data, the statement's
-answer stays the same.
+rows; what is asked of a group's key is asked of the rows that the group is made of. The rule kept: rows of a source may
+be left out only where, whatever else there is in the data, the statement's answer stays the same.
 
 - What every row of an inner join must meet is asked of both sides.
 - An outer join keeps its preserved side's rows whatever ON says: ON is asked of the other side only. What stands above
@@ -144,9 +144,13 @@ class Named:
 
     inner: Result
     wishes: list[Condition | None] = field(default_factory=list)
+    _known: dict[str, bool | None] = field(default_factory=dict)
+    """Names that use names twice would ask ever more often."""
 
     def has(self, column: str) -> bool | None:
-        return self.inner.has(column)
+        if column not in self._known:
+            self._known[column] = self.inner.has(column)
+        return self._known[column]
 
     def names(self) -> tuple[str | None, ...] | None:
         return self.inner.names()
@@ -206,7 +210,7 @@ class Source:
 
 @dataclass
 class Block:
-    """One SELECT. `passes`: a row of its result is one of its sources' rows, whatever the other rows are."""
+    """One SELECT. `passes`: what is asked of its result may be asked of its sources (`queries.py`)."""
 
     projections: list[exp.Expr]
     where: exp.Expr | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from connector.trino.lexing import Executed, executed
@@ -95,3 +97,347 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
     assert predicates(f"SELECT * FROM items i WHERE {condition}", parameters=["1 + 1"] * condition.count("?")) == {
         "items": predicate
     }
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        # Inner joins: WHERE and ON, to both.
+        (
+            "SELECT * FROM orders, items WHERE o_key = i_key AND o_key > 1 AND qty < 5",
+            {"orders": '"o_key" > 1', "items": '"qty" < 5'},
+        ),
+        (
+            "SELECT * FROM orders o JOIN items i ON o_key = i_key AND o.o_key > 1 WHERE i.qty < 5",
+            {"orders": '"o_key" > 1', "items": '"qty" < 5'},
+        ),
+        ("SELECT * FROM orders JOIN items USING (k) WHERE k = 1 AND qty = 2", {"orders": None, "items": '"qty" = 2'}),
+        (
+            "SELECT * FROM orders, items WHERE (o_key = 1 AND qty = 2) OR (o_key = 3 AND qty = 4)",
+            {"orders": '("o_key" = 1 OR "o_key" = 3)', "items": '("qty" = 2 OR "qty" = 4)'},
+        ),
+        # Outer joins: ON to the side that may be missing; WHERE to it only where nulls do not pass.
+        (
+            "SELECT * FROM orders LEFT JOIN items ON o_key = i_key AND o_key > 1 AND qty < 5",
+            {"orders": None, "items": '"qty" < 5'},
+        ),
+        (
+            "SELECT * FROM orders RIGHT JOIN items ON o_key = i_key AND o_key > 1 AND qty < 5",
+            {"orders": '"o_key" > 1', "items": None},
+        ),
+        (
+            "SELECT * FROM orders FULL JOIN items ON o_key = i_key AND o_key > 1 AND qty < 5",
+            {"orders": None, "items": None},
+        ),
+        (
+            "SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE o_key > 1 AND qty < 5",
+            {"orders": '"o_key" > 1', "items": '"qty" < 5'},
+        ),
+        ("SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE qty IS NULL", {"orders": None, "items": None}),
+        (
+            "SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE qty < 5 OR qty IS NULL",
+            {"orders": None, "items": None},
+        ),
+        (
+            "SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE NOT (qty IS NOT NULL) OR qty = 1",
+            {"orders": None, "items": None},
+        ),
+        (
+            "SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE qty IS DISTINCT FROM 5",
+            {"orders": None, "items": None},
+        ),
+        (
+            "SELECT * FROM orders FULL JOIN items ON o_key = i_key WHERE o_key > 1",
+            {"orders": '"o_key" > 1', "items": None},
+        ),
+        (
+            "SELECT * FROM orders LEFT JOIN (items JOIN parts ON i_key = p_key AND size = 1) ON true AND qty = 2",
+            {"orders": None, "items": '"qty" = 2', "parts": '"size" = 1'},
+        ),
+        # A comma binds less tightly than a join.
+        (
+            "SELECT * FROM parts, orders RIGHT JOIN items ON o_key = i_key AND o_cust = 3 WHERE size = 1 AND o_key = 2",
+            {"parts": '"size" = 1', "orders": '("o_key" = 2 AND "o_cust" = 3)', "items": None},
+        ),
+        # Subqueries in FROM.
+        ("SELECT * FROM (SELECT * FROM orders) x WHERE x.o_key = 1", {"orders": '"o_key" = 1'}),
+        (
+            "SELECT * FROM (SELECT o_key AS k FROM orders WHERE o_cust = 2) x WHERE k = 1",
+            {"orders": '("o_cust" = 2 AND "o_key" = 1)'},
+        ),
+        ("SELECT * FROM (SELECT o_key + 1 AS o_key FROM orders) x WHERE o_key = 1", {"orders": None}),
+        ("SELECT * FROM (SELECT o_cust AS o_key, o_key AS k FROM orders) WHERE o_key = 1", {"orders": '"o_cust" = 1'}),
+        ("SELECT * FROM (SELECT o_key, o_cust FROM orders) x (a, b) WHERE b = 1", {"orders": '"o_cust" = 1'}),
+        ("SELECT * FROM (SELECT * FROM orders) x (a, b, c, d) WHERE b = 1", {"orders": None}),
+        ("SELECT * FROM orders AS x (a, b, c, d) WHERE o_key = 1", {"orders": None}),
+        ("SELECT * FROM (SELECT * FROM orders ORDER BY o_key LIMIT 5) WHERE o_key = 1", {"orders": None}),
+        ("SELECT * FROM (SELECT * FROM orders OFFSET 5) WHERE o_key = 1", {"orders": None}),
+        ("SELECT * FROM (SELECT * FROM orders FETCH FIRST ROW ONLY) WHERE o_key = 1", {"orders": None}),
+        ("SELECT * FROM ((SELECT * FROM orders) LIMIT 5) WHERE o_key = 1", {"orders": None}),
+        ("SELECT * FROM (SELECT *, count(*) OVER () AS n FROM orders) WHERE o_key = 1", {"orders": None}),
+        ("SELECT * FROM (SELECT o_key FROM orders ORDER BY o_key) WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+        ("SELECT * FROM (SELECT DISTINCT o_key FROM orders) WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+        (
+            "SELECT * FROM (SELECT o_key, max(1) FROM orders GROUP BY o_key HAVING count(*) > 1) WHERE o_key = 1",
+            {"orders": '"o_key" = 1'},
+        ),
+        ("SELECT * FROM (SELECT o_key, max(qty) AS n FROM orders GROUP BY 1) WHERE n = 1", {"orders": None}),
+        ("SELECT * FROM (SELECT o_key FROM orders GROUP BY ROLLUP (o_key)) WHERE o_key = 1", {"orders": None}),
+        (
+            "SELECT * FROM (SELECT o_key FROM orders GROUP BY GROUPING SETS ((o_key), ())) WHERE o_key = 1",
+            {"orders": None},
+        ),
+        ("SELECT o_key FROM orders GROUP BY o_key HAVING o_key = 1", {"orders": None}),
+        ("SELECT o_key FROM orders WHERE o_cust = 1 GROUP BY CUBE (o_key)", {"orders": '"o_cust" = 1'}),
+        ("SELECT * FROM orders WHERE o_cust = 1 ORDER BY o_key LIMIT 1", {"orders": '"o_cust" = 1'}),
+        # Set operations: each part by its own WHERE.
+        (
+            "SELECT o_key FROM orders WHERE o_key = 1 UNION ALL SELECT i_key FROM items WHERE qty = 2 LIMIT 3",
+            {"orders": '"o_key" = 1', "items": '"qty" = 2'},
+        ),
+        (
+            "SELECT * FROM (SELECT o_key FROM orders UNION SELECT i_key FROM items) WHERE o_key = 1",
+            {"orders": None, "items": None},
+        ),
+        # Names in WITH.
+        ("WITH x AS (SELECT * FROM orders) SELECT * FROM x WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+        (
+            "WITH x AS (SELECT * FROM orders) SELECT * FROM x a, x b WHERE a.o_key = 1 AND b.o_key = 2",
+            {"orders": '("o_key" = 1 OR "o_key" = 2)'},
+        ),
+        (
+            "WITH x AS (SELECT * FROM orders) SELECT * FROM x WHERE o_key = 1 AND o_cust IN (SELECT o_key FROM x)",
+            {"orders": None},
+        ),
+        ("WITH orders AS (SELECT * FROM items) SELECT * FROM orders WHERE qty = 1", {"items": '"qty" = 1'}),
+        (
+            "WITH orders AS (SELECT * FROM orders WHERE o_key = 1) SELECT * FROM Orders WHERE o_cust = 2",
+            {"orders": '("o_key" = 1 AND "o_cust" = 2)'},
+        ),
+        ("WITH x (a) AS (SELECT o_cust FROM orders) SELECT * FROM x WHERE a = 1", {"orders": '"o_cust" = 1'}),
+        (
+            "WITH x AS (SELECT * FROM orders), y AS (SELECT * FROM x WHERE o_key = 1) SELECT * FROM y WHERE o_cust = 2",
+            {"orders": '("o_key" = 1 AND "o_cust" = 2)'},
+        ),
+        ("WITH x AS (SELECT * FROM orders) SELECT 1 FROM s.x WHERE o_key = 1", {"x": '"o_key" = 1', "orders": None}),
+        # Subqueries in expressions are asked nothing from outside, and ask nothing of it.
+        (
+            "SELECT * FROM orders WHERE o_key = 1 AND o_cust NOT IN (SELECT i_key FROM items WHERE qty = 2)",
+            {"orders": '"o_key" = 1', "items": '"qty" = 2'},
+        ),
+        (
+            "SELECT (SELECT max(qty) FROM items WHERE i_key = o_key AND i_day IS NULL AND o_cust = 5) FROM orders",
+            {"orders": None, "items": '"i_day" IS NULL'},
+        ),
+        (
+            "SELECT * FROM orders WHERE NOT EXISTS (SELECT 1 FROM items WHERE i_key = o_key AND qty = 2)",
+            {"orders": None, "items": '"qty" = 2'},
+        ),
+        ("SELECT count(*) FILTER (WHERE o_key = 1) FROM orders", {"orders": None}),
+        # Opaque sources beside tables.
+        (
+            "SELECT * FROM orders CROSS JOIN UNNEST(ARRAY[1, 2]) AS u (n) WHERE orders.o_key = 1 AND n = 2",
+            {"orders": '"o_key" = 1'},
+        ),
+        (
+            "SELECT * FROM orders, LATERAL (SELECT * FROM items WHERE qty = 1) x WHERE o_key = 1",
+            {"orders": '"o_key" = 1'},
+        ),
+        ("SELECT * FROM orders, TABLE(f(input => TABLE(items))) x WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+        ("SELECT * FROM orders, items TABLESAMPLE SYSTEM (10) WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+        (
+            "SELECT * FROM orders, items FOR TIMESTAMP AS OF TIMESTAMP '2020-01-01 00:00:00 UTC' WHERE o_key = 1",
+            {"orders": '"o_key" = 1'},
+        ),
+        ("SELECT * FROM orders, items FOR VERSION AS OF 'tag' WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+        ('SELECT * FROM orders, "items$files" WHERE o_key = 1', {"orders": '"o_key" = 1'}),
+        ("SELECT * FROM orders, (VALUES 1, 2) v (o) WHERE o_key = 1 AND o = 1", {"orders": '"o_key" = 1'}),
+        ("SELECT * FROM (orders JOIN items ON true) x WHERE o_key = 1", {}),
+        (
+            "WITH x AS (SELECT * FROM orders) SELECT * FROM x, LATERAL (SELECT * FROM x) y WHERE x.o_key = 1",
+            {"orders": None},
+        ),
+        # Names of schemas in front of columns: an alias would hide them.
+        ("SELECT s.orders.o_key FROM s.orders WHERE o_key = 1", {}),
+        ("SELECT s.orders.o_key FROM s.orders AS orders WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+    ],
+)
+def test_each_table_is_asked_only_for_rows_that_can_matter(statement: str, expected: dict[str, str | None]) -> None:
+    assert predicates(statement) == expected
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "",
+        "SHOW TABLES",
+        "TABLE orders",
+        "VALUES 1",
+        "INSERT INTO items SELECT * FROM orders WHERE o_key = 1",
+        "CREATE TABLE x AS SELECT * FROM orders WHERE o_key = 1",
+        "EXPLAIN INSERT INTO items SELECT * FROM orders WHERE o_key = 1",
+        "DELETE FROM orders WHERE o_key = 1",
+        "UPDATE orders SET o_key = 1 WHERE o_key = 1",
+        "MERGE INTO orders USING items ON o_key = i_key WHEN MATCHED THEN DELETE",
+        "PREPARE p FROM SELECT * FROM orders WHERE o_key = 1",
+        "EXECUTE p USING 1",
+        "DESCRIBE orders",
+        "SHOW STATS FOR (SELECT * FROM orders WHERE o_key = 1)",
+        "SELECT 1; SELECT * FROM orders WHERE o_key = 1",
+        "WITH RECURSIVE x (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT * FROM x, orders WHERE o_key = 1",
+        "WITH FUNCTION f(x int) RETURNS int RETURN x SELECT * FROM orders WHERE o_key = 1",
+        "SELECT * FROM orders MATCH_RECOGNIZE (PATTERN (A) DEFINE A AS o_key = 1) WHERE o_key = 1",
+        "SELECT * FROM orders NATURAL JOIN items WHERE o_key = 1",
+        "SELECT * FROM orders SEMI JOIN items ON true WHERE o_key = 1",
+        "SELECT * FROM orders ASOF JOIN items ON true WHERE o_key = 1",
+        "SELECT DISTINCT ON (o_key) * FROM orders WHERE o_key = 1",
+        "SELECT * FROM orders PIVOT (max(o_key) FOR o_cust IN (1)) WHERE o_key = 1",
+        "SELECT * FROM orders QUALIFY row_number() OVER () = 1",
+        "SELECT * FROM `orders` WHERE o_key = 1",
+        "SELECT * FROM orders WHERE o_key = 1_000",
+        "SELECT * FROM orders WHERE o_key = 0x1F",
+        "SELECT * FROM orders WHERE o_key = 'unfinished",
+        "SELECT * FROM orders /* unfinished WHERE o_key = 1",
+        "SELECT * FROM orders {# x #} WHERE o_key = 1",
+        "SELECT * FROM orders WHERE größe = 1",
+        "SELECT * FROM orders WHERE o_key = ?",
+        'SELECT * FROM "ORDERſ" WHERE o_key = 1',
+        "SELECT * FROM orders WHERE " + "(" * 3000 + "o_key = 1" + ")" * 3000,
+        "SELECT * FROM orders WHERE o_key = 1 " + " " * 200_000,
+        "EXECUTE IMMEDIATE 'SELECT * FROM orders WHERE o_key = ?'",
+        "EXECUTE IMMEDIATE 'SELECT * FROM orders WHERE o_key = ?' USING 1, 2",
+        "EXECUTE IMMEDIATE 'INSERT INTO items SELECT * FROM orders WHERE o_key = 1'",
+    ],
+)
+def test_a_statement_that_is_not_fully_understood_has_no_scans(statement: str) -> None:
+    assert found(statement) == ()
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("SELECT * FROM orders WHERE o_key = 1", 'SELECT * FROM "P" AS "orders" WHERE o_key = 1'),
+        ("select/**/*from Orders--x\nwhere o_key=1", 'select/**/*from "P" AS "Orders"--x\nwhere o_key=1'),
+        ('SELECT * FROM "orders" o, items AS i', 'SELECT * FROM "P" o, "P" AS i'),
+        ('SELECT * FROM c."S s" /* . */ . "orders" x', 'SELECT * FROM c."S s" /* . */ . "P" x'),
+        ("SELECT * FROM (orders)", 'SELECT * FROM ("P" AS "orders")'),
+        ("SELECT 'FROM orders' FROM s.orders", 'SELECT \'FROM orders\' FROM s."P" AS "orders"'),
+        ("SELECT /* /* */ 1 FROM orders", 'SELECT /* /* */ 1 FROM "P" AS "orders"'),
+        ("SELECT 'ü😀' FROM orders", 'SELECT \'ü😀\' FROM "P" AS "orders"'),
+        ("EXPLAIN SELECT * FROM orders", 'EXPLAIN SELECT * FROM "P" AS "orders"'),
+        ("explain analyze verbose (SELECT * FROM orders)", 'explain analyze verbose (SELECT * FROM "P" AS "orders")'),
+        (
+            "EXPLAIN (TYPE DISTRIBUTED, FORMAT JSON) SELECT * FROM orders",
+            'EXPLAIN (TYPE DISTRIBUTED, FORMAT JSON) SELECT * FROM "P" AS "orders"',
+        ),
+        (
+            "EXECUTE IMMEDIATE 'SELECT ''a'', ? FROM orders' USING 'it''s'",
+            "EXECUTE IMMEDIATE 'SELECT ''a'', ? FROM \"P\" AS \"orders\"' USING 'it''s'",
+        ),
+        (
+            "EXECUTE IMMEDIATE 'SELECT * FROM \"o''b\" WHERE x = ''y'''",
+            "EXECUTE IMMEDIATE 'SELECT * FROM \"P\" AS \"o''b\" WHERE x = ''y'''",
+        ),
+        (
+            "EXPLAIN EXECUTE IMMEDIATE 'SELECT * FROM orders -- ''\n, items'",
+            'EXPLAIN EXECUTE IMMEDIATE \'SELECT * FROM "P" AS "orders" -- \'\'\n, "P" AS "items"\'',
+        ),
+    ],
+)
+def test_only_the_names_of_tables_change_in_the_text(statement: str, expected: str) -> None:
+    assert splice(statement, [replacement(scan, "P") for scan in found(statement)]) == expected
+
+
+def test_a_reference_says_where_it_stands_and_what_it_names() -> None:
+    statement = 'SELECT * FROM Cat."Sch".ORDERS FOR VERSION AS OF 123 WHERE o_key = 1'
+    (scan,) = found(statement)
+    assert (scan.catalog, scan.schema, scan.table, scan.snapshot_id) == ("cat", "sch", "orders", 123)
+    assert statement[scan.start : scan.end] == 'Cat."Sch".ORDERS'
+    assert statement[scan.name_start : scan.end] == "ORDERS"
+    assert scan.version_span is not None
+    assert statement[slice(*scan.version_span)] == "FOR VERSION AS OF 123"
+    assert scan.alias_needed == ' AS "ORDERS"'
+    assert scan.predicate == '"o_key" = 1'
+
+
+def test_without_columns_names_in_a_block_of_several_tables_say_nothing() -> None:
+    statement = "SELECT * FROM orders o, items WHERE o_key = 1 AND o.o_cust = 2 AND qty = 3"
+    assert [one.predicate for one in scans(statement)] == ['"o_cust" = 2', None]
+
+
+def test_a_column_that_the_inner_table_has_not_is_the_outer_ones() -> None:
+    statement = "SELECT * FROM orders WHERE EXISTS (SELECT 1 FROM items WHERE o_key = 5)"
+    assert predicates(statement) == {"orders": None, "items": None}
+
+
+@pytest.mark.parametrize(
+    ("condition", "predicate"),
+    [
+        ("tz > TIMESTAMP '2020-01-01 00:00:00'", "\"tz\" > TIMESTAMP '2020-01-01 00:00:00'"),
+        ("i_day < TIMESTAMP '2020-01-01 00:00:00 UTC'", "\"i_day\" < TIMESTAMP '2020-01-01 00:00:00 UTC'"),
+    ],
+)
+def test_times_of_the_sessions_zone_are_used_where_it_is_utc(condition: str, predicate: str) -> None:
+    assert predicates(f"SELECT * FROM items WHERE {condition}", utc=True) == {"items": predicate}
+
+
+def test_times_of_a_column_whose_type_is_not_known_say_nothing() -> None:
+    (scan,) = scans("SELECT * FROM items WHERE i_day = DATE '2020-01-01' AND i_key = 1")
+    assert scan.predicate == '"i_key" = 1'
+
+
+@pytest.mark.parametrize(
+    ("parameters", "predicate"),
+    [
+        (["5", "'x'"], '("p_key" = 5 AND "brand" = \'x\')'),
+        (["-5", "NULL"], '("p_key" = -5 AND "brand" = NULL)'),
+        (["BIGINT '5'", "'it''s'"], "(\"p_key\" = 5 AND \"brand\" = 'it''s')"),
+        (["1 + 1", "'x'"], "\"brand\" = 'x'"),
+        (["ARRAY[1]", "lower('X')"], None),
+    ],
+)
+def test_parameters_stand_where_their_question_marks_are(parameters: list[str], predicate: str | None) -> None:
+    text = "SELECT * FROM parts WHERE p_key = ? AND brand = ? LIMIT 5"
+    (scan,) = found(text, parameters=parameters)
+    assert (text[scan.start : scan.end], scan.predicate) == ("parts", predicate)
+    inside = f"EXECUTE IMMEDIATE '{text}' USING {', '.join(parameters)}"
+    (scan,) = found(inside)
+    assert (inside[scan.start : scan.end], scan.predicate) == ("parts", predicate)
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("EXECUTE p", Executed("p", ())),
+        (
+            "execute \"My p\" USING 1, 'a, b', ARRAY[1, (2)] -- x",
+            Executed("My p", ("1", "'a, b'", "ARRAY [ 1 , ( 2 ) ]")),
+        ),
+        ("EXPLAIN ANALYZE EXECUTE p USING DATE '2020-01-01'", Executed("p", ("DATE '2020-01-01'",))),
+        ("EXECUTE IMMEDIATE 'SELECT 1'", None),
+        ("SELECT 1", None),
+        ("EXECUTE", None),
+        ("EXECUTE p 5", None),
+        ("", None),
+    ],
+)
+def test_an_executed_statement_tells_its_name_and_its_parameters(statement: str, expected: Executed | None) -> None:
+    assert executed(statement) == expected
+
+
+def test_names_that_use_a_name_twice_are_read_in_no_time() -> None:
+    names = ["x0 AS (SELECT * FROM orders)"]
+    for number in range(1, 60):
+        inner = f"SELECT * FROM x{number - 1} a, x{number - 1} b WHERE a.o_key < {number} AND b.o_cust < {number}"
+        names.append(f"x{number} AS ({inner})")
+    (scan,) = found(f"WITH {', '.join(names)} SELECT * FROM x59")
+    assert scan.predicate == '("o_key" < 1 OR "o_cust" < 1)'
+
+
+def test_no_text_makes_reading_fail() -> None:
+    rng = random.Random(5)
+    pieces = ["SELECT", "*", "FROM", "orders", "WHERE", "(", ")", ",", "'x'", '"y"', "=", "JOIN", "ON", "WITH", "AS"]
+    pieces += ["1", "EXPLAIN", "?", "USING", "UNION", "--", "/*", "*/", "NOT", "IN"]
+    pieces += ["EXECUTE IMMEDIATE", "LIKE", ".", "é", "'", "EXECUTE", "LEFT", "VALUES", "TABLE", "UNNEST", "INTERVAL"]
+    for _ in range(3000):
+        scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), columns_of=columns_of)
