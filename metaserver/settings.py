@@ -177,6 +177,12 @@ class Settings:
         "Seconds that the files of a plan table stay once its lease has ended, for queries that have begun.",
         least=0,
     )
+    plan_tables_limit: int = setting(
+        100_000, "Plan tables whose files have not been deleted yet, in the whole catalog; more are not made.", least=0
+    )
+    plan_table_memory_bytes: int = setting(
+        128 << 20, "Budget for manifests that plan tables keep in part, decoded, per worker.", least=0
+    )
     plan_table_files_limit: int = setting(
         100_000,
         "Files that a plan table may list anew, those of manifests that the plan keeps in part; of more none is made.",

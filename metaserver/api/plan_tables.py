@@ -42,6 +42,8 @@ else:
 
 _IN_THREAD_BYTES = 4000
 """Longer requests are read and bound beside the event loop."""
+_IN_THREAD_FILES, _IN_THREAD_MANIFESTS = 100_000, 200
+"""Plans of larger snapshots are weighed there, too."""
 
 _INTEGER = {"type": "integer"}
 PLAN_TABLE_SCHEMA: dict[str, Any] = {
@@ -59,7 +61,8 @@ PLAN_TABLE_SCHEMA: dict[str, Any] = {
         "name": {
             "type": ["string", "null"],
             "description": "Of the plan table, in the table's namespace. Null where none was made: the table has no "
-            "snapshot, the plan keeps more than kept-max, or too many files would have to be listed anew.",
+            "snapshot, the plan keeps more than kept-max, too many files would have to be listed anew, or there are "
+            "too many plan tables.",
         },
         "snapshot-id": {"type": ["integer", "null"]},
         "expires-at-ms": {
@@ -198,12 +201,16 @@ async def _make(
     metadata, snapshot = question.metadata, question.snapshot
     assert snapshot is not None
     scan = await app[PLANNER].plan(question, entry)
-    made = _Made(name, snapshot.snapshot_id, None, *_sizes(scan))
-    kept = kept_of(scan, metadata.format_version)
-    made = _unless_more(made, kept_max)
-    if name is None or made.name is None or kept.entries > app[SETTINGS].plan_table_files_limit:
-        made.name = None
-        return made
+
+    def weigh() -> tuple[Kept, tuple[int, int, int, int | None]]:
+        return kept_of(scan, metadata.format_version), _sizes(scan)
+
+    small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
+    kept, sizes = weigh() if small else await asyncio.to_thread(weigh)
+    made = _unless_more(_Made(name, snapshot.snapshot_id, None, *sizes), kept_max)
+    too_many = kept.entries > app[SETTINGS].plan_table_files_limit
+    if made.name is None or too_many or not await app[CATALOG].plan_tables.has_room():
+        return msgspec.structs.replace(made, name=None)
     plan_id = str(app[CLOCK].uuid7())
     return _told(await _stored(app, entry, question, kept, made, plan_id, lease_s))
 
@@ -214,17 +221,17 @@ async def _stored(
     metadata, snapshot, name = question.metadata, question.snapshot, made.name
     assert snapshot is not None
     assert name is not None
-    folder = f"{metadata_folder(metadata)}/{PLANS_FOLDER}/{digest_of(name)}"
-    written = await app[WRITER].write(kept, metadata, snapshot, folder, plan_id)
-    locations = tuple(location for location, _ in written.files)
+    location = f"{metadata_folder(metadata)}/{PLANS_FOLDER}/{digest_of(name)}"
+    written = await app[WRITER].write(kept, metadata, snapshot, location, plan_id)
+    files = tuple(path for path, _ in written.files)
     plan = PlanTable(
         id=plan_id,
         namespace=entry.namespace,
         name=name,
         of_name=entry.name,
         uuid=entry.uuid,
-        location=locations[-1],
-        files=locations,
+        location=files[-1],
+        files=files,
         snapshot_id=snapshot.snapshot_id,
         file_count=made.files,
         size_bytes=made.bytes,
@@ -264,7 +271,9 @@ def _unless_more(made: _Made, kept_max: float | None) -> _Made:
 
 
 async def _open(app: web.Application) -> None:
-    app[WRITER] = PlanWriter(app[OBJECTS], limit_bytes=app[SETTINGS].plan_manifest_limit_bytes)
+    settings = app[SETTINGS]
+    budget_bytes, limit_bytes = settings.plan_table_memory_bytes, settings.plan_manifest_limit_bytes
+    app[WRITER] = PlanWriter(app[OBJECTS], budget_bytes=budget_bytes, limit_bytes=limit_bytes)
 
 
 def add_routes(app: web.Application) -> None:

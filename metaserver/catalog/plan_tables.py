@@ -18,7 +18,7 @@ import msgspec
 
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import LoadedTable
-from metaserver.errors import CommitUnknown, NoSuchTable, RetryLater, SeamarkError
+from metaserver.errors import CommitUnknown, NoSuchTable, SeamarkError
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.store.port import (
     Entry,
@@ -35,6 +35,8 @@ from metaserver.wire import NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
 _DIGEST_CHARACTERS = 32
 _BATCH = 1000
 _DELETED_AT_ONCE = 16
+_COUNTED_S = 10.0
+"""How long a count of them all serves; those made here since are added to it."""
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
@@ -54,13 +56,22 @@ def plan_name(entry: Entry, snapshot_id: int, question: str) -> str | None:
 
 
 def digest_of(name: str) -> str:
-    """What is below the table's folder of plans, by a plan's name."""
+    """By which its files are called, from the name of a plan."""
     return name.rpartition(PLAN_MARK)[2]
 
 
 class PlanTables:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._count, self._counted_s = 0, -_COUNTED_S
+
+    async def has_room(self) -> bool:
+        """Whether there may be another: every reader can have some made, and each has files."""
+        now_s = self._parts.clock.monotonic()
+        if now_s - self._counted_s >= _COUNTED_S:
+            self._counted_s = now_s
+            self._count = await self._parts.store.plan_table_count()
+        return self._count < self._parts.settings.plan_tables_limit
 
     async def named(self, namespace: NamespacePath, name: str) -> tuple[PlanTable, Entry]:
         """The plan of this name, and where its table's pointer stands. NoSuchTable, in the words that any table has,
@@ -126,6 +137,7 @@ class PlanTables:
         if kept.id != plan.id:
             await self._remove_quietly(plan.files)
         else:
+            self._count += 1
             self._parts.documents.remember_table(plan.location, metadata, files[-1][1])
         return kept
 
@@ -150,7 +162,7 @@ class PlanTables:
                     await self._parts.objects.delete(location)
                 self._parts.documents.forget(plan.location)
                 await self._parts.store.transact([ForgetPlanTable(plan.id)])
-            except (RetryLater, SeamarkError):
+            except SeamarkError:
                 return False
         return True
 

@@ -19,7 +19,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.properties import as_bool
 from metaserver.objects.locations import parse_location
 from metaserver.store.port import Entry
-from metaserver.wire import INDEX_FOLDER, show
+from metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
 
 if TYPE_CHECKING:
     import fastavro
@@ -27,6 +27,7 @@ else:
     fastavro = Deferred("fastavro")
 
 _MANIFEST_LIMIT_BYTES = 1 << 30
+_METADATA_PATH = "write.metadata.path"
 
 
 def owned(parts: Parts, metadata: TableMetadata) -> Callable[[str], bool]:
@@ -59,9 +60,9 @@ def _collectable(metadata: TableMetadata) -> bool:
 
 
 async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator[str]:
-    """Locations of data and delete files, manifests, index files, manifest lists, statistics, older metadata files, and
-    last the metadata file itself. Only those that are `owned`, and none without `gc.enabled`. Manifests that are
-    missing or broken lead nowhere and are passed over. RetryLater while the storage is away."""
+    """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics,
+    older metadata files, and last the metadata file itself. Only those that are `owned`, and none without `gc.enabled`.
+    Manifests that are missing or broken lead nowhere and are passed over. RetryLater while the storage is away."""
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
@@ -87,11 +88,13 @@ async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator
     for manifest in dict.fromkeys(manifests):
         if allowed(manifest):
             yield manifest
-    indexes = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
-    if allowed(indexes):
-        # The whole listing first: what is deleted while it is read could make it skip others.
-        for location in [found.location async for found in parts.objects.list(indexes)]:
-            yield location
+    base = metadata.location.rstrip("/")
+    plans = f"{metadata.properties.get(_METADATA_PATH, f'{base}/metadata').rstrip('/')}/{PLANS_FOLDER}"
+    for folder in (f"{base}/{INDEX_FOLDER}", plans):
+        if allowed(folder):
+            # The whole listing first: what is deleted while it is read could make it skip others.
+            for location in [found.location async for found in parts.objects.list(folder)]:
+                yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
     statistics += [entry.statistics_path for entry in metadata.partition_statistics]
     older = [entry.metadata_file for entry in metadata.metadata_log]

@@ -249,13 +249,19 @@ def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -
     Partition values come in the types of `partition_types`, in the order of the table's spec. Corrupt names the
     manifest: for bytes that are none, are cut off, or hold what the manifest list or the table does not know.
     """
-    path = manifest.manifest_path
     if len(data) != manifest.manifest_length:
-        raise Corrupt(f"{path} has {len(data)} bytes; the manifest list says {manifest.manifest_length}")
+        raise Corrupt(
+            f"{manifest.manifest_path} has {len(data)} bytes; the manifest list says {manifest.manifest_length}"
+        )
+    return entries_of(decode_manifest(data, manifest.manifest_path), manifest, metadata)
+
+
+def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+    """As `read_entries`, of a manifest that is decoded."""
+    path = manifest.manifest_path
     spec = metadata.spec(manifest.partition_spec_id)
     if spec is None:
         raise Corrupt(f"{path} has the partition spec {manifest.partition_spec_id}, the table has not")
-    decoded = decode_manifest(data, path)
     files = content_files(decoded, spec, partition_types(metadata, spec))
     status = decoded.longs["status"].tolist()
     snapshots = numbers(decoded, "snapshot_id", manifest.added_snapshot_id)

@@ -12,29 +12,38 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from cache.memory import MemoryCache
+from cache.single_flight import SingleFlight
 from metaserver.errors import Corrupt, ObjectMissing
-from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.manifest import DecodedManifest, ManifestFile, decode_manifest
+from metaserver.iceberg.manifest_rows import rows_of, size_of
 from metaserver.iceberg.manifest_writer import (
     DATA_MANIFEST,
     EXISTING,
     ManifestEntry,
-    read_entries,
+    entries_of,
     write_manifest,
     write_manifest_list,
 )
 from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from metaserver.iceberg.snapshot import MAIN, Snapshot, SnapshotRef
 from metaserver.iceberg.table_json import encode_table
-from metaserver.index.packing import Longs
+from metaserver.index.packing import MISSING, Longs
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.scan import Scan
 
 GC_ENABLED = "gc.enabled"
+_AT_ONCE = 16
+"""Manifests read and decoded at once for one plan."""
+_IN_THREAD_ENTRIES = 50
+"""More, of manifests or of manifest lists, are taken and written beside the event loop."""
 
 
 class Part(NamedTuple):
@@ -92,43 +101,78 @@ def _can_be_listed(manifest: ManifestFile, format_version: int) -> bool:
 
 
 class PlanWriter:
-    """Belongs to one event loop. `limit_bytes`: of one manifest."""
+    """Belongs to one event loop. Remembers what it decoded, within `budget_bytes`: whoever looks up one row of a table
+    will look up others. `limit_bytes`: of one manifest."""
 
-    def __init__(self, objects: ObjectStore, *, limit_bytes: int) -> None:
+    def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
         self._objects = objects
         self._limit_bytes = limit_bytes
+        self._decoded: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes)
+        self._reading: SingleFlight[str, DecodedManifest] = SingleFlight()
 
-    async def write(self, kept: Kept, metadata: TableMetadata, snapshot: Snapshot, folder: str, stem: str) -> PlanFiles:
-        """The plan table's files, none of them stored yet, as `{folder}/{stem}-…`. Corrupt naming a manifest."""
-        found = await asyncio.gather(*(self._entries(part, metadata) for part in kept.parts))
-        return await asyncio.to_thread(
-            plan_files, kept, [entry for entries in found for entry in entries], metadata, snapshot, folder, stem
-        )
+    async def write(
+        self, kept: Kept, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
+    ) -> PlanFiles:
+        """The plan table's files, none of them stored yet, at `{location}-{plan_id}…`. Corrupt naming a manifest."""
+        entries: list[ManifestEntry] = []
+        # Some at a time: of a large table all of them, decoded, are more than the memory there is.
+        for at in range(0, len(kept.parts), _AT_ONCE):
+            parts = kept.parts[at : at + _AT_ONCE]
+            decoded = await asyncio.gather(*(self._manifest(part.manifest) for part in parts))
+            for one, part in zip(decoded, parts, strict=True):
+                small = len(part.rows) <= _IN_THREAD_ENTRIES
+                entries += (
+                    _taken(one, part, metadata) if small else await asyncio.to_thread(_taken, one, part, metadata)
+                )
+        work = partial(plan_files, kept, entries, metadata, snapshot, location, plan_id)
+        small = len(entries) + len(kept.whole) + len(kept.deletes) <= _IN_THREAD_ENTRIES
+        return work() if small else await asyncio.to_thread(work)
 
-    async def _entries(self, part: Part, metadata: TableMetadata) -> list[ManifestEntry]:
-        manifest = part.manifest
+    async def _manifest(self, manifest: ManifestFile) -> DecodedManifest:
+        path = manifest.manifest_path
+        found = self._decoded.get(path)
+        if found is None:
+            found = await self._reading.run(path, lambda: self._read(manifest))
+            self._decoded.put(path, found, size_of(found))
+        return found
+
+    async def _read(self, manifest: ManifestFile) -> DecodedManifest:
+        path = manifest.manifest_path
         try:
-            data = await self._objects.read(manifest.manifest_path, limit_bytes=self._limit_bytes)
+            data = await self._objects.read(path, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            raise Corrupt(f"The manifest {manifest.manifest_path} is gone from storage") from None
-        entries = await asyncio.to_thread(read_entries, data, manifest, metadata)
-        return [entries[row] for row in part.rows.tolist()]
+            raise Corrupt(f"The manifest {path} is gone from storage") from None
+        if len(data) < manifest.manifest_length:
+            # Avro cannot tell: cut off between two of its blocks, it reads as a whole file.
+            raise Corrupt(f"Manifest {path} has {len(data)} bytes; its list says {manifest.manifest_length}")
+        return await asyncio.to_thread(decode_manifest, data, path)
+
+
+def _taken(decoded: DecodedManifest, part: Part, metadata: TableMetadata) -> list[ManifestEntry]:
+    """The entries that are kept, with all that they inherit."""
+    first = part.manifest.first_row_id
+    if first is not None:
+        own, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
+        taken = np.where(own == MISSING, counts, 0)
+        given = np.where(own == MISSING, first + np.cumsum(taken) - taken, own)
+        decoded = replace(decoded, longs={**decoded.longs, "first_row_id": given})
+    return entries_of(rows_of(decoded, part.rows), part.manifest, metadata)
 
 
 def plan_files(
-    kept: Kept, entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot, folder: str, stem: str
+    kept: Kept, entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
 ) -> PlanFiles:
     """`entries` are those of `kept.parts`, with all that they inherit. Pure."""
     version = metadata.format_version
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
         version -= 1  # of before the table was upgraded: its files have no row ids, and none are to be made up
     files = list(_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
-    locations = [f"{folder}/{stem}-m{number}.avro" for number in range(len(files))]
+    paths = [f"{location}-{plan_id}-m{number}.avro" for number in range(len(files))]
     listed = [
         *kept.whole,
         *(
-            msgspec.structs.replace(manifest, manifest_path=location)
-            for (manifest, _), location in zip(files, locations, strict=True)
+            msgspec.structs.replace(manifest, manifest_path=path)
+            for (manifest, _), path in zip(files, paths, strict=True)
         ),
         *kept.deletes,
     ]
@@ -139,13 +183,13 @@ def plan_files(
         parent_snapshot_id=snapshot.parent_snapshot_id,
         sequence_number=snapshot.sequence_number,
     )
-    at = f"{folder}/{stem}-snap.avro"
-    planned = plan_metadata(metadata, msgspec.structs.replace(snapshot, manifest_list=at, manifests=None), folder)
+    at = f"{location}-{plan_id}-snap.avro"
+    planned = plan_metadata(metadata, msgspec.structs.replace(snapshot, manifest_list=at, manifests=None), location)
     return PlanFiles(
         (
-            *((location, data) for location, (_, data) in zip(locations, files, strict=True)),
+            *((path, data) for path, (_, data) in zip(paths, files, strict=True)),
             (at, manifest_list),
-            (f"{folder}/{stem}.metadata.json", encode_table(planned)),
+            (f"{location}-{plan_id}.metadata.json", encode_table(planned)),
         ),
         planned,
     )
@@ -166,16 +210,16 @@ def _new_manifests(
         yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), made.data
 
 
-def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, folder: str) -> TableMetadata:
+def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
     """The table's metadata with this snapshot alone, current.
 
-    Its location is the plan's folder, and its files are nobody's to delete: an engine that is told to remove what the
-    table does not name would remove the table's own files.
+    Its location is a folder where nothing lies, and its files are nobody's to delete: an engine that is told to remove
+    what the table does not name would otherwise remove the files that the plan left out.
     """
     snapshot_id = snapshot.snapshot_id
     return msgspec.structs.replace(
         metadata,
-        location=folder,
+        location=location,
         properties={**metadata.properties, GC_ENABLED: "false"},
         current_snapshot_id=snapshot_id,
         snapshots=(snapshot,),
@@ -183,5 +227,5 @@ def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, folder: str) -> T
         snapshot_log=(),
         metadata_log=(),
         statistics=tuple(file for file in metadata.statistics if file.snapshot_id == snapshot_id),
-        partition_statistics=(),
+        partition_statistics=tuple(file for file in metadata.partition_statistics if file.snapshot_id == snapshot_id),
     )

@@ -109,6 +109,9 @@ class DrivenStore(ABC):
     async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
         return await self._point(lambda: queries.plan_table(namespace, name))
 
+    async def plan_table_count(self) -> int:
+        return await self._list(queries.plan_table_count)
+
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         return await self._list(lambda: queries.plan_tables_retired(after, limit))
 

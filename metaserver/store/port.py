@@ -577,6 +577,9 @@ class PointerStore(Protocol):
     async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
         """By its own name, whether or not its lease has ended."""
 
+    async def plan_table_count(self) -> int:
+        """Retired ones included."""
+
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         """In order of id, those greater than `after`."""
 

@@ -158,6 +158,11 @@ def plan_table(path: NamespacePath, name: str) -> Steps[PlanTable | None]:
     return to_plan_table(rows[0]) if rows else None
 
 
+def plan_table_count() -> Steps[int]:
+    rows = yield Statement("SELECT count(*) FROM plan_tables")
+    return int(rows[0][0])
+
+
 def plan_tables_retired(after: str | None, limit: int) -> Steps[list[PlanTable]]:
     rows = yield Statement(
         f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2",  # noqa: S608

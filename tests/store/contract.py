@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.store.contract_index_files import IndexFilesContract
 from tests.store.contract_names import NamesContract
+from tests.store.contract_plan_tables import PlanTablesContract
 from tests.store.contract_producers import ProducersContract
 from tests.store.contract_records import RecordsContract
 from tests.store.contract_timeline import TimelineContract
@@ -11,6 +12,12 @@ from tests.store.contract_transactions import TransactionsContract
 
 
 class PointerStoreContract(
-    NamesContract, TransactionsContract, TimelineContract, RecordsContract, IndexFilesContract, ProducersContract
+    NamesContract,
+    TransactionsContract,
+    TimelineContract,
+    RecordsContract,
+    IndexFilesContract,
+    ProducersContract,
+    PlanTablesContract,
 ):
     """All of it."""

@@ -1,0 +1,131 @@
+"""Manifests and manifest lists as fastavro reads them, with what entries inherit worked out from the specification.
+
+("Sequence Number Inheritance", "First Row ID Inheritance"; fields by their ids, whatever a writer calls them.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fastavro
+
+DAYS = {1, 86_400_000_000, 86_400_000_000_000}
+"""What a date is multiplied by where its column has become a timestamp."""
+Record = dict[str, Any]
+
+
+def avro(path: str) -> tuple[list[Record], Record]:
+    """Records and the schema's fields by their ids."""
+    # As the numbers and bytes that they are: a timestamp may be beyond what Python's have.
+    plain = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
+    with plain, Path(path.removeprefix("file://")).open("rb") as file:
+        reader = fastavro.reader(file)
+        return list(reader), reader.writer_schema  # type: ignore[return-value,arg-type]
+
+
+def by_id(schema: Record, record: Record) -> dict[int, Any]:
+    return {field["field-id"]: record[field["name"]] for field in schema["fields"]}
+
+
+def record_type(kind: Any) -> Record:
+    """Of a field that holds a record."""
+    found: Record = next(one for one in (kind if isinstance(kind, list) else [kind]) if isinstance(one, dict))
+    return found
+
+
+FILE = {
+    134: "content",
+    100: "file_path",
+    101: "file_format",
+    103: "record_count",
+    104: "file_size_in_bytes",
+    131: "key_metadata",
+    132: "split_offsets",
+    135: "equality_ids",
+    140: "sort_order_id",
+    142: "first_row_id",
+    143: "referenced_data_file",
+    144: "content_offset",
+    145: "content_size_in_bytes",
+}
+MAPS = {
+    108: "column_sizes",
+    109: "value_counts",
+    110: "null_value_counts",
+    137: "nan_value_counts",
+    125: "lower_bounds",
+    128: "upper_bounds",
+}
+
+
+def entries(path: str) -> Iterator[Record]:
+    """Live entries of a manifest, as they are written; maps without a key are none."""
+    records, schema = avro(path)
+    file_schema = record_type(next(field["type"] for field in schema["fields"] if field["field-id"] == 2))
+    tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
+    for record in records:
+        entry = by_id(schema, record)
+        if entry[0] == 2:
+            continue
+        file = by_id(file_schema, entry[2])
+        made = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
+        made |= {"file_sequence_number": entry.get(4)}
+        made |= {name: file.get(number) or None for number, name in FILE.items()}
+        made["first_row_id"], made["record_count"] = file.get(142), file[103]
+        for number, name in MAPS.items():
+            made[name] = {pair["key"]: pair["value"] for pair in file.get(number) or ()}
+        made["partition"] = by_id(tuple_schema, file[102])
+        yield made
+
+
+def listed(path: str) -> list[Record]:
+    """A manifest list's rows, by the names that the specification has now."""
+    records, schema = avro(path)
+    names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
+    names |= {500: "path", 504: "added", 505: "existing", 506: "deleted", 512: "added_rows", 513: "existing_rows"}
+    rows = [by_id(schema, record) for record in records]
+    # What version 1 does not say is 0 (spec, "Manifest Lists").
+    zero = {517: 0, 515: 0}
+    return [{name: row.get(number, zero.get(number)) for number, name in names.items()} for row in rows]
+
+
+def whole(manifests: Sequence[Record], version: int) -> dict[str, Record]:
+    """Live data files by path, with all that they inherit."""
+    found = {}
+    for manifest in manifests:
+        if manifest["content"]:
+            continue
+        next_row_id = manifest["first_row_id"]
+        for entry in entries(manifest["path"]):
+            if entry["snapshot_id"] is None:
+                entry["snapshot_id"] = manifest["snapshot_id"]
+            for name in ("sequence_number", "file_sequence_number"):
+                if entry[name] is None and (entry["status"] == 1 or version == 1 or not manifest["sequence"]):
+                    entry[name] = manifest["sequence"] or 0
+            if next_row_id is None:
+                entry["first_row_id"] = None
+            elif entry["first_row_id"] is None:
+                entry["first_row_id"], next_row_id = next_row_id, next_row_id + entry["record_count"]
+            entry["spec_id"] = manifest["spec_id"]
+            assert entry["file_path"] not in found
+            found[entry["file_path"]] = entry
+    return found
+
+
+def assert_same(made: Record, original: Record, note: str) -> None:
+    made, original = dict(made), dict(original)
+    mine, theirs = made.pop("partition"), original.pop("partition")
+    assert mine.keys() == theirs.keys(), note
+    for key, value in mine.items():
+        was = theirs[key]
+        days = isinstance(value, int) and isinstance(was, int) and value in {was * each for each in DAYS}
+        wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
+            was or b"", "big", signed=True
+        )
+        assert days or wider or repr(value) == repr(was) or value == was, f"{note}: partition {key}"
+    assert made.pop("status") in (0, original.pop("status")), note
+    made["file_format"], original["file_format"] = made["file_format"].upper(), original["file_format"].upper()
+    assert made == original, note

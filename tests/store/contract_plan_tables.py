@@ -1,0 +1,147 @@
+"""What every pointer store promises about plan tables: one plan a name, longer leases, no file forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    CreateEntry,
+    DropEntry,
+    ForgetPlanTable,
+    KeepPlanTable,
+    NamespacePath,
+    PlanTable,
+    RenewPlanTable,
+    RetirePlanTables,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import NS, TABLE, make_entry
+
+NAME = "t~plan~" + "0" * 32
+
+
+def plan(plan_id: str, name: str | None = NAME, *, expires_ms: int = 100, namespace: NamespacePath = NS) -> PlanTable:
+    return PlanTable(
+        id=plan_id,
+        namespace=namespace,
+        name=name,
+        of_name="T",
+        uuid="uuid-of-T",
+        location=f"file:///w/{plan_id}.metadata.json",
+        files=(f"file:///w/{plan_id} \U0001f600,\"'.avro", f"file:///w/{plan_id}.metadata.json"),
+        snapshot_id=2**62,
+        file_count=3,
+        size_bytes=2**40,
+        considered_count=10,
+        considered_bytes=None,
+        expires_ms=expires_ms,
+    )
+
+
+async def keep(store: DrivenStore, one: PlanTable) -> PlanTable:
+    (kept,) = await store.transact([KeepPlanTable(one)])
+    assert isinstance(kept, PlanTable)
+    return kept
+
+
+async def retire(store: DrivenStore, before_ms: int, limit: int = 100) -> int:
+    (count,) = await store.transact([RetirePlanTables(before_ms, limit)])
+    assert isinstance(count, int)
+    return count
+
+
+class PlanTablesContract(OpenedStores):
+    @pytest.mark.parametrize("considered_bytes", [None, 0, 2**50])
+    async def test_a_plan_table_reads_back_as_it_was_kept(
+        self, store: DrivenStore, other: DrivenStore, considered_bytes: int | None
+    ) -> None:
+        given = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
+        assert await store.plan_table(NS, NAME) is None
+        assert await keep(store, given) == given
+        assert await other.plan_table(NS, NAME) == given
+        assert await other.plan_table(NS, NAME.upper()) is None
+        assert await other.plan_table(("ns", "x"), NAME) is None
+
+    async def test_the_first_to_be_kept_has_the_name_for_as_long_as_either_asks(self, store: DrivenStore) -> None:
+        first = plan("a", expires_ms=100)
+        await keep(store, first)
+        assert await keep(store, plan("b", expires_ms=50)) == first
+        assert await keep(store, plan("c", expires_ms=150)) == msgspec.structs.replace(first, expires_ms=150)
+        assert await store.plan_table(NS, NAME) == msgspec.structs.replace(first, expires_ms=150)
+        elsewhere = plan("d", namespace=("ns", "x"))
+        assert await keep(store, elsewhere) == elsewhere
+
+    async def test_of_many_that_keep_one_name_all_hear_of_the_same(
+        self, store: DrivenStore, other: DrivenStore
+    ) -> None:
+        for step in range(10):
+            name = f"t~plan~{step:032x}"
+            kept = await asyncio.gather(
+                *(keep((store, other)[each % 2], plan(f"{step}-{each}", name)) for each in range(6))
+            )
+            assert len({one.id for one in kept}) == 1
+            assert await store.plan_table(NS, name) == kept[0]
+
+    async def test_a_lease_is_made_longer_and_never_shorter(self, store: DrivenStore) -> None:
+        await keep(store, plan("a", expires_ms=100))
+        for until_ms, left_ms in ((90, 100), (110, 110), (100, 110)):
+            assert await store.transact([RenewPlanTable("a", until_ms)]) == [True]
+            found = await store.plan_table(NS, NAME)
+            assert found is not None
+            assert found.expires_ms == left_ms
+        assert await store.transact([RenewPlanTable("nobody", 500)]) == [False]
+
+    async def test_those_whose_lease_ended_lose_their_names_the_oldest_first(self, store: DrivenStore) -> None:
+        for number in range(5):
+            await keep(store, plan(f"p{number}", f"t~plan~{number:032x}", expires_ms=100 - number))
+        assert await retire(store, 96) == 0
+        assert await retire(store, 100, limit=2) == 2
+        left = [await store.plan_table(NS, f"t~plan~{number:032x}") for number in range(5)]
+        assert [one is not None for one in left] == [True, True, True, False, False]
+        assert await retire(store, 100) == 2
+        assert await retire(store, 100) == 0
+        assert await store.plan_table_count() == 5
+        retired = await store.plan_tables_retired(None, 3)
+        assert [one.id for one in retired] == ["p1", "p2", "p3"]
+        assert retired[0] == msgspec.structs.replace(plan("p1", None), expires_ms=99)
+        assert [one.id for one in await store.plan_tables_retired("p3", 3)] == ["p4"]
+
+    async def test_a_retired_plan_is_neither_renewed_nor_in_the_way_of_another(self, store: DrivenStore) -> None:
+        await keep(store, plan("a"))
+        await retire(store, 1000)
+        assert await store.transact([RenewPlanTable("a", 5000)]) == [False]
+        assert await keep(store, plan("b")) == plan("b")
+        assert await retire(store, 1000) == 1
+        assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a", "b"]
+
+    async def test_only_a_retired_plan_is_forgotten(self, store: DrivenStore) -> None:
+        await keep(store, plan("a"))
+        await store.transact([ForgetPlanTable("a")])
+        assert await store.plan_table(NS, NAME) == plan("a")
+        await retire(store, 1000)
+        await store.transact([ForgetPlanTable("a"), ForgetPlanTable("nobody")])
+        assert await store.plan_tables_retired(None, 10) == []
+        assert await store.plan_table(NS, NAME) is None
+
+    async def test_a_plan_is_renewed_or_retired_and_never_both(self, store: DrivenStore, other: DrivenStore) -> None:
+        for step in range(10):
+            name = f"t~plan~{step:032x}"
+            await keep(store, plan(f"p{step}", name, expires_ms=100))
+            (renewed,), retired = await asyncio.gather(
+                store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire(other, 1000)
+            )
+            assert renewed == (retired == 0)
+            assert (await store.plan_table(NS, name) is not None) == renewed
+
+    async def test_plans_stay_until_their_files_are_gone_whatever_becomes_of_their_table(
+        self, store: DrivenStore
+    ) -> None:
+        await store.transact([CreateEntry(make_entry("T"))])
+        await keep(store, plan("a"))
+        await store.transact([DropEntry(TABLE, NS, "T")])
+        await retire(store, 1000)
+        assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a"]
