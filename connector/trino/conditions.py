@@ -103,6 +103,13 @@ def rejects_null(condition: Condition | None) -> bool:
     return condition.rejects_null
 
 
+def places_of(condition: Condition) -> frozenset[Place]:
+    """Of all its leaves."""
+    if isinstance(condition, Leaf):
+        return frozenset({condition.place})
+    return frozenset().union(*(places_of(part) for part in condition.parts))
+
+
 def sql_of(condition: Condition, name: Callable[[Place], str]) -> str:
     match condition:
         case All(parts):

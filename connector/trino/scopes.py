@@ -8,6 +8,7 @@ be left out only where, whatever else there is in the data, the statement's answ
 - What every row of an inner join must meet is asked of both sides.
 - An outer join keeps its preserved side's rows whatever ON says: ON is asked of the other side only. What stands above
   it is asked of the other side only where it is true for no row of nulls: else a row that lost its partner would pass.
+- What holds of a column holds of one that is equal to it, where both are of one type.
 - A name in WITH is read by all who use it: its query is asked for what any of them wants.
 - Subqueries within expressions are queries of their own. Nothing is asked of them from outside.
 """
@@ -16,17 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from sqlglot import exp
 
 from connector.trino.conditions import (
+    All,
     Condition,
     Leaf,
     Place,
     Reader,
     all_of,
     any_of,
+    places_of,
     rejects_null,
     weakened,
 )
@@ -34,6 +38,10 @@ from connector.trino.lexing import Unclear
 
 Columns: TypeAlias = Mapping[str, str]
 """A table's columns in lower case, and their Iceberg types."""
+
+
+_EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
+"""Types whose equal values are one value: floats have two zeros, and what is no primitive is not compared."""
 
 
 def folded(name: str) -> str:
@@ -56,6 +64,9 @@ class Result(Protocol):
     def names(self) -> tuple[str | None, ...] | None:
         """Of all columns in their order, None for one without a name; None where that is not known."""
 
+    def kind(self, column: str) -> str | None:
+        """The Iceberg type of a column that is a stored one as it is; None of others, and where it is not known."""
+
     def ask(self, wanted: Condition | None) -> None:
         """Rows for which `wanted` is not true do not matter. Its places are (0, column). Said once."""
 
@@ -74,6 +85,9 @@ class Table:
     def names(self) -> None:
         return None
 
+    def kind(self, column: str) -> str | None:
+        return None if self.columns is None else self.columns.get(column)
+
     def ask(self, wanted: Condition | None) -> None:
         self.asked = wanted
 
@@ -85,6 +99,9 @@ class Unknown:
         return None
 
     def names(self) -> None:
+        return None
+
+    def kind(self, column: str) -> None:
         return None
 
     def ask(self, wanted: Condition | None) -> None:
@@ -104,6 +121,9 @@ class Cut:
     def names(self) -> tuple[str | None, ...] | None:
         return self.inner[0].names()
 
+    def kind(self, column: str) -> None:
+        return None
+
     def ask(self, wanted: Condition | None) -> None:
         for one in self.inner:
             one.ask(None)
@@ -122,20 +142,24 @@ class Renamed:
     def names(self) -> tuple[str | None, ...] | None:
         return self.columns
 
-    def ask(self, wanted: Condition | None) -> None:
-        names = self.inner.names()
-        if names is None or len(names) != len(self.columns):
-            self.inner.ask(None)
-            return
-        pairs = list(zip(self.columns, names, strict=True))
+    def kind(self, column: str) -> str | None:
+        name = self._before(column)
+        return None if name is None else self.inner.kind(name)
 
+    def ask(self, wanted: Condition | None) -> None:
         def keep(leaf: Leaf) -> Leaf | None:
-            inner = [name for column, name in pairs if column == leaf.place[1]]
-            if len(inner) != 1 or inner[0] is None or names.count(inner[0]) != 1:
-                return None
-            return replace(leaf, place=(0, inner[0]))
+            name = self._before(leaf.place[1])
+            return None if name is None else replace(leaf, place=(0, name))
 
         self.inner.ask(weakened(wanted, keep))
+
+    def _before(self, column: str) -> str | None:
+        """The name that the column has inside, where one place has the one, and one the other."""
+        names = self.inner.names()
+        if names is None or len(names) != len(self.columns) or self.columns.count(column) != 1:
+            return None
+        name = names[self.columns.index(column)]
+        return None if name is None or names.count(name) != 1 else name
 
 
 @dataclass
@@ -154,6 +178,9 @@ class Named:
 
     def names(self) -> tuple[str | None, ...] | None:
         return self.inner.names()
+
+    def kind(self, column: str) -> str | None:
+        return self.inner.kind(column)
 
     def ask(self, wanted: Condition | None) -> None:
         self.wishes.append(wanted)
@@ -174,6 +201,9 @@ class With:
 
     def names(self) -> tuple[str | None, ...] | None:
         return self.body.names()
+
+    def kind(self, column: str) -> str | None:
+        return self.body.kind(column)
 
     def ask(self, wanted: Condition | None) -> None:
         self.body.ask(wanted)
@@ -240,30 +270,74 @@ class Block:
             return None
         return tuple(_output_name(one) for one in self.projections)
 
+    def kind(self, column: str) -> str | None:
+        place = self._output(column)
+        return None if place is None else self._kind(place)
+
     def ask(self, wanted: Condition | None) -> None:
         for query in self.inner:
             query.ask(None)
         if self.tree is None:
             return
         above = weakened(wanted, self._below) if self.passes else None
-        where = None if self.where is None else self.reader.read(self.where, self._place)
-        self._ask(self.tree, all_of([where, above]))
+        if self.where is not None:
+            above = self._implied(all_of([self.reader.read(self.where, self._place), above]), self._same(self.where))
+        self._ask(self.tree, above)
 
     def _ask(self, tree: Tree, wanted: Condition | None) -> None:
+        """`wanted` holds for each row of the join that matters."""
         if isinstance(tree, int):
-            own = _restricted(wanted, frozenset({tree}))
-            self.sources[tree].result.ask(weakened(own, lambda leaf: replace(leaf, place=(0, leaf.place[1]))))
+            alone = _restricted(wanted, frozenset({tree}))
+            self.sources[tree].result.ask(weakened(alone, lambda leaf: replace(leaf, place=(0, leaf.place[1]))))
             return
         on = None if tree.on is None else self.reader.read(tree.on, self._place)
-        for side, kept, other_kept in (
-            (tree.left, tree.keeps_left, tree.keeps_right),
-            (tree.right, tree.keeps_right, tree.keeps_left),
+        same = [] if tree.on is None else self._same(tree.on)
+        left, right = _sources(tree.left), _sources(tree.right)
+        for side, own, other, kept, other_kept in (
+            (tree.left, left, right, tree.keeps_left, tree.keeps_right),
+            (tree.right, right, left, tree.keeps_right, tree.keeps_left),
         ):
-            numbers = _sources(side)
-            above = _restricted(wanted, numbers)
-            if other_kept and not rejects_null(above):
-                above = None
-            self._ask(side, above if kept else all_of([above, _restricted(on, numbers)]))
+            asked = _restricted(wanted, own)
+            if other_kept and not rejects_null(asked):
+                asked = None
+            if not kept:  # so it counts only beside a partner that matters, with which it meets ON
+                beside = self._implied(all_of([_restricted(wanted, other), on]), same)
+                asked = all_of([asked, _restricted(beside, own)])
+            self._ask(side, asked)
+
+    def _same(self, node: exp.Expr) -> list[frozenset[Place]]:
+        """Columns of one type that are equal wherever `node` is true."""
+        found: list[frozenset[Place]] = []
+        for part in node.flatten() if isinstance(node, exp.And) else (node,):
+            while isinstance(part, exp.Paren):
+                part = part.this
+            if isinstance(part, exp.And):
+                found += self._same(part)
+            sides = (part.this, part.expression) if type(part) is exp.EQ else ()
+            places = [self._place(side) for side in sides if type(side) is exp.Column]
+            kinds = {None if place is None else self._kind(place) for place in places}
+            if len(places) == 2 and len(kinds) == 1 and _base(kinds.pop()) in _EXACT:
+                found.append(frozenset(place for place in places if place is not None))
+        return found
+
+    def _kind(self, place: Place) -> str | None:
+        return self.sources[place[0]].result.kind(place[1])
+
+    def _implied(self, condition: Condition | None, same: list[frozenset[Place]]) -> Condition | None:
+        """With what it says of one column said of its equals, too."""
+        if condition is None:
+            return None
+        given = condition.parts if isinstance(condition, All) else (condition,)
+        parts: list[Condition | None] = list(given)
+        for part in given:
+            places = places_of(part)
+            if len(places) != 1 or not same:
+                continue
+            equal = set(places)
+            while more := {place for group in same if group & equal for place in group} - equal:
+                equal |= more
+            parts += [weakened(part, partial(replace, place=place)) for place in sorted(equal - places)]
+        return all_of(parts)
 
     def _below(self, leaf: Leaf) -> Leaf | None:
         """A condition on an output column, on the source's column that it is."""
@@ -309,6 +383,10 @@ class Block:
 
     def _qualified(self, qualifier: str) -> list[Source]:
         return [source for source in self.sources if source.name == qualifier]
+
+
+def _base(kind: str | None) -> str:
+    return "" if kind is None else kind.partition("(")[0].strip()
 
 
 def _restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:

@@ -74,16 +74,18 @@ class Statements:
         made = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
-            columns = {one: self.rng.choice([*KINDS, *["long"] * 5]) for one in names}
+            columns = {one: self.rng.choice([*KINDS, *["long"] * 9]) for one in names}
             self.tables.append(Stored(name, columns))
             typed = ", ".join(f"{quoted(one)} {KINDS[kind]}" for one, kind in columns.items())
             made.append(f"CREATE TABLE {quoted(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
-                row = ", ".join(
-                    "NULL" if self.rng.random() < 0.2 else self.rng.choice(VALUES[kind]) for kind in columns.values()
-                )
+                row = ", ".join("NULL" if self.chance(0.25) else self.value(kind) for kind in columns.values())
                 made.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
         return made
+
+    def value(self, kind: str) -> str:
+        """Few values, so that rows meet."""
+        return self.rng.choice(VALUES[kind][: 3 if self.chance(0.7) else None])
 
     # Spelling
 
@@ -113,7 +115,7 @@ class Statements:
         """The text, and its columns' names and types."""
         known, clauses = list(named), []
         if depth > 1 and self.chance(0.3):
-            for name in self.rng.sample([*ALIASES, *TABLE_NAMES], self.rng.randint(1, 2)):
+            for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
                 text, columns = self.with_query(known, depth - 1, outer)
                 renamed = ""
                 if self.chance(0.3):
@@ -126,20 +128,20 @@ class Statements:
         return (f"{self.word('WITH')} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
 
     def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
-        if depth > 1 and self.chance(0.15):
+        if depth > 1 and self.chance(0.22):
             left, columns = self.select(named, depth - 1, outer, set_part=True)
             right, others = self.select(named, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns])
             if [kind for _, kind in columns] == [kind for _, kind in others]:
                 word = self.rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL", "INTERSECT ALL"])
                 text = f"({left}){self.space()}{word}{self.space()}({right})"
-                return text + (self.ordered(len(columns)) if self.chance(0.2) else ""), columns
+                return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
         return self.select(named, depth, outer)
 
     def ordered(self, columns: int) -> str:
         """A limit that everybody sees alike: rows are ordered by all that is seen of them."""
         keys = ", ".join(f"{number} {self.rng.choice(['ASC', 'DESC'])} NULLS LAST" for number in range(1, columns + 1))
         offset = f" OFFSET {self.rng.randint(0, 2)}" if self.chance(0.3) else ""
-        limit = f" LIMIT {self.rng.randint(0, 4)}"
+        limit = f" LIMIT {self.rng.randint(1, 5)}"
         return f" ORDER BY {keys}{limit}{offset}" if self.chance(0.8) else f" ORDER BY {keys}"
 
     def select(
@@ -147,7 +149,7 @@ class Statements:
     ) -> tuple[str, list[tuple[str, str]]]:
         source, scope = self.source_list(named, depth, outer)
         where = ""
-        if self.chance(0.85):
+        if self.chance(0.7):
             where = f"{self.space()}{self.word('WHERE')} {self.condition(scope, named, depth, outer)}"
         shape = self.rng.random()
         if shape < 0.2 and kinds is None:
@@ -228,7 +230,7 @@ class Statements:
             text += " GROUP BY " + self.rng.choice(
                 [every, every, f"ROLLUP ({every})", f"GROUPING SETS (({every}), ())"]
             )
-        if self.chance(0.4):
+        if self.chance(0.2):
             text += f" HAVING {self.rng.choice(['count(*) > 1', 'count(*) = 0', 'min(1) = 1'])}"
         return text, columns
 
@@ -259,7 +261,7 @@ class Statements:
         self, text: str, scope: Scope, right: str, more: Scope, named: list[Stored], depth: int
     ) -> tuple[str, Scope]:
         kind = self.rng.choice(["JOIN", "INNER JOIN", "LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN"])
-        if self.chance(0.12):
+        if self.chance(0.08):
             return f"{text} CROSS JOIN {right}", [*scope, *more]
         both = [*scope, *more]
         left_names, right_names = ([one.name.lower() for one in side] for side in (scope, more))
@@ -276,8 +278,8 @@ class Statements:
             merged = Column(one.name, one.kind, None)
             rest = [other for other in both if other.name.lower() != one.name.lower()]
             return f"{text} {kind} {right} USING ({self.spelled(one.name)})", [merged, *rest]
-        on = [self.simple(both)] if self.chance(0.5) else [self.equality(scope, more, both)]
-        if self.chance(0.5):
+        on = [self.simple(both)] if self.chance(0.3) else [self.equality(scope, more, both)]
+        if self.chance(0.35):
             on.append(self.simple(both))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
@@ -337,17 +339,16 @@ class Statements:
     def literal(self, kind: str) -> str:
         if self.chance(0.03):
             return "NULL"
-        text = self.rng.choice(VALUES[kind])
-        if kind == "date" and self.chance(0.3):
-            sign, unit = self.rng.choice("+-"), self.rng.choice(["DAY", "MONTH", "YEAR"])
-            return f"CAST({text} {sign} INTERVAL '1' {unit} AS date)" if self.chance(0.01) else text
+        text = self.value(kind)
+        if kind == "date" and self.chance(0.1):
+            return f"{text} {self.rng.choice('+-')} INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}"
         if kind in NUMBERS and self.chance(0.2):
-            return f"{text} + {self.rng.choice(['1', '0.5', '-1'])}" if kind != "long" else f"{text} + 1"
+            return f"{text} + {'1' if kind == 'long' else self.rng.choice(['1', '0.5', '-1'])}"
         return f"({text})" if self.chance(0.05) else text
 
     def condition(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
         parts = []
-        for _ in range(self.rng.choice([1, 1, 1, 2, 2, 3])):
+        for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             if depth > 1 and self.chance(0.2):
                 parts.append(self.subquery(scope, named, depth, outer))
             elif outer and self.chance(0.3):
@@ -415,6 +416,7 @@ class Statements:
             lambda: f"{name} IN ({', '.join(self.literal(kind) for _ in range(self.rng.randint(1, 3)))})",
             lambda: f"{name} NOT IN ({', '.join(self.literal(kind) for _ in range(self.rng.randint(1, 3)))})",
             lambda: f"{name} IS NULL",
+            lambda: f"{name} IS NULL OR {name} = {self.literal(kind)}",
             lambda: f"{name} IS NOT NULL",
             lambda: f"{name} IS {self.rng.choice(['', 'NOT '])}DISTINCT FROM {self.literal(kind)}",
             lambda: f"coalesce({name}, {self.literal(kind)}) = {self.literal(kind)}",

@@ -104,12 +104,12 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
     [
         # Inner joins: WHERE and ON, to both.
         (
-            "SELECT * FROM orders, items WHERE o_key = i_key AND o_key > 1 AND qty < 5",
+            "SELECT * FROM orders, items WHERE o_cust <> i_key AND o_key > 1 AND qty < 5",
             {"orders": '"o_key" > 1', "items": '"qty" < 5'},
         ),
         (
             "SELECT * FROM orders o JOIN items i ON o_key = i_key AND o.o_key > 1 WHERE i.qty < 5",
-            {"orders": '"o_key" > 1', "items": '"qty" < 5'},
+            {"orders": '"o_key" > 1', "items": '("qty" < 5 AND "i_key" > 1)'},
         ),
         ("SELECT * FROM orders JOIN items USING (k) WHERE k = 1 AND qty = 2", {"orders": None, "items": '"qty" = 2'}),
         (
@@ -119,7 +119,7 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
         # Outer joins: ON to the side that may be missing; WHERE to it only where nulls do not pass.
         (
             "SELECT * FROM orders LEFT JOIN items ON o_key = i_key AND o_key > 1 AND qty < 5",
-            {"orders": None, "items": '"qty" < 5'},
+            {"orders": None, "items": '("qty" < 5 AND "i_key" > 1)'},
         ),
         (
             "SELECT * FROM orders RIGHT JOIN items ON o_key = i_key AND o_key > 1 AND qty < 5",
@@ -131,7 +131,7 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
         ),
         (
             "SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE o_key > 1 AND qty < 5",
-            {"orders": '"o_key" > 1', "items": '"qty" < 5'},
+            {"orders": '"o_key" > 1', "items": '("qty" < 5 AND "i_key" > 1)'},
         ),
         ("SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE qty IS NULL", {"orders": None, "items": None}),
         (
@@ -153,6 +153,32 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
         (
             "SELECT * FROM orders LEFT JOIN (items JOIN parts ON i_key = p_key AND size = 1) ON true AND qty = 2",
             {"orders": None, "items": '"qty" = 2', "parts": '"size" = 1'},
+        ),
+        # What is equal to a column is asked what is asked of it: of one type, beside a partner.
+        (
+            "SELECT * FROM orders, items, parts WHERE o_key = i_key AND p_key = i_key AND p_key IN (1, 2)",
+            {"orders": '"o_key" IN (1, 2)', "items": '"i_key" IN (1, 2)', "parts": '"p_key" IN (1, 2)'},
+        ),
+        (
+            "SELECT * FROM orders JOIN items ON o_key = i_key JOIN parts ON p_key = i_key AND (p_key = 1 OR p_key = 2)",
+            {
+                "orders": '("o_key" = 1 OR "o_key" = 2)',
+                "items": '("i_key" = 1 OR "i_key" = 2)',
+                "parts": '("p_key" = 1 OR "p_key" = 2)',
+            },
+        ),
+        ("SELECT * FROM orders, parts WHERE o_key = size AND size = 1", {"orders": None, "parts": '"size" = 1'}),
+        (
+            "SELECT * FROM orders, items WHERE (o_key = i_key OR qty = 1) AND o_key = 1",
+            {"orders": '"o_key" = 1', "items": None},
+        ),
+        (
+            "SELECT * FROM orders RIGHT JOIN items ON o_key = i_key WHERE o_key = 1",
+            {"orders": '"o_key" = 1', "items": None},
+        ),
+        (
+            "SELECT * FROM (SELECT o_key AS k FROM orders) x LEFT JOIN items ON (k = i_key AND true) WHERE k = 1",
+            {"orders": '"o_key" = 1', "items": '"i_key" = 1'},
         ),
         # A comma binds less tightly than a join.
         (
