@@ -6,6 +6,7 @@ The proof: every data file that the plan left out is taken away while the engine
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
 from connector.client import SeamarkClient
-from tests.engines.conftest import rows
+from tests.engines.conftest import Lake, rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -85,3 +86,120 @@ def test_spark_and_pyiceberg_read_a_plan_table_without_the_files_that_the_plan_l
         ]
         found = engines.python.load_table(("db", plan.name)).scan().to_arrow()
         assert sorted(found["id"].to_pylist()) == list(range(10, 30))
+
+
+def predicates(rng: random.Random) -> Iterator[str]:
+    yield from ("id < 0", "true", "note IS NULL", "land = 'l1' AND id > 60")
+    for _ in range(4):
+        low = rng.randrange(110)
+        high = low + rng.choice([0, 3, 12, 50])
+        some = ", ".join(str(rng.randrange(140)) for _ in range(3))
+        yield rng.choice(
+            [
+                f"id BETWEEN {low} AND {high}",
+                f"id IN ({some})",
+                f"land = 'l{rng.randrange(4)}' AND id <= {high}",
+                f"day >= DATE '2026-01-{low % 28 + 1:02}' AND id > {low}",
+                f"note > 'n{high}' OR id = {low}",
+            ]
+        )
+
+
+DELETES = "'write.delete.mode'='merge-on-read', 'write.update.mode'='merge-on-read'"
+TABLES = {
+    "version 1": "'format-version'='1'",
+    "version 2, rows deleted by position": f"'format-version'='2', {DELETES}",
+    "version 3, deletion vectors": f"'format-version'='3', {DELETES}",
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_rows_row_ids_and_files_are_those_of_the_table_with_the_filter(engines: Engines, kind: str) -> None:
+    """Of a table with rows deleted and updated, columns added and dropped, and partitioned in three ways over time."""
+    seed = len(kind)
+    rng = random.Random(seed)
+    name = f"kept{seed}"
+    engines.sql(
+        f"CREATE TABLE {{db}}.{name} (id bigint, land string, day date, gone int) USING iceberg "
+        f"PARTITIONED BY (land) TBLPROPERTIES ({TABLES[kind]}, 'commit.manifest.min-count-to-merge'='3')"
+    )
+
+    def insert(first: int, note: str = "") -> None:
+        engines.sql(
+            f"INSERT INTO {{db}}.{name} SELECT id, concat('l', id % 4), date_add(date'2026-01-01', int(id % 28)), "
+            f"1{note} FROM range({first}, {first + 20}, 1, 2)"
+        )
+
+    insert(0)
+    insert(20)
+    engines.sql(f"ALTER TABLE {{db}}.{name} ADD PARTITION FIELD bucket(3, id)")
+    engines.sql(f"ALTER TABLE {{db}}.{name} ADD COLUMN note string")
+    insert(40, ", concat('n', id)")
+    insert(60, ", NULL")
+    changed = kind != "version 1"
+    if changed:
+        engines.sql(f"DELETE FROM {{db}}.{name} WHERE id % 10 = 3")
+        engines.sql(f"UPDATE {{db}}.{name} SET note = 'n777' WHERE id IN (1, 42, 77)")
+    engines.sql(f"ALTER TABLE {{db}}.{name} DROP PARTITION FIELD land")
+    engines.sql(f"ALTER TABLE {{db}}.{name} DROP COLUMN gone")
+    engines.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
+    lineage = ", _row_id, _last_updated_sequence_number" if kind.startswith("version 3") else ""
+    columns, every = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.files(name)
+    pruned = 0
+    for predicate in predicates(rng):
+        note = f"{kind}, seed {seed}: {predicate}"
+        plan = engines.client.plan_table(f"db.{name}", predicate)
+        assert plan.name is not None, note
+        left = engines.files(plan.name)
+        assert len(left) == plan.files, note
+        assert left <= every, note
+        pruned += len(every - left)
+        wanted = engines.sql(f"SELECT {columns} FROM {{db}}.{name} WHERE {predicate} ORDER BY id")
+        with engines.without(every - left):
+            found = engines.sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
+            assert found == wanted, note
+            engines.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")
+            if not lineage and not changed:
+                read = engines.python.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
+                assert {row[0] for row in wanted} <= set(read), note
+    assert pruned > 30
+
+
+def test_spark_neither_changes_a_plan_table_nor_cleans_it_up(engines: Engines) -> None:
+    engines.sql("CREATE TABLE {db}.safe (id bigint) USING iceberg")
+    for first in (0, 10):
+        engines.sql(f"INSERT INTO {{db}}.safe SELECT /*+ COALESCE(1) */ id FROM range({first}, {first + 10})")
+    name = engines.client.plan_table("db.safe", "id = 3").name
+    catalog = engines.db.partition(".")[0]
+    for statement in (
+        f"INSERT INTO {{db}}.`{name}` VALUES (5)",
+        f"DELETE FROM {{db}}.`{name}` WHERE id = 3",
+        f"ALTER TABLE {{db}}.`{name}` ADD COLUMN n int",
+        f"ALTER TABLE {{db}}.`{name}` RENAME TO {{db}}.mine",
+        f"DROP TABLE {{db}}.`{name}`",
+        f"DROP TABLE {{db}}.`{name}` PURGE",
+        f"CALL {catalog}.system.expire_snapshots(table => 'db.`{name}`', older_than => now())",
+        f"CALL {catalog}.system.remove_orphan_files(table => 'db.`{name}`')",
+        "CREATE TABLE {db}.`t~plan~x` (id bigint) USING iceberg",
+    ):
+        with pytest.raises(Exception, match=r"(?i)plan table|plan~|gc\.enabled|GC is disabled"):
+            engines.sql(statement)
+    assert engines.sql("SELECT count(*) FROM {db}.safe") == [(20,)]
+    assert engines.sql(f"SELECT count(*) FROM {{db}}.`{name}`") == [(10,)]
+    assert name not in {row[1] for row in engines.sql("SHOW TABLES IN {db}")}
+
+
+def test_a_plan_table_is_read_with_the_keys_of_its_table(lake: Lake, spark: SparkSession) -> None:
+    """Also where each request is signed by the server: for the table, by its own name."""
+    db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"
+    spark.sql(f"CREATE NAMESPACE {db}")
+    spark.sql(f"CREATE TABLE {db}.t (id bigint, s string) USING iceberg TBLPROPERTIES ('format-version'='3')")
+    for first in range(0, 40, 10):
+        spark.sql(f"INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, concat('n', id) FROM range({first}, {first + 10})")
+    client = SeamarkClient(lake.server.base_url)
+    plan = client.plan_table("db.t", "id IN (5, 38)")
+    client.close()
+    assert (plan.files, plan.considered_files) == (2, 4)
+    found = rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
+    wanted = rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
+    assert found == wanted
