@@ -19,7 +19,7 @@ from connector.trino.literals import Written, quoted_name, quoted_text, written
 
 Place: TypeAlias = tuple[int, str]
 """The number of a source within its block, and the name of a column."""
-LEAVES_MAX = 2_000
+LEAVES_MAX = 5_000
 """A condition with more leaves is given up: names that are used twice, of names that are used twice, and so on."""
 _COMPARED = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _NULL_SAFE = {exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}

@@ -261,15 +261,17 @@ def _alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     return folded(alias.name), tuple(folded(one.name) for one in columns)
 
 
-def _queries_in(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The outermost ones. Raises Unclear for a table that stands in none."""
-    if isinstance(node, exp.Select | exp.SetOperation | exp.Subquery):
-        yield node
-        return
-    if isinstance(node, exp.Table):
-        raise Unclear
-    for child in node.iter_expressions():
-        yield from _queries_in(child)
+def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
+    """The outermost ones. Raises Unclear for a table that stands in none. A chain of ORs is as deep as it is long."""
+    left = [expression]
+    while left:
+        node = left.pop()
+        if isinstance(node, exp.Select | exp.SetOperation | exp.Subquery):
+            yield node
+        elif isinstance(node, exp.Table):
+            raise Unclear
+        else:
+            left.extend(node.iter_expressions())
 
 
 def _given(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:

@@ -391,6 +391,11 @@ def test_without_columns_names_in_a_block_of_several_tables_say_nothing() -> Non
     assert [one.predicate for one in scans(statement)] == ['"o_cust" = 2', None]
 
 
+def test_a_column_that_using_has_merged_is_none_tables() -> None:
+    statement = "SELECT * FROM orders RIGHT JOIN unknown USING (o_key) WHERE o_key = 1"
+    assert predicates(statement) == {"orders": None, "unknown": None}
+
+
 def test_a_column_that_the_inner_table_has_not_is_the_outer_ones() -> None:
     statement = "SELECT * FROM orders WHERE EXISTS (SELECT 1 FROM items WHERE o_key = 5)"
     assert predicates(statement) == {"orders": None, "items": None}
@@ -458,6 +463,15 @@ def test_names_that_use_a_name_twice_are_read_in_no_time() -> None:
         names.append(f"x{number} AS ({inner})")
     (scan,) = found(f"WITH {', '.join(names)} SELECT * FROM x59")
     assert scan.predicate == '("o_key" < 1 OR "o_cust" < 1)'
+
+
+def test_long_chains_of_conditions_are_read() -> None:
+    either = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(2000))
+    each = " AND ".join(f"o_key <> {number}" for number in range(3000))
+    for condition, count in ((either, 2000), (each, 3000)):
+        (predicate,) = predicates(f"SELECT * FROM orders WHERE {condition}").values()
+        assert predicate is not None
+        assert predicate.count('"o_key"') == count
 
 
 def test_no_text_makes_reading_fail() -> None:
