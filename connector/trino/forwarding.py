@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import structlog
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy, istr
 from yarl import URL
 
 from connector.trino.coordinators import Coordinator
@@ -34,20 +34,16 @@ _READ_S = 600.0
 _KEEPALIVE_S = 15.0
 """Of idle connections to coordinators, which close theirs after minutes: none is used that is just being closed."""
 _VIA = "1.1 seamark"
-_HOP_BY_HOP = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("proxy-authenticate", "proxy-authorization"),
-    )
+_HOP_BY_HOP = (
+    *map(istr, ("Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade")),
+    *map(istr, ("Proxy-Authenticate", "Proxy-Authorization")),
 )
-_NOT_UP = _HOP_BY_HOP | {"host", "expect", "x-seamark"}
 # All that Jetty's ForwardedRequestCustomizer, and Trino, believe of a proxy.
-_OF_PROXIES = frozenset(
-    (
-        *("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-prefix"),
-        *("x-forwarded-proto", "x-forwarded-server", "x-proxied-https", "proxy-auth-cert", "proxy-ssl-id"),
-    )
+_OF_PROXIES = (
+    *map(istr, ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix")),
+    *map(istr, ("X-Forwarded-Proto", "X-Forwarded-Server", "X-Proxied-Https", "Proxy-Auth-Cert", "Proxy-Ssl-Id")),
 )
+_NOT_UP = (*_HOP_BY_HOP, *_OF_PROXIES, *map(istr, ("Host", "Expect", "X-Seamark")))
 _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
@@ -92,12 +88,7 @@ class Forwarder:
 
     def headers_up(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         """The client's headers as the coordinator gets them."""
-        left_out = _named_hops(request.headers) | _NOT_UP
-        headers: CIMultiDict[str] = CIMultiDict(
-            (name, value)
-            for name, value in request.headers.items()
-            if (low := name.lower()) not in left_out and low not in _OF_PROXIES
-        )
+        headers = _without(request.headers, _NOT_UP)
         before = request.headers if self._trust else {}
         proto = before.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
         host = before.get("X-Forwarded-Host") or request.headers.get("Host") or _own_address(request)
@@ -143,10 +134,7 @@ class Forwarder:
 
 def headers_down(answer: aiohttp.ClientResponse, told: Mapping[str, str]) -> CIMultiDict[str]:
     """The coordinator's headers as the client gets them, and those `told`."""
-    left_out = _named_hops(answer.headers) | _HOP_BY_HOP
-    headers: CIMultiDict[str] = CIMultiDict(
-        (name, value) for name, value in answer.headers.items() if name.lower() not in left_out
-    )
+    headers = _without(answer.headers, _HOP_BY_HOP)
     headers.update(told)
     headers.setdefault("Server", "seamark")  # else aiohttp tells its version
     return headers
@@ -204,10 +192,16 @@ def _failed(status: int, why: str) -> web.Response:
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
 
 
-def _named_hops(headers: CIMultiDictProxy[str]) -> frozenset[str]:
-    """Header fields that `Connection` says are about this connection."""
-    named = headers.getall("Connection", ())
-    return frozenset(one.strip().lower() for value in named for one in value.split(",")) if named else frozenset()
+def _without(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:
+    """Also without those that `Connection` says are about this connection."""
+    left = CIMultiDict(headers)
+    for value in headers.getall("Connection", ()):
+        for name in value.split(","):
+            left.popall(name.strip(), None)
+    for name in names:
+        if name in left:
+            left.popall(name)
+    return left
 
 
 def _own_address(request: web.BaseRequest) -> str:

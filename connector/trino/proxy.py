@@ -11,6 +11,7 @@ The proxy keeps nothing between requests but caches and counts: it may be killed
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -83,6 +84,8 @@ class Proxy:
         self._forwarder = forwarder
         self._rewriter = rewriter
         self._counts = counts
+        self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
+        self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
         self._cancelling: set[asyncio.Task[None]] = set()
         self.answering = 0
         self.draining = False
@@ -98,19 +101,23 @@ class Proxy:
             raise
         finally:
             self.answering -= 1
-        self._counts.requests.labels(f"{response.status // 100}xx").inc()
+        self._answered[response.status // 100].inc()
+        if told or self._logs_all:
+            self._log_access(request, response, told, time.monotonic() - begun_s)
+        return response
+
+    def _log_access(self, request: web.BaseRequest, response: web.StreamResponse, told: str, seconds: float) -> None:
         fields = {
             "method": request.method,
             "path": _shown(request.rel_url.raw_path),
             "status": response.status,
-            "ms": round(1000 * (time.monotonic() - begun_s), 1),
+            "ms": round(1000 * seconds, 1),
             "client": request.remote,
         }
         if told:
             _log.info("statement", plan=told, **fields)
         else:
             _log.debug("request", **fields)
-        return response
 
     async def _route(self, request: web.BaseRequest) -> _Told:
         target = request.rel_url.raw_path_qs
