@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
+from trino.exceptions import TrinoQueryError
 
+from connector.client import CURRENT, At, SeamarkClient
 from tests.services.java import java_25_home
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
@@ -108,3 +110,75 @@ def test_trino_and_spark_change_one_table_in_turn(lake: Lake, spark: SparkSessio
     spark.sql(f"ALTER TABLE {name}.shared.t ADD COLUMN extra int")
     lake.trino.rows("INSERT INTO seamark.shared.t VALUES (1000, 'x', 7)")
     assert [row[0] for row in spark.sql(f"SELECT extra FROM {name}.shared.t WHERE id = 1000").collect()] == [7]
+
+
+def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> str:
+    client = SeamarkClient(lake.seamark.base_url)
+    try:
+        name = client.plan_table(table, predicate, at=at).name
+    finally:
+        client.close()
+    assert name is not None
+    return name
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int) -> None:
+    """Also where rows are deleted, and of a snapshot that is not the current one any more."""
+    rows, schema = lake.trino.rows, f"seamark.plans{version}"
+    rows(f"CREATE SCHEMA {schema}")
+    rows(
+        f"CREATE TABLE {schema}.t (id bigint, land varchar, day date) "
+        f"WITH (partitioning = ARRAY['land'], format_version = {version})"
+    )
+    for first in range(0, 60, 10):
+        values = ", ".join(f"({n}, 'l{n % 2}', DATE '2026-01-{n % 28 + 1:02}')" for n in range(first, first + 10))
+        rows(f"INSERT INTO {schema}.t VALUES {values}")
+    rows(f"DELETE FROM {schema}.t WHERE id IN (25, 26, 57)")
+    rows(f"UPDATE {schema}.t SET day = DATE '2027-01-01' WHERE id IN (21, 51)")
+    files = {path for (path,) in rows(f'SELECT file_path FROM {schema}."t$files" WHERE content = 0')}
+    before = rows(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')[-2][0]
+    for predicate in ("id BETWEEN 18 AND 31", "land = 'l1' AND id > 45", "day = DATE '2027-01-01'", "id < 0", "true"):
+        name = made_plan(lake, f"plans{version}.t", predicate)
+        plan = f'{schema}."{name}"'
+        columns = 'id, land, day, "$path", "$partition"'
+        wanted = rows(f"SELECT {columns} FROM {schema}.t WHERE {predicate} ORDER BY id")
+        assert rows(f"SELECT {columns} FROM {plan} WHERE {predicate} ORDER BY id") == wanted
+        left = {path for (path,) in rows(f'SELECT file_path FROM {schema}."{name}$files" WHERE content = 0')}
+        assert left <= files
+        assert (left == files) == (predicate == "true"), predicate
+        assert {path for *_, path, _ in wanted} <= left
+        joined = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
+        assert rows(joined) == rows(f"SELECT count(*) FROM {plan}")
+    then = made_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
+    wanted = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {before} WHERE id = 21")
+    assert rows(f'SELECT day FROM {schema}."{then}" WHERE id = 21') == wanted
+    assert rows(f'SELECT day FROM {schema}."{then}" FOR VERSION AS OF {before} WHERE id = 21') == wanted
+    assert wanted != rows(f"SELECT day FROM {schema}.t WHERE id = 21")
+    assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
+
+
+def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
+    rows = lake.trino.rows
+    rows("CREATE SCHEMA seamark.harm")
+    rows("CREATE TABLE seamark.harm.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
+    rows("INSERT INTO seamark.harm.t VALUES 100")
+    name = f'seamark.harm."{made_plan(lake, "harm.t", "n = 1")}"'
+    for statement in (
+        f"INSERT INTO {name} VALUES 5",
+        f"DELETE FROM {name} WHERE n < 3",
+        f"ALTER TABLE {name} RENAME TO seamark.harm.mine",
+        f"ALTER TABLE {name} ADD COLUMN m int",
+        f"DROP TABLE {name}",
+        'CREATE TABLE seamark.harm."t~plan~x" (n int)',
+        'CREATE VIEW seamark.harm."t~plan~x" AS SELECT 1 AS n',
+    ):
+        with pytest.raises(TrinoQueryError):
+            rows(statement)
+    # What the plan left out is nothing that its table names: cleaning up must not take it for an orphan.
+    lake.trino.rows(
+        f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
+        session={"seamark.remove_orphan_files_min_retention": "0s"},
+    )
+    assert rows("SELECT n FROM seamark.harm.t ORDER BY n") == [[1], [2], [3], [100]]
+    assert rows(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]

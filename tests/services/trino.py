@@ -35,10 +35,11 @@ class Trino:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def rows(self, sql: str) -> list[list[Any]]:
-        """All rows of `sql`; raises the client's error, with Trino's message, when the statement fails."""
+    def rows(self, sql: str, session: dict[str, str] | None = None) -> list[list[Any]]:
+        """All rows of `sql`; raises the client's error, with Trino's message, when the statement fails. `session` are
+        session properties."""
         connection: Any = trino.dbapi.connect(  # type: ignore[no-untyped-call]
-            host="127.0.0.1", port=self.port, user="tests", catalog="seamark"
+            host="127.0.0.1", port=self.port, user="tests", catalog="seamark", session_properties=session
         )
         try:
             found: list[list[Any]] = connection.cursor().execute(sql).fetchall()
