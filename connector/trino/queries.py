@@ -17,6 +17,7 @@ from connector.trino.lexing import Unclear
 from connector.trino.scopes import (
     Block,
     Columns,
+    Combined,
     Cut,
     Joined,
     Named,
@@ -94,8 +95,9 @@ class Queries:
         return Cut((inner, *self.within(cuts, visible))) if cuts else inner
 
     def _set(self, node: exp.Expr, visible: _Visible) -> Result:
-        parts = (self.read(node.this, visible), self.read(node.expression, visible))
-        return Cut((*parts, *self.within(_given(node, _CUTS), visible)))
+        both = Combined(self.read(node.this, visible), self.read(node.expression, visible))
+        cuts = _given(node, _CUTS)
+        return Cut((both, *self.within(cuts, visible))) if cuts else both
 
     def _block(self, node: exp.Expr, visible: _Visible) -> Result:
         distinct, where, clause = (node.args.get(one) for one in ("distinct", "where", "from_"))

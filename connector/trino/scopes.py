@@ -8,6 +8,7 @@ be left out only where, whatever else there is in the data, the statement's answ
 - What every row of an inner join must meet is asked of both sides.
 - An outer join keeps its preserved side's rows whatever ON says: ON is asked of the other side only. What stands above
   it is asked of the other side only where it is true for no row of nulls: else a row that lost its partner would pass.
+- What is asked of a set operation's column is asked of the same column of both parts, where it is of one type in both.
 - What holds of a column holds of one that is equal to it, where both are of one type.
 - A name in WITH is read by all who use it: its query is asked for what any of them wants.
 - Subqueries within expressions are queries of their own. Nothing is asked of them from outside.
@@ -15,7 +16,7 @@ be left out only where, whatever else there is in the data, the statement's answ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -110,7 +111,7 @@ class Unknown:
 
 @dataclass
 class Cut:
-    """Rows that are counted, ordered or put together with others: nothing is asked of what is below."""
+    """Rows that are counted or ordered: nothing is asked of what is below."""
 
     inner: tuple[Result, ...]
     """The first one names the columns."""
@@ -127,6 +128,46 @@ class Cut:
     def ask(self, wanted: Condition | None) -> None:
         for one in self.inner:
             one.ask(None)
+
+
+@dataclass
+class Combined:
+    """UNION, INTERSECT or EXCEPT, ALL or not: what is asked of a column is asked of the same column of both.
+
+    Where both have it of one type: else it is converted, and compared as what it became.
+    """
+
+    left: Result
+    right: Result
+
+    def has(self, column: str) -> bool | None:
+        return self.left.has(column)
+
+    def names(self) -> tuple[str | None, ...] | None:
+        return self.left.names()
+
+    def kind(self, column: str) -> str | None:
+        name = same_place(column, self.left.names(), self.right.names())
+        kind = None if name is None else self.left.kind(column)
+        return kind if name is not None and _base(kind) in _EXACT and self.right.kind(name) == kind else None
+
+    def ask(self, wanted: Condition | None) -> None:
+        both = weakened(wanted, lambda leaf: leaf if self.kind(leaf.place[1]) is not None else None)
+
+        def on_right(leaf: Leaf) -> Leaf | None:
+            name = same_place(leaf.place[1], self.left.names(), self.right.names())
+            return None if name is None else replace(leaf, place=(0, name))
+
+        self.left.ask(both)
+        self.right.ask(weakened(both, on_right))
+
+
+def same_place(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
+    """The one of `others` where `column` is among `names`; None where either is not there once."""
+    if names is None or others is None or len(names) != len(others) or names.count(column) != 1:
+        return None
+    other = others[names.index(column)]
+    return None if other is None or others.count(other) != 1 else other
 
 
 @dataclass
@@ -155,11 +196,7 @@ class Renamed:
 
     def _before(self, column: str) -> str | None:
         """The name that the column has inside, where one place has the one, and one the other."""
-        names = self.inner.names()
-        if names is None or len(names) != len(self.columns) or self.columns.count(column) != 1:
-            return None
-        name = names[self.columns.index(column)]
-        return None if name is None or names.count(name) != 1 else name
+        return same_place(column, self.columns, self.inner.names())
 
 
 @dataclass
@@ -169,7 +206,8 @@ class Named:
     inner: Result
     wishes: list[Condition | None] = field(default_factory=list)
     _known: dict[str, bool | None] = field(default_factory=dict)
-    """Names that use names twice would ask ever more often."""
+    _kinds: dict[str, str | None] = field(default_factory=dict)
+    """Of names that use names twice all would be asked ever more often."""
 
     def has(self, column: str) -> bool | None:
         if column not in self._known:
@@ -180,7 +218,9 @@ class Named:
         return self.inner.names()
 
     def kind(self, column: str) -> str | None:
-        return self.inner.kind(column)
+        if column not in self._kinds:
+            self._kinds[column] = self.inner.kind(column)
+        return self._kinds[column]
 
     def ask(self, wanted: Condition | None) -> None:
         self.wishes.append(wanted)

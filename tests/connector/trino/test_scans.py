@@ -223,7 +223,31 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
         ),
         (
             "SELECT * FROM (SELECT o_key FROM orders UNION SELECT i_key FROM items) WHERE o_key = 1",
+            {"orders": '"o_key" = 1', "items": '"i_key" = 1'},
+        ),
+        (
+            "SELECT * FROM (SELECT o_key, o_cust FROM orders EXCEPT ALL SELECT i_key, 1 FROM items) WHERE o_cust = 1",
             {"orders": None, "items": None},
+        ),
+        (
+            "SELECT * FROM (SELECT o_key, o_cust FROM orders EXCEPT SELECT i_key, 1 FROM items) WHERE o_key = 1",
+            {"orders": '"o_key" = 1', "items": '"i_key" = 1'},
+        ),
+        (
+            "SELECT * FROM (SELECT o_key FROM orders UNION SELECT size FROM parts) WHERE o_key = 1",
+            {"orders": None, "parts": None},
+        ),
+        (
+            "SELECT * FROM (SELECT * FROM orders UNION ALL SELECT * FROM orders) WHERE o_key = 1",
+            {"orders": None},
+        ),
+        (
+            "SELECT * FROM (SELECT o_key FROM orders UNION SELECT i_key FROM items LIMIT 3) WHERE o_key = 1",
+            {"orders": None, "items": None},
+        ),
+        (
+            "WITH x (a) AS (SELECT o_key FROM orders INTERSECT SELECT i_key FROM items) SELECT * FROM x WHERE a = 1",
+            {"orders": '"o_key" = 1', "items": '"i_key" = 1'},
         ),
         # Names in WITH.
         ("WITH x AS (SELECT * FROM orders) SELECT * FROM x WHERE o_key = 1", {"orders": '"o_key" = 1'}),
@@ -463,6 +487,9 @@ def test_names_that_use_a_name_twice_are_read_in_no_time() -> None:
         names.append(f"x{number} AS ({inner})")
     (scan,) = found(f"WITH {', '.join(names)} SELECT * FROM x59")
     assert scan.predicate == '("o_key" < 1 OR "o_cust" < 1)'
+    unions = ["x0 AS (SELECT o_key FROM orders)"]
+    unions += [f"x{n} AS (SELECT o_key FROM x{n - 1} UNION SELECT o_key FROM x{n - 1})" for n in range(1, 60)]
+    assert predicates(f"WITH {', '.join(unions)} SELECT * FROM x59 WHERE o_key = 1") == {"orders": '"o_key" = 1'}
 
 
 def test_long_chains_of_conditions_are_read() -> None:
