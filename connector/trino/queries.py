@@ -43,6 +43,8 @@ _SET = frozenset(("with_", "this", "expression", "distinct", *_CUTS))
 _SUBQUERY = frozenset(("with_", "this", "alias", "joins", *_CUTS))
 _TABLE = frozenset(("this", "db", "catalog", "alias", "version", "sample", "joins"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
+_KEYS = (exp.Column, exp.Literal)
+"""Of groups: by name, or by their number in SELECT. Sets of groups are other nodes."""
 _INNER = frozenset((("", ""), ("", "INNER"), ("", "CROSS")))
 _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
 
@@ -218,9 +220,7 @@ def _passes(node: exp.Expr) -> bool:
     if group is None:
         return True
     keys = group.expressions
-    return (
-        bool(keys) and not _given(group, set(group.args) - {"expressions"}) and all(type(k) is exp.Column for k in keys)
-    )
+    return bool(keys) and not _given(group, set(group.args) - {"expressions"}) and all(type(k) in _KEYS for k in keys)
 
 
 def is_snapshot(version: exp.Expr) -> bool:

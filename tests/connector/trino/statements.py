@@ -128,7 +128,7 @@ class Statements:
         return (f"{self.word('WITH')} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
 
     def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
-        if depth > 1 and self.chance(0.22):
+        if depth > 1 and self.chance(0.28):
             left, columns = self.select(named, depth - 1, outer, set_part=True)
             right, others = self.select(named, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns])
             if [kind for _, kind in columns] == [kind for _, kind in others]:
@@ -227,9 +227,9 @@ class Statements:
         text = f"SELECT {', '.join(items)} FROM {source}{where}"
         if named_keys:
             every = ", ".join(named_keys)
-            text += " GROUP BY " + self.rng.choice(
-                [every, every, f"ROLLUP ({every})", f"GROUPING SETS (({every}), ())"]
-            )
+            numbers = ", ".join(str(number) for number in range(1, len(named_keys) + 1))
+            sets = [f"ROLLUP ({every})", f"GROUPING SETS (({every}), ())"]
+            text += f" GROUP BY {self.rng.choice([every, numbers, *sets])}"
         if self.chance(0.2):
             text += f" HAVING {self.rng.choice(['count(*) > 1', 'count(*) = 0', 'min(1) = 1'])}"
         return text, columns
@@ -424,7 +424,7 @@ class Statements:
         ]
         same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
         shapes.append(
-            lambda: f"{name} {self.rng.choice(['=', '<', '<>'])} {self.reference(self.rng.choice(same), scope)}"
+            lambda: f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.reference(self.rng.choice(same), scope)}"
         )
         if kind == "string":
             patterns = ["'a%'", "'%b'", "'ab'", "'a_'", "'%'", "'o''%'"]

@@ -168,6 +168,14 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
             },
         ),
         ("SELECT * FROM orders, parts WHERE o_key = size AND size = 1", {"orders": None, "parts": '"size" = 1'}),
+        ("SELECT * FROM m, n WHERE m.k = n.k AND m.k = 1", {"m": '"k" = 1', "n": None}),
+        ("SELECT * FROM orders, items WHERE o_key <= i_key AND o_key = 1", {"orders": '"o_key" = 1', "items": None}),
+        (
+            "SELECT * FROM orders JOIN items ON o_key = i_key OR qty = 1 WHERE o_key = 1",
+            {"orders": '"o_key" = 1', "items": None},
+        ),
+        ("SELECT * FROM orders LEFT JOIN items ON o_key = i_key WHERE i_key IS NULL", {"orders": None, "items": None}),
+        ("SELECT * FROM orders FULL JOIN items ON o_key = i_key AND i_key = 1", {"orders": None, "items": None}),
         (
             "SELECT * FROM orders, items WHERE (o_key = i_key OR qty = 1) AND o_key = 1",
             {"orders": '"o_key" = 1', "items": None},
@@ -207,7 +215,14 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
             "SELECT * FROM (SELECT o_key, max(1) FROM orders GROUP BY o_key HAVING count(*) > 1) WHERE o_key = 1",
             {"orders": '"o_key" = 1'},
         ),
-        ("SELECT * FROM (SELECT o_key, max(qty) AS n FROM orders GROUP BY 1) WHERE n = 1", {"orders": None}),
+        (
+            "SELECT * FROM (SELECT o_key, max(o_cust) AS n FROM orders GROUP BY 1) WHERE n = 1 AND o_key = 2",
+            {"orders": '"o_key" = 2'},
+        ),
+        (
+            "SELECT * FROM (SELECT o_key, o_cust FROM orders GROUP BY GROUPING SETS (o_key, o_cust)) WHERE o_cust = 1",
+            {"orders": None},
+        ),
         ("SELECT * FROM (SELECT o_key FROM orders GROUP BY ROLLUP (o_key)) WHERE o_key = 1", {"orders": None}),
         (
             "SELECT * FROM (SELECT o_key FROM orders GROUP BY GROUPING SETS ((o_key), ())) WHERE o_key = 1",
