@@ -273,7 +273,7 @@ def _drop(plans: dict[_Place, PlanTable], group: Sequence[_Place]) -> None:
 
 
 def _replacements(scan: Scan, name: str) -> list[Replacement]:
-    """FOR VERSION stays where it is: by it Trino takes the columns that the table had then."""
+    """FOR VERSION stays where it is: it holds of the plan, too."""
     if scan.version_span is None:
         return [replacement(scan, name)]
     new, alias = quoted_name(name), scan.alias_needed or ""

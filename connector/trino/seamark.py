@@ -46,8 +46,8 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A scan. `predicate` is SQL as `seamark explain` takes it; None keeps every file, as no `snapshot_id` means the
-    current one. Where a plan keeps more than `kept_max` of the files, no table is made of it. `past`: names in the
-    predicate are those that the columns had at the snapshot."""
+    current one. Where a plan keeps more than `kept_max` of the files, no table is made of it. `past`: Trino reads by
+    the snapshot's schema; where that is not the current one, no table is made either."""
 
     table: Name
     predicate: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import ssl
@@ -96,6 +97,9 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with open_proxy(settings) as proxy, serving(proxy, sock, tls, settings.drain_s):
+        # Modules are there for good; the collector's rounds through them would hold up everybody.
+        gc.collect()
+        gc.freeze()
         on_ready()
         await stop.wait()
         _log.info("draining", timeout_s=settings.drain_s)

@@ -61,8 +61,8 @@ PLAN_TABLE_SCHEMA: dict[str, Any] = {
         "name": {
             "type": ["string", "null"],
             "description": "Of the plan table, in the table's namespace. Null where none was made: the table has no "
-            "snapshot, the plan keeps more than kept-max, too many files would have to be listed anew, or there are "
-            "too many plan tables.",
+            "snapshot, it is to be read by another schema, the plan keeps more than kept-max, too many files would "
+            "have to be listed anew, or there are too many plan tables.",
         },
         "snapshot-id": {"type": ["integer", "null"]},
         "expires-at-ms": {
@@ -93,6 +93,11 @@ _BODY_SCHEMA: dict[str, Any] = {
         },
         "snapshot-id": _INTEGER,
         "ref": {"type": "string", "description": "A branch or tag, instead of snapshot-id."},
+        "use-snapshot-schema": {
+            "type": "boolean",
+            "description": "The reader goes by the snapshot's schema. A plan table is read by the current one: where "
+            "the two differ, none is made. Default false.",
+        },
         "kept-max": {
             "type": "number",
             "minimum": 0,
@@ -114,6 +119,7 @@ class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     case_sensitive: bool = True
     snapshot_id: int | None = None
     ref: str | None = None
+    use_snapshot_schema: bool = False
     kept_max: float | None = None
     lease_s: int | None = None
 
@@ -183,6 +189,8 @@ async def _made(app: web.Application, loaded: LoadedTable, wanted: _Wanted, ques
     assert entry is not None
     if snapshot is None:
         return _Made(None, None, None, 0, 0, 0, 0)
+    if wanted.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
+        return _Made(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
     lease_s = min(wanted.lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
     name = plan_name(entry, snapshot.snapshot_id, question.text)
     if name is not None:

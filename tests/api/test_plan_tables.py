@@ -139,6 +139,22 @@ async def test_a_plan_table_lists_what_the_plan_keeps(late: Late, body: dict[str
     assert await late.held(made["name"]) == kept
 
 
+async def test_no_table_is_made_for_who_reads_it_by_a_schema_that_is_not_the_current_one(late: Late) -> None:
+    """Two columns that have changed their names: each name is another column's since."""
+    past = {"snapshot-id": 1, "use-snapshot-schema": True}
+    assert await late.held((await late.plan(predicate="id = 5", **past))["name"]) == [0]
+    fields = [
+        {"id": 1, "name": "data", "required": True, "type": "long"},
+        {"id": 2, "name": "id", "required": False, "type": "string"},
+    ]
+    schema = {"type": "struct", "schema-id": 1, "fields": fields}
+    updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+    assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
+    made = await late.plan(predicate="data = 5", **past)
+    assert (made["name"], made["snapshot-id"]) == (None, 1)
+    assert await late.held((await late.plan(predicate="data = 5"))["name"]) == [0]
+
+
 async def test_a_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
     await late.table("empty")
     made = await late.plan("empty", predicate="id = 5")
