@@ -508,9 +508,9 @@ def test_names_that_use_a_name_twice_are_read_in_no_time() -> None:
 
 
 def test_long_chains_of_conditions_are_read() -> None:
-    either = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(2000))
-    each = " AND ".join(f"o_key <> {number}" for number in range(3000))
-    for condition, count in ((either, 2000), (each, 3000)):
+    either = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(1000))
+    each = " AND ".join(f"o_key <> {number}" for number in range(1500))
+    for condition, count in ((either, 1000), (each, 1500)):
         (predicate,) = predicates(f"SELECT * FROM orders WHERE {condition}").values()
         assert predicate is not None
         assert predicate.count('"o_key"') == count
