@@ -126,6 +126,22 @@ def check_worth(told: Counter[str]) -> None:
     assert told["predicates"] > 0.25 * told["scans"], told
 
 
+def test_a_query_in_a_text_within_the_statement_is_read_as_it_would_be_alone() -> None:
+    for rng, statements, _ in lakes(13, 3):
+        told = Told(rng, statements.tables)
+        for _ in range(20):
+            text = statements.query(rng.choice([1, 2]))
+            alone, inside = scans(text, columns_of=told), immediate(text)
+            found = scans(inside, columns_of=told)
+            assert [one.predicate for one in found] == [one.predicate for one in alone], text
+            expected = immediate(splice(text, [replacement(scan, f"it's {scan.table}") for scan in alone]))
+            assert splice(inside, [replacement(scan, f"it's {scan.table}") for scan in found]) == expected
+
+
+def immediate(text: str) -> str:
+    return "EXECUTE IMMEDIATE '" + text.replace("'", "''") + "'"
+
+
 @pytest.mark.parametrize("seed", [11, 12])
 def test_the_answer_stays_when_only_rows_that_the_predicates_are_true_for_are_left(seed: int) -> None:
     check_worth(campaign(seed, 4))
