@@ -288,7 +288,7 @@ def test_the_past_has_the_names_that_it_had(lake: Lake) -> None:
     rows_of(port, "INSERT INTO past VALUES (2, 98)")
     for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {then}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"
-        assert len(both(lake, sql)) == 1
+        assert both(lake, sql) != []
         assert post(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
     rows_of(port, "DROP TABLE past")
 
@@ -376,7 +376,7 @@ def test_statements_run_whatever_becomes_of_who_plans_them(lake: Lake, tmp_path:
         try:
             for _ in range(8):
                 assert rows_of(proxy.port, sql) == [["n5"]]
-            assert post(proxy.port, sql)[0].startswith("unchanged; Seamark failed lately")
+            _eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark failed lately"))
         finally:
             os.kill(planner.pid, signal.SIGCONT)
         planner.kill9()
