@@ -9,8 +9,8 @@ each row exactly (`filtering.py`); deletes of all kinds are (`deleted.py`).
 
 What need not be read is not: files that the server's plan leaves out; row groups without a row that bitmap indexes
 chose, that deletes left, or that the footer's statistics allow; and of the others first the columns that the filter and
-equality deletes look at, and the rest only where a row is left. pyarrow reads row groups as a whole, so pages are not
-skipped. Held at a time are a batch, and the filter's columns of the rows of one row group that match.
+equality deletes look at, and the rest only where a row is left: where few are, the pages that hold them
+(`parquet/pages.py`). Held at a time are a batch, and the filter's columns of the rows of one row group that match.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pyroaring
 
@@ -33,6 +34,7 @@ from connector.deleted import Deletes
 from connector.errors import BadRequest
 from connector.filtering import Mask, check_filter, matching
 from connector.lineage import LINEAGE, NAMES, Inherited
+from connector.parquet.pages import Pages
 from connector.parquet.projecting import Projected, identified, parse_name_mapping
 from connector.parquet.row_groups import RowGroups
 from connector.planning import OpenTable, ScanTask, open_table, plan, with_rows
@@ -60,6 +62,8 @@ FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of
 row lineage are columns like them. A column of the table goes before one of its name."""
 BATCH_ROWS = 65_536
+_HOLE_BYTES, _HOLE_BYTES_AFAR = 16 << 10, 1 << 20
+"""Between pages that are read at once: what takes about as long to read as to ask for another."""
 NAME_MAPPING = "schema.name-mapping.default"
 
 _METADATA = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
@@ -75,6 +79,8 @@ class Counts:
     row_groups: int = 0
     row_groups_skipped: int = 0
     """Of the files read: of which nothing was, or no more than what the filter looks at."""
+    row_groups_by_pages: int = 0
+    """Of which not all pages were read, but for what the filter looks at."""
     rows: int = 0
 
 
@@ -229,9 +235,9 @@ class TaskReader:
         chosen = _chosen(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
-        with _telling(task.path), _opened(task, self._storage) as file:
+        with _telling(task.path), _opened(task, self._storage) as (file, pages):
             self.counts.files += 1
-            rows = _FileRows(self._wanted, task, where, file, self._mapping, self._deletes, self._threads)
+            rows = _FileRows(self._wanted, task, where, file, pages, self._mapping, self._deletes, self._threads)
             for batch in _gathered(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
@@ -254,17 +260,21 @@ def _chosen(task: ScanTask) -> Longs | None:
 
 
 @contextmanager
-def _opened(task: ScanTask, storage: Storage) -> Iterator[pq.ParquetFile]:
+def _opened(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFile, Pages]]:
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
         raise Unreadable(task.path, f"data files of format {kind!r} are not read here; Parquet files are")
     if task.file.get("key-metadata"):
         raise Unreadable(task.path, "it is encrypted, and such files are not read here")
     filesystem, path = storage.open(task.path)
-    with pq.ParquetFile(path, filesystem=filesystem, pre_buffer=True, coerce_int96_timestamp_unit="us") as file:
+    with (
+        filesystem.open_input_file(path) as source,
+        pq.ParquetFile(source, pre_buffer=True, coerce_int96_timestamp_unit="us") as file,
+    ):
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
-        yield file
+        near = isinstance(filesystem, pa.fs.LocalFileSystem)
+        yield file, Pages(source, file, hole_bytes=_HOLE_BYTES if near else _HOLE_BYTES_AFAR)
 
 
 @contextmanager
@@ -285,6 +295,7 @@ class _FileRows:
     task: ScanTask
     where: Expression
     file: pq.ParquetFile
+    pages: Pages
     mapping: Any
     deletes: Deletes
     threads: bool
@@ -321,7 +332,7 @@ class _FileRows:
                 possible = mask is None or bool(mask.any())
                 read = False
                 if possible and self._groups.may_match(number):
-                    for batch in self._group(number, first, rows, mask):
+                    for batch in self._group(number, first, rows, mask, counts):
                         read = True
                         yield batch
                 counts.row_groups += read
@@ -353,7 +364,7 @@ class _FileRows:
             mask = taken if mask is None else mask & taken
         return mask
 
-    def _group(self, number: int, first: int, rows: int, mask: Mask | None) -> Iterator[pa.RecordBatch]:
+    def _group(self, number: int, first: int, rows: int, mask: Mask | None, counts: Counts) -> Iterator[pa.RecordBatch]:
         kept: dict[int, list[pa.Array]] = {one: [] for one in self._both}
         if self._tested:
             found = []
@@ -371,6 +382,14 @@ class _FileRows:
                 return
         start = at = 0
         whole = {one: pa.chunked_array(parts) for one, parts in kept.items()}
+        names = self._projected.names(self._rest)
+        few = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
+        if few is not None:
+            counts.row_groups_by_pages += 1
+            columns = self._projected.columns(few, self._rest, few.num_rows)
+            made = self._made(columns | {one: _joined(parts) for one, parts in whole.items()}, first, rows, mask)
+            yield from (made.slice(at, BATCH_ROWS) for at in range(0, few.num_rows, BATCH_ROWS))
+            return
         for batch, size in self._read(number, rows, self._rest):
             part = None if mask is None else mask[start : start + size]
             count = size if part is None else int(np.count_nonzero(part))

@@ -3,7 +3,9 @@
 A file is written row group by row group, under a name that nobody else has, and is durable before it is told of. Until
 a commit names it nobody reads it, so that a writer that dies leaves nothing but a file without a name in any manifest.
 
-Encodings are as the table's properties say (`write.parquet.…`), by Iceberg's defaults otherwise.
+Encodings are as the table's properties say (`write.parquet.…`), by Iceberg's defaults otherwise. Columns of which a
+sample repeats next to nothing have no dictionary: it would be as large as they are, take most of the time that writing
+takes, and have to be read for any one of their pages.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -36,6 +40,9 @@ _DICTIONARY_BYTES = "write.parquet.dict-size-bytes"
 _BLOOM, _BLOOM_FPP = "write.parquet.bloom-filter-enabled.column.", "write.parquet.bloom-filter-fpp.column."
 _BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
 _FPP_DEFAULT = 0.01
+_SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
+_REPEATING = 0.9
+"""Distinct values to rows of a sample, from where on a dictionary saves nothing."""
 
 
 class FileWriter:
@@ -72,13 +79,16 @@ class FileWriter:
     def write(self, rows: pa.Table) -> None:
         """One row group. Unwritable where a property makes no sense."""
         self._metrics.add(rows)
-        self._opened(rows.num_rows).write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._opened(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
         self.rows += rows.num_rows
 
-    def _opened(self, rows: int) -> pq.ParquetWriter:
+    def _opened(self, first: pa.Table | None) -> pq.ParquetWriter:
+        """`first` are the rows of the first row group, if there are any."""
         if self._writer is None:
             options = writer_options(self._properties)
+            options["use_dictionary"] = [one.path for one in self._leaves if first is None or _repeats(first, one)]
             if self._bloomed:
+                rows = 0 if first is None else first.num_rows
                 options["bloom_filter_options"] = _bloom_options(self._bloomed, self._properties, rows)
             if isinstance(self._filesystem, fs.LocalFileSystem):
                 Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +100,7 @@ class FileWriter:
 
     def close(self) -> dict[str, Any]:
         """What the file's ContentFile says of its content: format, sizes, counts, metrics. Durable then."""
-        writer = self._opened(0)
+        writer = self._opened(None)
         writer.close()
         footer = writer.writer.metadata
         size_bytes = self.size_bytes
@@ -150,6 +160,21 @@ def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
         "write_page_index": True,
         "write_page_checksum": True,
     }
+
+
+def _repeats(rows: pa.Table, leaf: Leaf) -> bool:
+    """Whether enough of a column's values come again for a dictionary to pay. Of columns in others it is taken so."""
+    if len(leaf.places) > 1 or leaf.repeated or rows.num_rows < _SAMPLE_ROWS:
+        return True
+    # Stretches side by side, so that runs are seen, and all over the column.
+    starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
+    spots = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
+    sample = rows.column(leaf.places[0]).take(spots)
+    try:
+        distinct = pc.count_distinct(sample).as_py()  # nulls are not counted, nor are they in a dictionary
+    except pa.ArrowNotImplementedError:
+        return True
+    return bool(distinct <= _REPEATING * (len(sample) - sample.null_count))
 
 
 def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[Leaf]) -> dict[str, float]:

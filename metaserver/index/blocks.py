@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, TypeVarTuple
 
 from cache.stack import Stack
 from metaserver.errors import Corrupt, ObjectMissing
-from metaserver.iceberg.manifest import ManifestFile, decode_manifest, decode_manifest_list
-from metaserver.index.block import VERSION, Block, encode_block
+from metaserver.iceberg.manifest import ManifestFile, decode_manifest_list
+from metaserver.index.block import VERSION, Block
+from metaserver.index.decoding import Decoders
 from metaserver.objects.port import ObjectStore
-
-T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
 
 
 class Blocks:
@@ -32,6 +29,7 @@ class Blocks:
         objects: ObjectStore,
         stack: Stack[Block],
         executor: ThreadPoolExecutor,
+        decoders: Decoders,
         *,
         under_way: int,
         limit_bytes: int,
@@ -40,6 +38,7 @@ class Blocks:
         self._objects = objects
         self._stack = stack
         self._executor = executor
+        self._decoders = decoders
         self._limit_bytes = limit_bytes
         self._slots = asyncio.Semaphore(under_way)
         self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
@@ -62,7 +61,7 @@ class Blocks:
     async def manifest_list(self, location: str) -> tuple[ManifestFile, ...]:
         """Corrupt when the file is gone, or is no manifest list."""
         data = await self._read(location, "manifest list")
-        return await self._in_thread(decode_manifest_list, data, location)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, decode_manifest_list, data, location)
 
     def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Those whose blocks are not in this process's memory."""
@@ -76,8 +75,10 @@ class Blocks:
             return _agreeing(manifests, [block for block in found if block is not None])
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._load_one(manifest)) for manifest in absent]
+            size_bytes = sum(manifest.manifest_length for manifest in absent)
+            with self._decoders.many(size_bytes):
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._load_one(manifest)) for manifest in absent]
             loaded = dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # one of possibly many broken files is enough to say
@@ -102,7 +103,7 @@ class Blocks:
         weakref.finalize(block, self._freed.append, block.size_bytes)
         return key, block
 
-    async def _fetch(self, manifest: ManifestFile) -> bytes:
+    async def _fetch(self, manifest: ManifestFile) -> bytes | memoryview:
         location = manifest.manifest_path
         data = await self._read(location, "manifest")
         if len(data) < manifest.manifest_length:
@@ -111,7 +112,7 @@ class Blocks:
                 f"Manifest {location} has {len(data)} bytes; its manifest list says {manifest.manifest_length}"
             )
         self.decoded += 1
-        return await self._in_thread(_decoded, data, location)
+        return await self._decoders.decode(data, location)
 
     async def _read(self, location: str, what: str) -> bytes:
         try:
@@ -119,9 +120,6 @@ class Blocks:
         except ObjectMissing:
             # Not NotFound: to Java's client a 404 is a plan, or a table, that there is not.
             raise Corrupt(f"The {what} {location} is gone from storage") from None
-
-    async def _in_thread(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
 
 def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
@@ -138,10 +136,6 @@ def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Bl
         if block.content > manifest.content:
             raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list says data files")
     return blocks
-
-
-def _decoded(data: bytes, location: str) -> bytes:
-    return b"".join(encode_block(decode_manifest(data, location)))
 
 
 def _key(manifest: ManifestFile) -> str:

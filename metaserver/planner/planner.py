@@ -32,6 +32,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.snapshot import Snapshot
 from metaserver.index.block import Block
 from metaserver.index.blocks import Blocks
+from metaserver.index.decoding import Decoders
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.indexes import Indexes
 from metaserver.index.usage import Usage
@@ -442,6 +443,7 @@ async def open_planner(
         consulting = Consulting(indexes, usage or Usage(), clock, wait_s=settings.index_wait_s)
     decoders = settings.plan_threads or max(1, len(os.sched_getaffinity(0)))
     executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner")
+    decoding = Decoders(executor, decoders)
     folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
     blocks_in: AbstractAsyncContextManager[Stack[Block]] = open_stack(
         MemoryCache(0),  # views hold blocks, see Blocks
@@ -458,6 +460,7 @@ async def open_planner(
                 objects,
                 stack,
                 executor,
+                decoding,
                 under_way=decoders * _UNDER_WAY,
                 limit_bytes=settings.plan_manifest_limit_bytes,
             )
@@ -470,3 +473,4 @@ async def open_planner(
             )
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+        decoding.close()

@@ -562,3 +562,25 @@ def test_written_rows_are_those_that_were_given(tmp_path: Path) -> None:
     for name in ("st", "list", "map", "lists"):
         assert read[name].to_pylist() == expected[name].to_pylist()
     assert read["map"].to_pylist() == rows["map"].to_pylist()
+
+
+def test_a_column_that_repeats_nothing_has_no_dictionary(tmp_path: Path) -> None:
+    rows = 40_000
+    numbers = [random.Random(7).randrange(2**60) + one for one in range(rows)]
+    given = pa.table(
+        {
+            "id": numbers,
+            "run": [one // 1000 for one in range(rows)],
+            "word": [f"w{one % 100}" for one in range(rows)],
+            "unique": [f"{one:x}" if one % 3 else None for one in numbers],
+        }
+    )
+    kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
+    schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
+    to = target(table(tmp_path, schema))
+    for count, without in ((rows, {"id", "unique"}), (100, set())):
+        file = write_data_file(given.slice(0, count), to, to.new_location(()))
+        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
+            chunks = [opened.metadata.row_group(0).column(place) for place in range(len(kinds))]
+            assert {one.path_in_schema for one in chunks if not one.has_dictionary_page} == without
+            assert opened.read().equals(given.slice(0, count).cast(opened.schema_arrow))

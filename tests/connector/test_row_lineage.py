@@ -63,7 +63,7 @@ class Model:
         assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 @pytest.mark.parametrize("spec", [(), (("identity", 2),), (("bucket[4]", 1),)])
 def test_rows_keep_who_they_are_whatever_file_they_come_to(
     client: IndexClient, seed: int, spec: tuple[tuple[str, int], ...]

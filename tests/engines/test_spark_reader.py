@@ -130,7 +130,7 @@ def fill(rig: Rig, table: str, version: int) -> None:
     rig.sql(f"UPDATE {{db}}.{table} SET late = -1 WHERE id % 25 = 4")
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def table(request: pytest.FixtureRequest, rig: Rig) -> str:
     name = f"v{request.param}"
     fill(rig, name, request.param)

@@ -25,7 +25,7 @@ def seeds(default: range) -> range:
 
 
 async def test_plans_hold_all_that_matches_and_nothing_that_java_leaves_out(tmp_path: Path, java: JavaPlanner) -> None:
-    seen = await campaign(seeds(range(150)), 10, tmp_path, java)
+    seen = await campaign(seeds(range(100)), 10, tmp_path, java)
     if "PLANNER_SEEDS" not in os.environ:
         assert seen["dropped"] > 1000
         assert seen["kept with a match"] > 1000

@@ -17,7 +17,7 @@ from tests.services.seamark import Seamark
 ALLOWED = {"SEAMARK_ALLOWED_LOCATIONS": "file:///tmp", "SEAMARK_SCAN_PLANNING_MODE": "client"}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def database(request: pytest.FixtureRequest) -> str:
     return "" if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 

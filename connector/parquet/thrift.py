@@ -1,0 +1,176 @@
+"""Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding"), read without a description and written
+as it was: Parquet's footers, page headers and page indexes are such structures.
+
+A structure is a dict of field id → (type, value), in the order of the file; a list is (type, values). A footer can be
+changed in one field and keep all others, those of later versions of Parquet too. Libraries want a description, and drop
+what it does not name.
+
+ValueError for bytes that are no such structure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
+
+Fields: TypeAlias = dict[int, tuple[int, Any]]
+_DEPTH_MAX = 64
+
+
+def read(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
+    """A structure that begins at `at`, and where it ends."""
+    try:
+        return _struct(memoryview(data), at, 0)
+    except (IndexError, KeyError, struct.error) as error:
+        raise ValueError(f"this is no Thrift structure: {error!r}") from None
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is longer than 64 bits")
+
+
+def _integer(data: memoryview, at: int, _: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _byte(data: memoryview, at: int, _: int) -> tuple[int, int]:
+    return data[at], at + 1
+
+
+def _double(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
+    return _taken(data, at, 8)
+
+
+def _binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
+    size, at = _varint(data, at)
+    return _taken(data, at, size)
+
+
+def _taken(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
+    if size > len(data) - at:
+        raise ValueError(f"{size} bytes at {at} are more than there are")
+    return bytes(data[at : at + size]), at + size
+
+
+def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]], int]:
+    head = data[at]
+    at += 1
+    size, kind = head >> 4, head & 15
+    if size == 15:
+        size, at = _varint(data, at)
+    if size > len(data) - at:  # each takes a byte at least
+        raise ValueError(f"a list of {size} at {at} is longer than the bytes")
+    read_one = _byte if kind in (TRUE, FALSE) else _READERS[kind]
+    values = []
+    for _ in range(size):
+        value, at = read_one(data, at, depth)
+        values.append(value)
+    return (kind, values), at
+
+
+def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
+    if depth > _DEPTH_MAX:
+        raise ValueError("structures are too deep")
+    found: Fields = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        kind = head & 15
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _integer(data, at, depth)
+        if kind in (TRUE, FALSE):
+            found[number] = kind, None
+            continue
+        value, at = _READERS[kind](data, at, depth + 1)
+        found[number] = kind, value
+    return found, at + 1
+
+
+_READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
+    I8: _byte,
+    I16: _integer,
+    I32: _integer,
+    I64: _integer,
+    DOUBLE: _double,
+    BINARY: _binary,
+    LIST: _list,
+    SET: _list,
+    STRUCT: _struct,
+}
+
+
+def write(fields: Fields) -> bytes:
+    """What `read` reads as the same."""
+    out = bytearray()
+    _put_struct(out, fields)
+    return bytes(out)
+
+
+def _put_varint(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _put_integer(out: bytearray, value: int) -> None:
+    _put_varint(out, (value << 1) ^ (value >> 63))
+
+
+def _put_binary(out: bytearray, value: bytes) -> None:
+    _put_varint(out, len(value))
+    out += value
+
+
+def _put_list(out: bytearray, value: tuple[int, list[Any]]) -> None:
+    kind, values = value
+    if len(values) < 15:
+        out.append(len(values) << 4 | kind)
+    else:
+        out.append(0xF0 | kind)
+        _put_varint(out, len(values))
+    put = bytearray.append if kind in (TRUE, FALSE) else _WRITERS[kind]
+    for one in values:
+        put(out, one)
+
+
+def _put_struct(out: bytearray, fields: Fields) -> None:
+    last = 0
+    for number, (kind, value) in sorted(fields.items()):
+        if 0 < number - last < 16:
+            out.append(number - last << 4 | kind)
+        else:
+            out.append(kind)
+            _put_integer(out, number)
+        last = number
+        if kind not in (TRUE, FALSE):
+            _WRITERS[kind](out, value)
+    out.append(0)
+
+
+_WRITERS: dict[int, Callable[[bytearray, Any], None]] = {
+    I8: bytearray.append,
+    I16: _put_integer,
+    I32: _put_integer,
+    I64: _put_integer,
+    DOUBLE: bytearray.extend,
+    BINARY: _put_binary,
+    LIST: _put_list,
+    SET: _put_list,
+    STRUCT: _put_struct,
+}

@@ -1,0 +1,246 @@
+"""Rows read from the pages that hold them are the rows of the file; where there is doubt, none are read."""
+
+from __future__ import annotations
+
+import decimal
+import io
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.parquet import thrift
+from connector.parquet.pages import Pages
+
+ROWS = 40_000
+CODECS = ("none", "snappy", "zstd", "gzip", "lz4")
+
+
+def table(rng: np.random.Generator, rows: int) -> pa.Table:
+    """Columns of many kinds, some with nulls, of few values and of many."""
+
+    def with_nulls(values: pa.Array) -> pa.Array:
+        return pa.compute.if_else(pa.array(rng.random(rows) < 0.2), pa.scalar(None, values.type), values)
+
+    words = pa.array([f"word {one}" * (one % 4) for one in range(50)])
+    return pa.table(
+        {
+            "number": pa.array(rng.integers(-(2**60), 2**60, rows)),
+            "sorted": pa.array(np.arange(rows, dtype=np.int32)),
+            "few": with_nulls(pa.array(rng.integers(0, 5, rows), pa.int16())),
+            "word": with_nulls(words.take(pa.array(rng.integers(0, 50, rows)))),
+            "text": pa.array([f"{one:x}" * 3 for one in rng.integers(0, 2**40, rows).tolist()]),
+            "float": with_nulls(pa.array(rng.random(rows))),
+            "flag": with_nulls(pa.array(rng.random(rows) < 0.5)),
+            "at": pa.array(rng.integers(0, 2**50, rows), pa.timestamp("us", tz="UTC")),
+            "nanos": with_nulls(pa.array(rng.integers(0, 2**60, rows), pa.timestamp("ns"))),
+            "amount": pa.array([decimal.Decimal(one) / 100 for one in rng.integers(0, 10**9, rows).tolist()]),
+            "bytes": with_nulls(pa.array([one.tobytes() for one in rng.integers(0, 9, (rows, 3), dtype=np.uint8)])),
+            "nothing": pa.nulls(rows, pa.int64()),
+            "list": pa.array([[one] for one in range(rows)]),
+            "struct": pa.array([{"a": one} for one in range(rows)]),
+        }
+    )
+
+
+def written(of: pa.Table, **how: Any) -> bytes:
+    out = io.BytesIO()
+    how = {"row_group_size": 25_000, "max_rows_per_page": 2_000, "write_page_index": True} | how
+    pq.write_table(of, out, **how)
+    return out.getvalue()
+
+
+def opened(data: bytes) -> tuple[Pages, pq.ParquetFile]:
+    source = pa.BufferReader(data)
+    file = pq.ParquetFile(source)
+    return Pages(source, file, hole_bytes=100), file
+
+
+def some_rows(rng: np.random.Generator, rows: int) -> Any:
+    """Few, or many side by side."""
+    if rng.random() < 0.5:
+        return np.sort(rng.choice(rows, int(rng.integers(1, 6)), replace=False))
+    first = int(rng.integers(0, rows - 10))
+    return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
+
+
+def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, said: str) -> int:
+    """How often pages were read; each time they gave the rows that are there."""
+    pages, file = opened(data)
+    first = read = 0
+    for number in range(file.metadata.num_row_groups):
+        rows = file.metadata.row_group(number).num_rows
+        wanted = some_rows(rng, rows)
+        found = pages.read(number, names, wanted)
+        if found is not None:
+            read += 1
+            expected = of.select(names).take(pa.array(first + wanted))
+            assert pa.Table.from_batches([found]).equals(expected.combine_chunks()), (said, number, wanted)
+        first += rows
+    return read
+
+
+FLAT = ("number", "sorted", "few", "word", "text", "float", "flag", "at", "nanos", "amount", "bytes", "nothing")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_rows_are_those_of_the_file(codec: str) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    rng, source = np.random.default_rng(seed), random.Random(seed)
+    of = table(rng, ROWS)
+    read = 0
+    for turn in range(3):
+        how: dict[str, Any] = {
+            "compression": codec,
+            "data_page_version": source.choice(("1.0", "2.0")),
+            "use_dictionary": source.choice((True, False)),
+            "dictionary_pagesize_limit": source.choice((1 << 10, 1 << 16, 1 << 20)),
+            "max_rows_per_page": source.choice((500, 2_000, 5_000)),
+            "write_page_checksum": source.random() < 0.5,
+            "write_statistics": source.random() < 0.5,
+            "bloom_filter_options": {"number": True} if source.random() < 0.3 else None,
+        }
+        data = written(of, **{name: value for name, value in how.items() if value is not None})
+        for names in (source.sample(FLAT, 3), ["sorted"], list(FLAT)):
+            read += check(data, of, names, rng, f"seed {seed}, turn {turn}, {how}, {names}")
+    assert read > 3, f"seed {seed}: pages were read {read} times only"
+
+
+def test_a_column_whose_pages_are_cut_elsewhere_has_the_same_rows() -> None:
+    rng = np.random.default_rng(3)
+    of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{one:0100d}" for one in range(ROWS)]})
+    data = written(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
+    assert sum(check(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
+
+
+def test_less_is_read_than_the_column_has() -> None:
+    of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, ROWS)})
+    data = written(of, row_group_size=ROWS, use_dictionary=False)
+    reads: list[int] = []
+
+    class Source:
+        def read_at(self, size: int, at: int) -> bytes:
+            reads.append(size)
+            return data[at : at + size]
+
+    pages = Pages(Source(), pq.ParquetFile(pa.BufferReader(data)), hole_bytes=0)
+    found = pages.read(0, ["n"], np.array([7, 31_000]))
+    assert found is not None
+    assert found.column(0).to_pylist() == of.column(0).take([7, 31_000]).to_pylist()
+    assert sum(reads) < len(data) / 5
+
+
+@pytest.mark.parametrize("names", [["list"], ["struct"], ["number", "list"], ["list.list.element"], ["unknown"]])
+def test_nested_columns_are_read_whole(names: list[str]) -> None:
+    pages, _ = opened(written(table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
+    assert pages.read(0, names, np.array([3])) is None
+
+
+def test_what_is_everywhere_is_read_whole_and_so_is_a_file_without_a_page_index() -> None:
+    of = table(np.random.default_rng(1), 20_000)
+    pages, _ = opened(written(of))
+    assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None
+    pages, _ = opened(written(of, write_page_index=False))
+    assert pages.read(0, ["number"], np.array([3])) is None
+
+
+def offsets_of(data: bytes) -> tuple[int, int]:
+    """Where the offset index of the first column of the first row group is, and its bytes."""
+    _, file = opened(data)
+    out = io.BytesIO()
+    file.metadata.write_metadata_file(out)
+    chunk = thrift.read(out.getvalue(), 4)[0][4][1][1][0][1][1][1][0]
+    return chunk[4][1], chunk[5][1]
+
+
+def test_a_page_index_that_is_wrong_gives_the_right_rows_or_none() -> None:
+    of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
+    data = written(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    at, size = offsets_of(data)
+    source, none = random.Random(11), 0
+    for _ in range(600):
+        broken = bytearray(data)
+        for _ in range(source.choice((1, 1, 2, 4))):
+            broken[source.randrange(at, at + size)] ^= source.randrange(1, 256)
+        pages, _ = opened(bytes(broken))
+        wanted = np.sort(np.array(source.sample(range(30_000), 3)))
+        found = pages.read(0, ["n"], wanted)
+        none += found is None
+        if found is not None:
+            assert found.column(0).to_pylist() == of.column(0).take(pa.array(wanted)).to_pylist()
+    assert none > 40
+
+
+def test_pages_that_say_other_rows_than_the_index_are_not_believed() -> None:
+    of = pa.table({"n": np.arange(30_000)})
+    data = written(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    at, size = offsets_of(data)
+    index = thrift.read(data, at)[0]
+    locations = index[1][1][1]
+    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # the rows of page 3 end earlier
+    wrong = thrift.write(index)
+    assert len(wrong) == size
+    pages, _ = opened(data[:at] + wrong + data[at + size :])
+    for row in (3_500, 3_999, 4_500, 5_000):
+        assert pages.read(0, ["n"], np.array([row])) is None
+    found = pages.read(0, ["n"], np.array([9_000]))
+    assert found is not None
+    assert found.column(0).to_pylist() == [9_000]
+
+
+SCALARS: dict[int, st.SearchStrategy[Any]] = {
+    thrift.TRUE: st.none(),
+    thrift.FALSE: st.none(),
+    thrift.I8: st.integers(0, 255),
+    thrift.I16: st.integers(-(2**15), 2**15 - 1),
+    thrift.I32: st.integers(-(2**31), 2**31 - 1),
+    thrift.I64: st.integers(-(2**63), 2**63 - 1),
+    thrift.DOUBLE: st.binary(min_size=8, max_size=8),
+    thrift.BINARY: st.binary(max_size=300),
+}
+IN_LISTS = {**SCALARS, thrift.TRUE: st.sampled_from([1, 2]), thrift.FALSE: st.sampled_from([1, 2])}
+
+
+def of_kinds(kinds: dict[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[int, Any]]:
+    return st.sampled_from(sorted(kinds)).flatmap(lambda kind: st.tuples(st.just(kind), kinds[kind]))
+
+
+def lists(inner: dict[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[int, Any]]:
+    return st.sampled_from(sorted(inner)).flatmap(
+        lambda kind: st.tuples(st.just(kind), st.lists(inner[kind], max_size=20))
+    )
+
+
+def structs(depth: int) -> st.SearchStrategy[dict[int, tuple[int, Any]]]:
+    kinds = dict(SCALARS)
+    if depth:
+        inner = structs(depth - 1)
+        kinds |= {thrift.STRUCT: inner, thrift.LIST: lists({**IN_LISTS, thrift.STRUCT: inner})}
+    return st.dictionaries(st.integers(1, 40), of_kinds(kinds), max_size=6)
+
+
+@given(structs(2))
+def test_a_structure_is_read_as_it_was_written(fields: dict[int, tuple[int, Any]]) -> None:
+    data = thrift.write(fields)
+    assert thrift.read(b"x" + data + b"y", 1) == (fields, 1 + len(data))
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_a_value_error_or_a_structure(data: bytes) -> None:
+    try:
+        thrift.read(data)
+    except ValueError:
+        return
+
+
+def test_a_footer_is_written_as_it_was() -> None:
+    data = written(table(np.random.default_rng(1), 3_000))
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - size : -8]
+    assert thrift.write(thrift.read(footer)[0]) == footer

@@ -1,0 +1,137 @@
+"""Manifests decoded by processes: the same bytes, the same errors, and nothing left behind, whatever befalls them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from metaserver.errors import Corrupt
+from metaserver.index.decoding import Decoders, decoded
+from tests.api.planned import KINDS, STYLE, file_of
+from tests.index.test_block import SCHEMA
+from tests.planner.manifests import ADDED, Entry, manifest_bytes
+
+THREADS = 3
+
+
+def manifest(number: int) -> bytes:
+    files = [file_of(f"file:///t/{number}/{n}.parquet", n, n + number, text=("a", "b" * n)) for n in range(30 + number)]
+    entries = [Entry(ADDED, 1, None, None, file) for file in files]
+    return manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA)
+
+
+MANIFESTS = [(manifest(number), f"file:///t/m{number}.avro") for number in range(8)]
+BLOCKS = [decoded(*one) for one in MANIFESTS]
+
+
+def helpers() -> list[psutil.Process]:
+    found = []
+    for one in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # or a zombie, which nobody has waited for yet
+            found += [one] if any("index.decoding" in part for part in one.cmdline()) else []
+    return found
+
+
+@pytest.fixture
+def decoders() -> Iterator[Decoders]:
+    executor = ThreadPoolExecutor(THREADS)
+    made = Decoders(executor, THREADS, processes_min_bytes=1000)
+    yield made
+    executor.shutdown(wait=True, cancel_futures=True)
+    made.close()
+    assert helpers() == []
+
+
+async def until_asked(decoders: Decoders) -> None:
+    """Decodes until processes have begun to take part."""
+    async with asyncio.timeout(60):
+        before = decoders.by_processes
+        while decoders.by_processes < before + THREADS:
+            found = await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
+            assert [bytes(one) for one in found] == BLOCKS
+
+
+async def test_processes_make_the_same_blocks_while_many_are_wanted_and_end_then(decoders: Decoders) -> None:
+    with decoders.many(1000):
+        with decoders.many(1_000_000):
+            await until_asked(decoders)
+        assert 1 <= len(helpers()) <= THREADS
+        await until_asked(decoders)
+    asked = decoders.by_processes
+    async with asyncio.timeout(20):
+        while helpers():
+            await asyncio.sleep(0.01)
+    assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
+    assert decoders.by_processes == asked
+    with decoders.many(1000):  # and again
+        await until_asked(decoders)
+
+
+async def test_few_manifests_are_not_worth_a_process(decoders: Decoders) -> None:
+    with decoders.many(999):
+        await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
+        assert helpers() == []
+
+
+async def test_one_core_has_no_use_for_processes() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        alone = Decoders(executor, 1, processes_min_bytes=0)
+        with alone.many(1 << 40):
+            assert bytes(await alone.decode(*MANIFESTS[0])) == BLOCKS[0]
+            assert helpers() == []
+
+
+async def test_a_broken_manifest_is_told_in_the_same_words_and_costs_no_process(decoders: Decoders) -> None:
+    data, location = MANIFESTS[0]
+    with pytest.raises(Corrupt) as here:
+        decoded(data[:-9], location)
+    with decoders.many(1000):
+        await until_asked(decoders)
+        before = {one.pid for one in helpers()}
+        for _ in range(20):
+            with pytest.raises(Corrupt) as there:
+                await decoders.decode(data[:-9], location)
+            assert there.value.message == here.value.message
+        await until_asked(decoders)
+        assert before <= {one.pid for one in helpers()}
+
+
+async def test_whatever_process_is_killed_no_block_is_missing_or_wrong(decoders: Decoders) -> None:
+    source = random.Random(17)
+    with decoders.many(1000):
+        for _ in range(6):
+            await until_asked(decoders)
+            running = asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS * 4))
+            await asyncio.sleep(source.uniform(0, 0.005))
+            source.choice(helpers()).kill()
+            assert [bytes(one) for one in await running] == BLOCKS * 4
+
+
+async def test_where_no_process_can_be_started_threads_decode(
+    decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with decoders.many(1000):
+        for _ in range(3):
+            found = await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
+            assert [bytes(one) for one in found] == BLOCKS
+    assert decoders.by_processes == 0
+
+
+async def test_a_process_that_says_nonsense_is_left(
+    decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "nonsense"
+    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # it is ready, and says whatever it is asked
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with decoders.many(1000):
+        await until_asked(decoders)
