@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -107,5 +108,8 @@ async def serve(
 
 
 def run(settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None, on_ready: Callable[[], None]) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # two for each client: the usual 1,024 are few
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, sock, tls, on_ready))

@@ -1,0 +1,51 @@
+"""`seamark trino-proxy`: what it refuses, and how it begins and ends."""
+
+from __future__ import annotations
+
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from metaserver.cli.main import cli
+from tests.connector.trino.rig import nowhere
+from tests.services.trino_proxy import trino_proxy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--catalog", "lake"], "--trino"),
+        (["--trino", "http://t:1"], "--catalog"),
+        (["--trino", "t:1", "--catalog", "lake"], "'t:1' is no address of a coordinator"),
+        (["--trino", "http://t:1/ui", "--catalog", "lake"], "a scheme, a host and a port"),
+        (["--trino", "http://t:1", "--trino", "http://t:1/", "--catalog", "lake"], "none twice"),
+        (["--trino", "http://t:1", "--catalog", "lake", "--url", "s:1"], "'s:1' is no address of a server"),
+        (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "go together"),
+        (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__, "--tls-key", __file__], ""),
+        (["--trino", "http://t:1", "--catalog", "lake", "--kept-max", "2"], "--kept-max"),
+    ],
+)
+def test_what_makes_no_sense_is_told_with_exit_code_2(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(cli, ["trino-proxy", "--url", "http://s:1", "--port", "0", *arguments])
+    assert done.exit_code == 2, done.output
+    assert told in " ".join(done.output.split())
+
+
+def test_it_says_where_it_listens_and_ends_when_told(tmp_path: Path) -> None:
+    with trino_proxy(tmp_path, "--trino", nowhere(), seamark=nowhere()) as proxy:
+        with urllib.request.urlopen(f"{proxy.url}/seamark/healthz", timeout=10) as answer:
+            assert answer.status == 200
+        proxy.process.send(signal.SIGTERM)
+        assert proxy.process.wait(20) == 0
+        assert f"Trino is ready at {proxy.url}" in proxy.process.log.read_text()
+
+
+def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
+    with trino_proxy(tmp_path, "--trino", nowhere(), seamark=nowhere()) as proxy:
+        arguments = ["--trino", nowhere(), "--catalog", "x", "--url", nowhere(), "--port", str(proxy.port)]
+        done = CliRunner().invoke(cli, ["trino-proxy", *arguments])
+        assert done.exit_code == 1
+        assert f"Cannot listen on 127.0.0.1:{proxy.port}" in done.output
