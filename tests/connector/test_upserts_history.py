@@ -220,7 +220,7 @@ def play(
     judge(client, name, taken, note, version=shape.version, every=every, writers=writers)
 
 
-@pytest.mark.parametrize("writers", [1, 2])
+@pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("number", range(len(SHAPES)))
 def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
     play(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)

@@ -122,7 +122,7 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     return name
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int) -> None:
     """Also where rows are deleted, and of a snapshot that is not the current one any more."""
     rows, schema = lake.trino.rows, f"seamark.plans{version}"

@@ -283,7 +283,10 @@ def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_the
         assert placing.tasks == tasks, (count, cores)
 
 
-@pytest.mark.parametrize(("version", "row_mode"), [(2, MERGE_ON_READ), (3, MERGE_ON_READ), (3, COPY_ON_WRITE)])
+@pytest.mark.parametrize(
+    ("version", "row_mode"),
+    [pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow), (3, MERGE_ON_READ), (3, COPY_ON_WRITE)],
+)
 def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     rig: Rig, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

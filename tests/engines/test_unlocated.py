@@ -29,7 +29,10 @@ def given(ids: list[int], value: int) -> pa.Table:
     return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})
 
 
-@pytest.mark.parametrize(("version", "partitioned"), [(2, "PARTITIONED BY (bucket(4, id))"), (3, "")])
+@pytest.mark.parametrize(
+    ("version", "partitioned"),
+    [pytest.param(2, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow), (3, "")],
+)
 def test_spark_reads_what_was_replaced_and_deleted_by_key(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
