@@ -74,10 +74,11 @@ endif
 
 # Only for Trino's tests, which are left out where there is no JDK 25 (JAVA25, or one below /usr/lib/jvm).
 trino: $(CACHE)/trino.stamp
-$(CACHE)/trino.stamp: deploy/trino/resolve/server/pom.xml deploy/trino/resolve/plugin/pom.xml
+$(CACHE)/trino.stamp: $(addprefix deploy/trino/resolve/,server/pom.xml plugin/pom.xml clients/pom.xml)
 	@mkdir -p $(CACHE)/trino
 	$(MVN) -f deploy/trino/resolve/server/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/lib
 	$(MVN) -f deploy/trino/resolve/plugin/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/plugin/iceberg
+	$(MVN) -f deploy/trino/resolve/clients/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/clients
 	@touch $@
 JAVA25_FOUND = $(shell test -n "$(JAVA25)" && echo "$(JAVA25)" || grep -lE '^JAVA_VERSION="(2[5-9]|[3-9][0-9])' /usr/lib/jvm/*/release 2>/dev/null | head -1)
 

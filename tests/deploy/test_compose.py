@@ -103,6 +103,7 @@ def test_the_images_are_the_versions_that_are_tested() -> None:
     resolve = DEPLOY / "trino" / "resolve"
     assert image_version("trino") == pom_property(resolve / "server" / "pom.xml", "trino.version")
     assert image_version("trino") == pom_property(resolve / "plugin" / "pom.xml", "trino.version")
+    assert image_version("trino") == pom_property(resolve / "clients" / "pom.xml", "trino.version")
     assert f'start("{image_version("trino")}")' in trino.MAIN.read_text()
     assert image_version("spark") == locked_version("pyspark")
     assert f"@v{image_version('s3')}\n" in (REPO / "Makefile").read_text()

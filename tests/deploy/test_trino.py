@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,52 +12,32 @@ from pyspark.sql import SparkSession
 from trino.exceptions import TrinoQueryError
 
 from connector.client import CURRENT, At, SeamarkClient
-from tests.services.java import java_25_home
-from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
-from tests.services.trino import Trino, trino_server
+from tests.services.trino import CATALOG, NEEDS_TRINO, Trino
+from tests.services.trino_lake import REMOTE, TrinoLake
 
-pytestmark = [
-    pytest.mark.trino,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(java_25_home() is None, reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)"),
-]
+pytestmark = NEEDS_TRINO
 
 
 @dataclass
 class Lake:
-    """One Seamark server and a Trino over it; `client` are the catalog properties for other engines."""
+    """One Seamark server and what Trino calls it; `client` are the catalog properties for other engines."""
 
     seamark: Seamark
     trino: Trino
+    catalog: str
     client: dict[str, str]
 
-
-@pytest.fixture(scope="module")
-def local_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """Tables on local files."""
-    folder = tmp_path_factory.mktemp("trino-local")
-    with Seamark(folder / "seamark") as seamark, trino_server(folder / "trino", uri=seamark.base_url) as trino:
-        yield Lake(seamark, trino, {})
+    def rows(self, sql: str, session: dict[str, str] | None = None) -> list[list[Any]]:
+        return self.trino.rows(sql, session, catalog=self.catalog)
 
 
-@pytest.fixture(scope="module")
-def s3_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Lake]:
-    """Tables in S3, as in compose."""
-    folder = tmp_path_factory.mktemp("trino-s3")
-    warehouse = f"s3://{s3.create_bucket()}/warehouse"
-    with (
-        Seamark(folder / "seamark", warehouse=warehouse, env=s3.seamark_env()) as seamark,
-        trino_server(folder / "trino", uri=seamark.base_url, s3=s3) as trino,
-    ):
-        yield Lake(seamark, trino, s3.client_properties())
-
-
-@pytest.fixture(params=["local", "s3"])
-def lake(request: pytest.FixtureRequest) -> Lake:
-    found: Lake = request.getfixturevalue(f"{request.param}_lake")
-    return found
+@pytest.fixture(params=[CATALOG, REMOTE])
+def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> Lake:
+    """Tables on local files, and in S3, as in compose."""
+    name = request.param
+    return Lake(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
 
 
 def write_with_pyiceberg(lake: Lake, table: str) -> None:
@@ -68,35 +48,35 @@ def write_with_pyiceberg(lake: Lake, table: str) -> None:
 
 
 def test_trino_writes_and_reads_through_seamark(lake: Lake) -> None:
-    rows = lake.trino.rows
-    rows("CREATE SCHEMA seamark.sales")
+    rows = lake.rows
+    rows("CREATE SCHEMA sales")
     values = "(1, DATE '2026-01-01', 10.5e0), (2, DATE '2026-01-02', 20e0)"
     rows(
-        "CREATE TABLE seamark.sales.orders WITH (partitioning = ARRAY['day']) AS "
+        "CREATE TABLE sales.orders WITH (partitioning = ARRAY['day']) AS "
         f"SELECT * FROM (VALUES {values}) t (id, day, price)"
     )
-    assert rows("SELECT id, price FROM seamark.sales.orders ORDER BY id") == [[1, 10.5], [2, 20.0]]
-    rows("INSERT INTO seamark.sales.orders VALUES (3, DATE '2026-01-02', 30e0)")
-    rows("UPDATE seamark.sales.orders SET price = 0 WHERE id = 1")
-    rows("DELETE FROM seamark.sales.orders WHERE id = 2")
-    assert rows("SELECT id, price FROM seamark.sales.orders ORDER BY id") == [[1, 0.0], [3, 30.0]]
-    first = rows('SELECT snapshot_id FROM seamark.sales."orders$snapshots" ORDER BY committed_at LIMIT 1')[0][0]
-    assert rows(f"SELECT count(*) FROM seamark.sales.orders FOR VERSION AS OF {first}") == [[2]]
-    rows("DROP TABLE seamark.sales.orders")
-    assert rows("SHOW TABLES FROM seamark.sales") == []
+    assert rows("SELECT id, price FROM sales.orders ORDER BY id") == [[1, 10.5], [2, 20.0]]
+    rows("INSERT INTO sales.orders VALUES (3, DATE '2026-01-02', 30e0)")
+    rows("UPDATE sales.orders SET price = 0 WHERE id = 1")
+    rows("DELETE FROM sales.orders WHERE id = 2")
+    assert rows("SELECT id, price FROM sales.orders ORDER BY id") == [[1, 0.0], [3, 30.0]]
+    first = rows('SELECT snapshot_id FROM sales."orders$snapshots" ORDER BY committed_at LIMIT 1')[0][0]
+    assert rows(f"SELECT count(*) FROM sales.orders FOR VERSION AS OF {first}") == [[2]]
+    rows("DROP TABLE sales.orders")
+    assert rows("SHOW TABLES FROM sales") == []
 
 
 def test_trino_sees_a_table_that_pyiceberg_wrote(lake: Lake) -> None:
-    lake.trino.rows("CREATE SCHEMA seamark.py")
+    lake.rows("CREATE SCHEMA py")
     write_with_pyiceberg(lake, "py.people")
-    assert lake.trino.rows("SELECT name FROM seamark.py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
+    assert lake.rows("SELECT name FROM py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
 
 
 def test_a_view_made_in_trino_is_listed_and_read(lake: Lake) -> None:
-    lake.trino.rows("CREATE SCHEMA seamark.views")
-    lake.trino.rows("CREATE TABLE seamark.views.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
-    lake.trino.rows("CREATE VIEW seamark.views.v AS SELECT sum(n) AS total FROM seamark.views.t")
-    assert lake.trino.rows("SELECT total FROM seamark.views.v") == [[6]]
+    lake.rows("CREATE SCHEMA views")
+    lake.rows("CREATE TABLE views.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
+    lake.rows("CREATE VIEW views.v AS SELECT sum(n) AS total FROM views.t")
+    assert lake.rows("SELECT total FROM views.v") == [[6]]
 
 
 @pytest.mark.spark
@@ -104,11 +84,11 @@ def test_trino_and_spark_change_one_table_in_turn(lake: Lake, spark: SparkSessio
     name = new_catalog(spark, lake.seamark.base_url, extra=lake.client)
     spark.sql(f"CREATE NAMESPACE {name}.shared")
     spark.sql(f"CREATE TABLE {name}.shared.t USING iceberg AS SELECT id, cast(id AS string) AS word FROM range(100)")
-    assert lake.trino.rows("SELECT count(*), sum(id) FROM seamark.shared.t") == [[100, 4950]]
-    lake.trino.rows("DELETE FROM seamark.shared.t WHERE id >= 50")
+    assert lake.rows("SELECT count(*), sum(id) FROM shared.t") == [[100, 4950]]
+    lake.rows("DELETE FROM shared.t WHERE id >= 50")
     assert spark.table(f"{name}.shared.t").count() == 50
     spark.sql(f"ALTER TABLE {name}.shared.t ADD COLUMN extra int")
-    lake.trino.rows("INSERT INTO seamark.shared.t VALUES (1000, 'x', 7)")
+    lake.rows("INSERT INTO shared.t VALUES (1000, 'x', 7)")
     assert [row[0] for row in spark.sql(f"SELECT extra FROM {name}.shared.t WHERE id = 1000").collect()] == [7]
 
 
@@ -125,7 +105,7 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int) -> None:
     """Also where rows are deleted, and of a snapshot that is not the current one any more."""
-    rows, schema = lake.trino.rows, f"seamark.plans{version}"
+    rows, schema = lake.rows, f"plans{version}"
     rows(f"CREATE SCHEMA {schema}")
     rows(
         f"CREATE TABLE {schema}.t (id bigint, land varchar, day date) "
@@ -159,26 +139,26 @@ def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int
 
 
 def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
-    rows = lake.trino.rows
-    rows("CREATE SCHEMA seamark.harm")
-    rows("CREATE TABLE seamark.harm.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
-    rows("INSERT INTO seamark.harm.t VALUES 100")
-    name = f'seamark.harm."{made_plan(lake, "harm.t", "n = 1")}"'
+    rows = lake.rows
+    rows("CREATE SCHEMA harm")
+    rows("CREATE TABLE harm.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
+    rows("INSERT INTO harm.t VALUES 100")
+    name = f'harm."{made_plan(lake, "harm.t", "n = 1")}"'
     for statement in (
         f"INSERT INTO {name} VALUES 5",
         f"DELETE FROM {name} WHERE n < 3",
-        f"ALTER TABLE {name} RENAME TO seamark.harm.mine",
+        f"ALTER TABLE {name} RENAME TO harm.mine",
         f"ALTER TABLE {name} ADD COLUMN m int",
         f"DROP TABLE {name}",
-        'CREATE TABLE seamark.harm."t~plan~x" (n int)',
-        'CREATE VIEW seamark.harm."t~plan~x" AS SELECT 1 AS n',
+        'CREATE TABLE harm."t~plan~x" (n int)',
+        'CREATE VIEW harm."t~plan~x" AS SELECT 1 AS n',
     ):
         with pytest.raises(TrinoQueryError):
             rows(statement)
     # What the plan left out is nothing that its table names: cleaning up must not take it for an orphan.
-    lake.trino.rows(
+    lake.rows(
         f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
-        session={"seamark.remove_orphan_files_min_retention": "0s"},
+        session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )
-    assert rows("SELECT n FROM seamark.harm.t ORDER BY n") == [[1], [2], [3], [100]]
+    assert rows("SELECT n FROM harm.t ORDER BY n") == [[1], [2], [3], [100]]
     assert rows(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]

@@ -5,151 +5,50 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import trino.dbapi
-from pyiceberg.catalog import load_catalog
 
-from tests.services.java import java_25_home
-from tests.services.seamark import Seamark
-from tests.services.trino import Trino, trino_server
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.deploy.shop import FILES, ROWS, Shop, both, connect, post, rewritten, rows_of, splits
+from tests.services.trino import NEEDS_TRINO
+from tests.services.trino_proxy import trino_proxy
 
-pytestmark = [
-    pytest.mark.trino,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(java_25_home() is None, reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)"),
-]
-FILES = 20
-ROWS = 500
-"""In each file."""
-
-
-@dataclass
-class Lake:
-    """A server, and another one over the same store and tables, that the proxy asks: it may die, the lake goes on."""
-
-    seamark: Seamark
-    planner: Seamark
-    trino: Trino
-    proxy: TrinoProxy
-
-
-@pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """`shop.orders`: twenty files that all span the same ids, with an index by which one is enough for one id."""
-    folder = tmp_path_factory.mktemp("trino-proxy")
-    with Seamark(folder / "seamark") as seamark:
-        database = f"sqlite:///{seamark.home / 'seamark.db'}"
-        planner = Seamark(folder / "planner", warehouse=seamark.warehouse, database=database)
-        fill(seamark)
-        with (
-            planner,
-            trino_server(folder / "trino", uri=seamark.base_url) as trino,
-            trino_proxy(
-                folder / "proxy", "--trino", trino.base_url, "--budget-ms", "3000", seamark=planner.base_url
-            ) as proxy,
-        ):
-            yield Lake(seamark, planner, trino, proxy)
-
-
-def fill(seamark: Seamark) -> None:
-    catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
-    catalog.create_namespace("shop")
-    schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("note", pa.string())])
-    orders = catalog.create_table("shop.orders", schema=schema)
-    for part in range(FILES):
-        ids = [part + FILES * number for number in range(ROWS)]
-        rows = {"id": ids, "country": [("FR", "DE", "IT")[one % 3] for one in ids], "note": [f"n{one}" for one in ids]}
-        orders.append(pa.table(rows, schema=schema))
-    countries = pa.table({"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
-    catalog.create_table("shop.countries", schema=countries.schema).append(countries)
-    catalog.close()
-    command = [str(Path(sys.executable).parent / "seamark"), "index"]
-    for words in (
-        ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
-        ["build", "shop.orders"],
-    ):
-        subprocess.run([*command, *words, "--url", seamark.base_url], check=True, capture_output=True, timeout=120)
-
-
-def connect(port: int, **options: Any) -> Any:
-    given = {"host": "127.0.0.1", "user": "tests", "catalog": "seamark", "schema": "shop", **options}
-    return trino.dbapi.connect(port=port, **given)  # type: ignore[no-untyped-call]
-
-
-def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
-    connection = connect(port, **options)
-    try:
-        found: list[list[Any]] = connection.cursor().execute(sql, parameters).fetchall()
-        return found
-    finally:
-        connection.close()
-
-
-def both(lake: Lake, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
-    """The rows, the same through the proxy as without it."""
-    direct = rows_of(lake.trino.port, sql, parameters, **options)
-    assert rows_of(lake.proxy.port, sql, parameters, **options) == direct
-    return direct
-
-
-def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
-    """What was done with the statement, and the first answer."""
-    given = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=given)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return answer.headers["X-Seamark-Plan"], json.load(answer)
-
-
-def splits(port: int, sql: str) -> int:
-    connection = connect(port)
-    try:
-        cursor = connection.cursor()
-        cursor.execute(sql).fetchall()
-        return int(cursor.stats["totalSplits"])
-    finally:
-        connection.close()
+pytestmark = NEEDS_TRINO
 
 
 # The protocol
 
 
-def test_rows_are_the_same_and_addresses_are_the_proxys(lake: Lake) -> None:
-    assert both(lake, "SELECT 1") == [[1]]
-    told, first = post(lake.proxy.port, "SELECT 1")
+def test_rows_are_the_same_and_addresses_are_the_proxys(shop: Shop) -> None:
+    assert both(shop, "SELECT 1") == [[1]]
+    told, first = post(shop.proxy.port, "SELECT 1")
     assert told == "unchanged; nothing to prune by"
-    assert first["nextUri"].startswith(f"{lake.proxy.url}/v1/statement/")
-    assert first["infoUri"].startswith(f"{lake.proxy.url}/ui")
-    assert rows_of(lake.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
+    assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
+    assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
+    assert rows_of(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
 
 
-def test_large_results_come_whole(lake: Lake) -> None:
-    numbers = "UNNEST(sequence(1, 300)) t (x), UNNEST(sequence(1, 1000)) s (x)"
-    assert len(both(lake, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {numbers} ORDER BY n")) == 300_000
+def test_large_results_come_whole(shop: Shop) -> None:
+    numbers = "UNNEST(sequence(1, 100)) t (x), UNNEST(sequence(1, 1000)) s (x)"
+    assert len(both(shop, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {numbers} ORDER BY n")) == 100_000
 
 
-def test_a_client_that_cancels_ends_its_statement(lake: Lake) -> None:
+def test_a_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{one} (x{one})" for one in range(4))
-    connection = connect(lake.proxy.port)
+    connection = connect(shop.proxy.port)
     cursor = connection.cursor()
     thread = threading.Thread(target=lambda: _ignored(cursor, f"SELECT count(*) FROM {numbers}"))
     thread.start()
     query_id = _eventually(lambda: cursor.query_id)
-    _eventually(lambda: _state(lake, query_id) == "RUNNING")
+    _eventually(lambda: _state(shop, query_id) == "RUNNING")
     cursor.cancel()
     thread.join(60)
-    assert _eventually(lambda: _state(lake, query_id) == "FAILED")
+    assert _eventually(lambda: _state(shop, query_id) == "FAILED")
     connection.close()
 
 
@@ -160,9 +59,9 @@ def _ignored(cursor: Any, sql: str) -> None:
         pass
 
 
-def _state(lake: Lake, query_id: str) -> str:
+def _state(shop: Shop, query_id: str) -> str:
     sql = f"SELECT state FROM system.runtime.queries WHERE query_id = '{query_id}'"
-    return "".join(row[0] for row in rows_of(lake.trino.port, sql))
+    return "".join(row[0] for row in rows_of(shop.trino.port, sql))
 
 
 def _eventually(ask: Any) -> Any:
@@ -174,25 +73,17 @@ def _eventually(ask: Any) -> Any:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_parameters_are_bound_and_plans_are_made_of_them(lake: Lake, legacy: bool) -> None:
+def test_parameters_are_bound_and_plans_are_made_of_them(shop: Shop, legacy: bool) -> None:
     options = {"legacy_prepared_statements": legacy}
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
-    assert both(lake, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
-    before = rewritten(lake)
-    rows_of(lake.proxy.port, sql, (4712, "it's"), **options)
-    assert rewritten(lake) == before + 1
+    assert both(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
+    before = rewritten(shop)
+    rows_of(shop.proxy.port, sql, (4712, "it's"), **options)
+    assert rewritten(shop) == before + 1
 
 
-def rewritten(lake: Lake) -> int:
-    with urllib.request.urlopen(f"{lake.proxy.url}/seamark/metrics", timeout=10) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith('seamark_trino_statements_total{outcome="rewritten"}'):
-                return int(float(line.split()[-1]))
-    return 0
-
-
-def test_a_session_is_the_clients(lake: Lake) -> None:
-    connection = connect(lake.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
+def test_a_session_is_the_clients(shop: Shop) -> None:
+    connection = connect(shop.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
     cursor = connection.cursor()
     shown = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
     assert shown[0][1] == "7m"
@@ -205,27 +96,27 @@ def test_a_session_is_the_clients(lake: Lake) -> None:
     connection.close()
 
 
-def test_transactions_pass_untouched(lake: Lake) -> None:
+def test_transactions_pass_untouched(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
-    connection = connect(lake.proxy.port, isolation_level=level)
-    before = rewritten(lake)
+    connection = connect(shop.proxy.port, isolation_level=level)
+    before = rewritten(shop)
     assert connection.cursor().execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     connection.commit()
     connection.close()
-    assert rewritten(lake) == before
+    assert rewritten(shop) == before
 
 
 # What it is for
 
 
-def test_a_statement_reads_only_the_files_that_it_needs(lake: Lake) -> None:
+def test_a_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     sql = "SELECT id, country, note FROM orders WHERE id = 4711"
-    assert both(lake, sql) == [[4711, "DE", "n4711"]]
-    told, _ = post(lake.proxy.port, sql)
+    assert both(shop, sql) == [[4711, "DE", "n4711"]]
+    told, _ = post(shop.proxy.port, sql)
     assert told.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
-    assert splits(lake.trino.port, sql) >= FILES
-    assert splits(lake.proxy.port, sql) <= 3
-    explained = rows_of(lake.proxy.port, f"EXPLAIN ANALYZE {sql}")[0][0]
+    assert splits(shop.trino.port, sql) >= FILES
+    assert splits(shop.proxy.port, sql) <= 3
+    explained = rows_of(shop.proxy.port, f"EXPLAIN ANALYZE {sql}")[0][0]
     assert "orders~plan~" in explained
     assert f"Input: {ROWS} rows" in explained or "Input: 1 row" in explained
 
@@ -247,12 +138,12 @@ def test_a_statement_reads_only_the_files_that_it_needs(lake: Lake) -> None:
         "SELECT shop.orders.id FROM shop.orders WHERE id = 16",
     ],
 )
-def test_rows_are_those_of_the_statement_as_it_came(lake: Lake, sql: str) -> None:
-    both(lake, sql)
+def test_rows_are_those_of_the_statement_as_it_came(shop: Shop, sql: str) -> None:
+    both(shop, sql)
 
 
-def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(lake: Lake) -> None:
-    port = lake.proxy.port
+def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(shop: Shop) -> None:
+    port = shop.proxy.port
     rows_of(port, "CREATE TABLE fresh AS SELECT id, note FROM orders WHERE id < 100")
     snapshots = []
     for number in range(3):
@@ -266,19 +157,19 @@ def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(lake: Lake) -
     rows_of(
         port, "MERGE INTO fresh USING orders o ON fresh.id = o.id WHEN MATCHED AND o.id = 3 THEN UPDATE SET note = 'm'"
     )
-    assert both(lake, "SELECT note FROM fresh WHERE id = 3") == [["m"]]
+    assert both(shop, "SELECT note FROM fresh WHERE id = 3") == [["m"]]
     for number, snapshot in enumerate(snapshots):
         sql = f"SELECT count(*) FROM fresh FOR VERSION AS OF {snapshot} WHERE id = 4711"
-        assert both(lake, sql) == [[number + 1]]
+        assert both(shop, sql) == [[number + 1]]
         assert post(port, f"{sql} AND id > 4000")[0].startswith("rewritten")
     rows_of(port, "ALTER TABLE fresh RENAME COLUMN note TO id2")
-    assert both(lake, "SELECT id2 FROM fresh WHERE id = 3 AND id2 = 'm'") == [["m"]]
+    assert both(shop, "SELECT id2 FROM fresh WHERE id = 3 AND id2 = 'm'") == [["m"]]
     rows_of(port, "DROP TABLE fresh")
 
 
-def test_the_past_has_the_names_that_it_had(lake: Lake) -> None:
+def test_the_past_has_the_names_that_it_had(shop: Shop) -> None:
     """Two columns that have changed their names since: a plan by the names of now would leave out the wrong files."""
-    port = lake.proxy.port
+    port = shop.proxy.port
     rows_of(port, "CREATE TABLE past (a bigint, b bigint)")
     for number in range(4):
         rows_of(port, f"INSERT INTO past VALUES ({number}, {100 - number})")
@@ -288,36 +179,36 @@ def test_the_past_has_the_names_that_it_had(lake: Lake) -> None:
     rows_of(port, "INSERT INTO past VALUES (2, 98)")
     for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {then}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"
-        assert both(lake, sql) != []
+        assert both(shop, sql) != []
         assert post(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
     rows_of(port, "DROP TABLE past")
 
 
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
-def test_a_client_may_have_it_left_alone(lake: Lake, headers: dict[str, str]) -> None:
-    told, _ = post(lake.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
+def test_a_client_may_have_it_left_alone(shop: Shop, headers: dict[str, str]) -> None:
+    told, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
     assert told.startswith("unchanged; ")
 
 
-def test_what_is_wrong_is_told_in_the_words_of_the_statement_that_came(lake: Lake) -> None:
+def test_what_is_wrong_is_told_in_the_words_of_the_statement_that_came(shop: Shop) -> None:
     for sql in (
         "SELECT nothing FROM orders WHERE id = 1",
         "SELECT 1 / (id - 1) FROM orders WHERE id = 1",
         "SELECT FROM WHERE",
     ):
         messages = []
-        for port in (lake.trino.port, lake.proxy.port):
+        for port in (shop.trino.port, shop.proxy.port):
             with pytest.raises(trino.exceptions.TrinoUserError) as caught:
                 rows_of(port, sql)
             messages.append((caught.value.error_name, caught.value.message))
         assert messages[0] == messages[1]
 
 
-def test_coordinators_that_are_several_hand_out_paths_of_their_own(lake: Lake, tmp_path: Path) -> None:
+def test_coordinators_that_are_several_hand_out_paths_of_their_own(shop: Shop, tmp_path: Path) -> None:
     """One Trino by two names, which is as good as two."""
-    urls = (lake.trino.base_url, lake.trino.base_url.replace("127.0.0.1", "localhost"))
+    urls = (shop.trino.base_url, shop.trino.base_url.replace("127.0.0.1", "localhost"))
     flags = [word for url in urls for word in ("--trino", url)]
-    with trino_proxy(tmp_path, *flags, seamark=lake.planner.base_url) as proxy:
+    with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as proxy:
         firsts = [post(proxy.port, "SELECT 1")[1]["nextUri"] for _ in range(2)]
         prefixes = {uri.removeprefix(proxy.url).partition("/v1/")[0] for uri in firsts}
         assert len(prefixes) == 2
@@ -348,13 +239,13 @@ class _Liar(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_plan_that_is_gone_when_trino_looks_for_it_is_no_failure(lake: Lake, tmp_path: Path) -> None:
+def test_a_plan_that_is_gone_when_trino_looks_for_it_is_no_failure(shop: Shop, tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Liar)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         with trino_proxy(
-            tmp_path, "--trino", lake.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
+            tmp_path, "--trino", shop.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
         ) as proxy:
             told, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
             assert told == "original; TABLE_NOT_FOUND"
@@ -365,13 +256,13 @@ def test_a_plan_that_is_gone_when_trino_looks_for_it_is_no_failure(lake: Lake, t
         server.server_close()
 
 
-def test_statements_run_whatever_becomes_of_who_plans_them(lake: Lake, tmp_path: Path) -> None:
+def test_statements_run_whatever_becomes_of_who_plans_them(shop: Shop, tmp_path: Path) -> None:
     with trino_proxy(
-        tmp_path, "--trino", lake.trino.base_url, "--budget-ms", "500", seamark=lake.planner.base_url
+        tmp_path, "--trino", shop.trino.base_url, "--budget-ms", "500", seamark=shop.planner.base_url
     ) as proxy:
         sql = "SELECT note FROM orders WHERE id = 5"
         assert rows_of(proxy.port, sql) == [["n5"]]
-        planner = lake.planner
+        planner = shop.planner
         os.kill(planner.pid, signal.SIGSTOP)
         try:
             for _ in range(8):
@@ -388,8 +279,8 @@ def test_statements_run_whatever_becomes_of_who_plans_them(lake: Lake, tmp_path:
         _eventually(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
 
 
-def test_the_proxy_ends_when_told_and_finishes_what_is_under_way(lake: Lake, tmp_path: Path) -> None:
-    with trino_proxy(tmp_path, "--trino", lake.trino.base_url, seamark=lake.planner.base_url) as proxy:
+def test_the_proxy_ends_when_told_and_finishes_what_is_under_way(shop: Shop, tmp_path: Path) -> None:
+    with trino_proxy(tmp_path, "--trino", shop.trino.base_url, seamark=shop.planner.base_url) as proxy:
         assert rows_of(proxy.port, "SELECT 1") == [[1]]
         assert proxy.process.stop() == 0
         assert "Trino is ready at" in proxy.process.log.read_text()

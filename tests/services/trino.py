@@ -1,18 +1,23 @@
 """Trino as a process, from jars (`make trino`), with the configuration folder that compose mounts.
 
 Only what compose's container gives by itself is set here: the node's address and data folder, and the variables that
-the files name.
+the files name. And what tests of the protocol ask for besides: spooled results, https.
 """
 
 from __future__ import annotations
 
+import base64
+import os
+import shutil
+import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trino.dbapi
 
 from tests.services.java import SHORT_LIVED, java_25_home
@@ -22,24 +27,42 @@ from tests.services.s3 import S3
 ETC = DEPLOY / "trino" / "etc"
 MAIN = DEPLOY / "trino" / "main" / "TrinoMain.java"
 JARS = CACHE / "trino"
+SPOOLING = Path(__file__).with_name("LocalSpooling.java")
+CATALOG = "seamark"
+"""What compose's file calls it."""
+NEEDS_TRINO = [
+    pytest.mark.trino,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        java_25_home() is None and "CI" not in os.environ,
+        reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)",
+    ),
+]
+"""Marks of its tests. Where there is a CI, it has the JDK."""
 
 
 @dataclass
 class Trino:
-    """A running coordinator that is its own worker; `rows` runs a statement in the catalog `seamark`."""
+    """A running coordinator that is its own worker; `rows` runs a statement in one of its catalogs."""
 
     port: int
     process: ManagedProcess
+    https_port: int | None = None
 
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def rows(self, sql: str, session: dict[str, str] | None = None) -> list[list[Any]]:
+    def start(self) -> None:
+        """Also again, once its process has ended; the ports stay the same."""
+        info = f"{self.base_url}/v1/info"
+        self.process.start(lambda: http_ok(info, contains='"starting":false'), timeout_s=180)
+
+    def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
         """All rows of `sql`; raises the client's error, with Trino's message, when the statement fails. `session` are
         session properties."""
         connection: Any = trino.dbapi.connect(  # type: ignore[no-untyped-call]
-            host="127.0.0.1", port=self.port, user="tests", catalog="seamark", session_properties=session
+            host="127.0.0.1", port=self.port, user="tests", catalog=catalog, session_properties=session, encoding=None
         )
         try:
             found: list[list[Any]] = connection.cursor().execute(sql).fetchall()
@@ -48,16 +71,58 @@ class Trino:
             connection.close()
 
 
-def _plugin_folder() -> Path:
+def _iceberg() -> Path:
     """The plugin's jars, with the service entry that Trino's archive would carry."""
-    folder = JARS / "plugin"
-    entry = folder / "iceberg" / "seamark-service-entry.jar"
-    if not any(folder.glob("iceberg/trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):
+    folder = JARS / "plugin" / "iceberg"
+    entry = folder / "seamark-service-entry.jar"
+    if not any(folder.glob("trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):
         raise ServiceFailed(f"no Trino in {JARS}: run `make trino`")
     if not entry.exists():
-        with zipfile.ZipFile(entry, "w") as jar:
-            jar.writestr("META-INF/services/io.trino.spi.Plugin", "io.trino.plugin.iceberg.IcebergPlugin\n")
+        _write_service_entry(entry, "io.trino.plugin.iceberg.IcebergPlugin")
     return folder
+
+
+def _write_service_entry(jar: Path, plugin: str, classes: Path | None = None) -> None:
+    with zipfile.ZipFile(jar, "w") as file:
+        file.writestr("META-INF/services/io.trino.spi.Plugin", f"{plugin}\n")
+        for one in sorted(classes.glob("*.class")) if classes else []:
+            file.write(one, one.name)
+
+
+def _plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
+    plugins = folder / "plugin"
+    plugins.mkdir()
+    (plugins / "iceberg").symlink_to(_iceberg())
+    if spooling:
+        classes = folder / "classes"
+        argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING)]
+        subprocess.run(argv, check=True)
+        (plugins / "spooling").mkdir()
+        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING.stem, classes)
+    return plugins
+
+
+def _spooling(folder: Path) -> dict[str, str]:
+    """Trino looks for the manager's file in its own folder alone."""
+    segments = folder / "segments"
+    segments.mkdir()
+    (folder / "etc").mkdir()
+    (folder / "etc" / "spooling-manager.properties").write_text(f"spooling-manager.name=local\nfolder={segments}\n")
+    return {
+        "protocol.spooling.enabled": "true",
+        "protocol.spooling.retrieval-mode": "coordinator_proxy",
+        "protocol.spooling.shared-secret-key": base64.b64encode(os.urandom(32)).decode(),
+    }
+
+
+def _catalogs(folder: Path, others: Mapping[str, str]) -> Path:
+    """Compose's, and others that differ by their name and the server's address alone."""
+    catalogs = folder / "catalog"
+    shutil.copytree(ETC / "catalog", catalogs)
+    text = (catalogs / f"{CATALOG}.properties").read_text()
+    for name, uri in others.items():
+        (catalogs / f"{name}.properties").write_text(text.replace("${ENV:SEAMARK_URI}", uri))
+    return catalogs
 
 
 def _read_properties(path: Path) -> dict[str, str]:
@@ -66,13 +131,23 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def trino_server(folder: Path, *, uri: str, token: str = "unused", s3: S3 | None = None) -> Iterator[Trino]:
-    """Trino over the Seamark server at `uri`; local tables are readable anywhere. Takes 15 to 40 s to start."""
+def trino_server(
+    folder: Path,
+    *,
+    uri: str,
+    others: Mapping[str, str] | None = None,
+    token: str = "unused",
+    s3: S3 | None = None,
+    spooling: bool = False,
+    certificate: Path | None = None,
+) -> Iterator[Trino]:
+    """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
+    readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s."""
     home = java_25_home()
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port, https_port = free_port(), free_port() if certificate else None
     node = {
         **_read_properties(ETC / "node.properties"),
         "node.data-dir": str(folder / "data"),
@@ -81,9 +156,13 @@ def trino_server(folder: Path, *, uri: str, token: str = "unused", s3: S3 | None
         "config": str(ETC / "config.properties"),
         "log.levels-file": str(ETC / "log.properties"),
         "log.enable-console": "true",
-        "catalog.config-dir": str(ETC / "catalog"),
-        "plugin.dir": str(_plugin_folder()),
+        "catalog.config-dir": str(_catalogs(folder, others or {})),
+        "plugin.dir": str(_plugins(folder, home, spooling=spooling)),
+        **(_spooling(folder) if spooling else {}),
     }
+    if certificate:
+        node |= {"http-server.https.enabled": "true", "http-server.https.port": str(https_port)}
+        node |= {"http-server.https.keystore.path": str(certificate)}
     options = [f"@{ETC / 'jvm.config'}", SHORT_LIVED[0]]  # the garbage collector is the file's
     argv = [str(home / "bin" / "java"), *options, "-cp", f"{JARS / 'lib'}/*"]
     argv += [f"-D{key}={value}" for key, value in node.items()]
@@ -98,6 +177,7 @@ def trino_server(folder: Path, *, uri: str, token: str = "unused", s3: S3 | None
         "S3_SECRET_KEY": s3.secret_key if s3 else "none",
     }
     process = ManagedProcess([*argv, str(MAIN)], log=folder / "trino.log", env=env, cwd=folder)
+    running = Trino(port, process, https_port)
     with process:
-        process.start(lambda: http_ok(f"http://127.0.0.1:{port}/v1/info", contains='"starting":false'), timeout_s=180)
-        yield Trino(port, process)
+        running.start()
+        yield running

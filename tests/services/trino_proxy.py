@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.process import ManagedProcess, free_port, http_ok, port_answers
 
 
 @dataclass
@@ -29,5 +29,7 @@ def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]
     argv = [str(Path(sys.executable).parent / "seamark"), "trino-proxy", "--port", str(port), "--catalog", "seamark"]
     process = ManagedProcess([*argv, "--url", seamark, *flags], log=folder / "proxy.log", cwd=folder)
     with process:
-        process.start(lambda: http_ok(f"http://127.0.0.1:{port}/seamark/healthz"), timeout_s=60)
+        tls = "--tls-cert" in flags
+        health = f"http://127.0.0.1:{port}/seamark/healthz"
+        process.start(lambda: port_answers(port) if tls else http_ok(health), timeout_s=60)
         yield TrinoProxy(port, process)

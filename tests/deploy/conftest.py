@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.deploy.shop import Shop, open_shop
+from tests.services.trino_lake import TrinoLake
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Shop]:
+    """A shop in the session's Trino, and a proxy before it."""
+    with open_shop(tmp_path_factory.mktemp("shop"), trino_lake) as opened:
+        yield opened

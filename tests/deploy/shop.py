@@ -1,0 +1,118 @@
+"""What the proxy's tests ask about: a shop whose orders lie in files that only an index tells apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import trino.dbapi
+from pyiceberg.catalog import load_catalog
+
+from tests.services.seamark import Seamark
+from tests.services.trino import CATALOG, Trino
+from tests.services.trino_lake import TrinoLake
+from tests.services.trino_proxy import TrinoProxy, trino_proxy
+
+FILES = 20
+ROWS = 500
+"""In each file."""
+
+
+@dataclass
+class Shop:
+    """A server, and another one over the same store and tables, that the proxy asks: it may die, the shop goes on."""
+
+    seamark: Seamark
+    planner: Seamark
+    trino: Trino
+    proxy: TrinoProxy
+
+
+@contextmanager
+def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
+    """`shop.orders`: twenty files that all span the same ids, with an index by which one is enough for one id."""
+    seamark, coordinator = trino_lake.seamark, trino_lake.trino
+    fill(seamark)
+    database = f"sqlite:///{seamark.home / 'seamark.db'}"
+    with (
+        Seamark(folder / "planner", warehouse=seamark.warehouse, database=database) as planner,
+        trino_proxy(
+            folder / "proxy", "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=planner.base_url
+        ) as proxy,
+    ):
+        yield Shop(seamark, planner, coordinator, proxy)
+
+
+def fill(seamark: Seamark) -> None:
+    catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
+    catalog.create_namespace("shop")
+    schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("note", pa.string())])
+    orders = catalog.create_table("shop.orders", schema=schema)
+    for part in range(FILES):
+        ids = [part + FILES * number for number in range(ROWS)]
+        rows = {"id": ids, "country": [("FR", "DE", "IT")[one % 3] for one in ids], "note": [f"n{one}" for one in ids]}
+        orders.append(pa.table(rows, schema=schema))
+    countries = pa.table({"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
+    catalog.create_table("shop.countries", schema=countries.schema).append(countries)
+    catalog.close()
+    command = [str(Path(sys.executable).parent / "seamark"), "index"]
+    for words in (
+        ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
+        ["build", "shop.orders"],
+    ):
+        subprocess.run([*command, *words, "--url", seamark.base_url], check=True, capture_output=True, timeout=120)
+
+
+def connect(port: int, **options: Any) -> Any:
+    given = {"host": "127.0.0.1", "user": "tests", "catalog": CATALOG, "schema": "shop", "encoding": None, **options}
+    return trino.dbapi.connect(port=port, **given)  # type: ignore[no-untyped-call]
+
+
+def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
+    connection = connect(port, **options)
+    try:
+        found: list[list[Any]] = connection.cursor().execute(sql, parameters).fetchall()
+        return found
+    finally:
+        connection.close()
+
+
+def both(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
+    """The rows, the same through the proxy as without it."""
+    direct = rows_of(shop.trino.port, sql, parameters, **options)
+    assert rows_of(shop.proxy.port, sql, parameters, **options) == direct
+    return direct
+
+
+def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
+    """What was done with the statement, and the first answer."""
+    given = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=given)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.headers["X-Seamark-Plan"], json.load(answer)
+
+
+def splits(port: int, sql: str) -> int:
+    connection = connect(port)
+    try:
+        cursor = connection.cursor()
+        cursor.execute(sql).fetchall()
+        return int(cursor.stats["totalSplits"])
+    finally:
+        connection.close()
+
+
+def rewritten(shop: Shop) -> int:
+    with urllib.request.urlopen(f"{shop.proxy.url}/seamark/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith('seamark_trino_statements_total{outcome="rewritten"}'):
+                return int(float(line.split()[-1]))
+    return 0

@@ -1,0 +1,64 @@
+"""One Trino for all tests that do not break it, over two Seamark servers. It spools results, and has https, too."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.services.s3 import S3
+from tests.services.seamark import Seamark
+from tests.services.trino import CATALOG, Trino, trino_server
+
+REMOTE = "remote"
+"""The catalog of the server whose tables are in S3."""
+
+
+@dataclass
+class TrinoLake:
+    """`servers` by the names of their catalogs in Trino; `clients` are the catalog properties for other engines.
+    `authority` is the certificate of Trino's https."""
+
+    trino: Trino
+    servers: dict[str, Seamark]
+    clients: dict[str, dict[str, str]]
+    authority: Path
+
+    @property
+    def seamark(self) -> Seamark:
+        """Of the tables on local files."""
+        return self.servers[CATALOG]
+
+
+@contextmanager
+def open_trino_lake(folder: Path, s3: S3) -> Iterator[TrinoLake]:
+    warehouse = f"s3://{s3.create_bucket()}/warehouse"
+    certificate, key = self_signed(folder)
+    pair = folder / "trino.pem"
+    pair.write_text(key.read_text() + certificate.read_text())
+    with (
+        Seamark(folder / "local") as local,
+        Seamark(folder / "remote", warehouse=warehouse, env=s3.seamark_env()) as remote,
+        trino_server(
+            folder / "trino",
+            uri=local.base_url,
+            others={REMOTE: remote.base_url},
+            s3=s3,
+            spooling=True,
+            certificate=pair,
+        ) as trino,
+    ):
+        servers = {CATALOG: local, REMOTE: remote}
+        yield TrinoLake(trino, servers, {CATALOG: {}, REMOTE: s3.client_properties()}, certificate)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for this machine, which is its own authority, and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    made = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", *kind, *names, *made], check=True, capture_output=True)
+    return certificate, key
