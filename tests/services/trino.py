@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,9 +140,11 @@ def trino_server(
     s3: S3 | None = None,
     spooling: bool = False,
     certificate: Path | None = None,
+    jvm: Sequence[str] = SHORT_LIVED[:1],
 ) -> Iterator[Trino]:
     """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
-    readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s."""
+    readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are
+    options beside those of the file, whose garbage collector stays."""
     home = java_25_home()
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")
@@ -163,7 +165,7 @@ def trino_server(
     if certificate:
         node |= {"http-server.https.enabled": "true", "http-server.https.port": str(https_port)}
         node |= {"http-server.https.keystore.path": str(certificate)}
-    options = [f"@{ETC / 'jvm.config'}", SHORT_LIVED[0]]  # the garbage collector is the file's
+    options = [f"@{ETC / 'jvm.config'}", *jvm]
     argv = [str(home / "bin" / "java"), *options, "-cp", f"{JARS / 'lib'}/*"]
     argv += [f"-D{key}={value}" for key, value in node.items()]
     env = {
