@@ -128,6 +128,8 @@ class Explanation:
     residuals_complete: bool
     kept: tuple[dict[str, Any], ...] | None
     """The first of the files that are left; None where they were not asked for."""
+    joins: tuple[dict[str, Any], ...]
+    """As of `PlanTable`."""
     json: dict[str, Any]
     """The answer as it came."""
 
@@ -147,6 +149,9 @@ class PlanTable:
     """Of the snapshot."""
     considered_bytes: int | None
     """None where the server did not have to read all manifests."""
+    joins: tuple[dict[str, Any], ...] = ()
+    """What became of each join that was asked for, nested ones behind their parent: table, snapshot-id, keys, used, and
+    the reason where it was left out."""
 
 
 class SeamarkClient:
@@ -344,13 +349,15 @@ class SeamarkClient:
         at: At = CURRENT,
         files: bool = False,
         limit: int | None = None,
+        joins: Sequence[Mapping[str, Any]] = (),
     ) -> Explanation:
         """How a scan is planned for a predicate in SQL (`where`) or an Iceberg expression in JSON (`filter`).
 
-        `files` lists the first `limit` files that are left. BadRequest for a predicate that makes no sense.
+        `joins` as for `plan_table`. `files` lists the first `limit` files that are left. BadRequest for a predicate
+        that makes no sense.
         """
         body: dict[str, Any] = {**at.given(), "files": files}
-        given = {"where": where, "filter": filter, "limit": limit}
+        given = {"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None}
         body |= {name: value for name, value in given.items() if value is not None}
         return _explanation(self._json("POST", f"{table_path(table)}/explain", {}, body))
 
@@ -364,18 +371,23 @@ class SeamarkClient:
         at: At = CURRENT,
         kept_max: float | None = None,
         lease_s: int | None = None,
+        joins: Sequence[Mapping[str, Any]] = (),
     ) -> PlanTable:
         """Has the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`), leaves made a table.
 
         `at` is a snapshot's id or a ref. None is made where the plan keeps more than the share `kept_max` of the files.
-        The name is good for half of `lease_s` at least. BadRequest for a predicate that makes no sense, NotFound.
+        The name is good for half of `lease_s` at least. `joins` say what inner joins demand of the table's rows, as the
+        route takes them: of each its table, a list of names, `on`, columns of this table and of that, and if need be
+        predicate, snapshot-id and joins of its own. BadRequest for a predicate that makes no sense, NotFound.
         """
         given = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s, **at.given()}
+        given["joins"] = list(joins) or None
         body = {"case-sensitive": case_sensitive}
         body |= {name: value for name, value in given.items() if value is not None}
         found = self._json("POST", f"{table_path(table)}/plan-tables", {}, body)
         try:
-            return PlanTable(**{name.replace("-", "_"): value for name, value in found.items()})
+            told = {name.replace("-", "_"): value for name, value in found.items()}
+            return PlanTable(**{**told, "joins": tuple(told.get("joins", ()))})
         except TypeError as error:
             raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
 
@@ -595,5 +607,6 @@ def _explanation(json: dict[str, Any]) -> Explanation:
         residuals=tuple(json["residuals"]),
         residuals_complete=json["residuals-complete"],
         kept=None if "kept" not in json else tuple(json["kept"]),
+        joins=tuple(json.get("joins", ())),
         json=json,
     )

@@ -188,6 +188,20 @@ class Settings:
         "Files that a plan table may list anew, those of manifests that the plan keeps in part; of more none is made.",
         least=0,
     )
+    join_memory_bytes: int = setting(
+        256 << 20,
+        "Budget for columns of tables that others are joined with, and their keys, per worker.",
+        least=0,
+    )
+    join_read_bytes: int = setting(
+        128 << 20, "Bytes that are read of one table's data files for the joins of a request.", least=0
+    )
+    join_rows_limit: int = setting(
+        5_000_000, "Rows of a joined table, after its own filter has pruned it; a larger one is left out.", least=0
+    )
+    join_wait_s: float = setting(
+        2.0, "Seconds that a request waits for the keys of joined tables; those that come later are left out.", least=0
+    )
     index_memory_bytes: int = setting(
         1 << 30, "Budget for opened index files per worker, mapped files of the disk cache included.", least=0
     )

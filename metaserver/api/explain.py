@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.describe import Answer, describe
+from metaserver.api.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, told_of
 from metaserver.api.keys import CATALOG, PLANNER, SETTINGS
 from metaserver.api.listings import FILE_COLUMNS, Files, items
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
@@ -26,7 +27,7 @@ from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Or
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
-from metaserver.planner.request import ScanRequest
+from metaserver.planner.request import Question, ScanRequest
 from metaserver.planner.scan import IndexUse, Scan, Stage
 from metaserver.wire import decode_json, encode_json
 
@@ -127,6 +128,7 @@ EXPLANATION_SCHEMA: dict[str, Any] = {
             "files are told.",
         },
         "kept": {"type": "array", "items": {"$ref": "#/components/schemas/File"}},
+        "joins": JOINS_TOLD_SCHEMA,
     },
 }
 _BODY_SCHEMA: dict[str, Any] = {
@@ -146,6 +148,7 @@ _BODY_SCHEMA: dict[str, Any] = {
         "ref": {"type": "string"},
         "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
         "files": {"type": "boolean", "description": "Whether to list the files that are left, as `kept`."},
+        "joins": JOINS_SCHEMA,
         "limit": {"type": "integer", "minimum": 1, "description": f"Most files listed; default {DEFAULT_LIMIT}."},
     },
 }
@@ -160,6 +163,7 @@ class _Explain(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     as_of: int | None = None
     files: bool = False
     limit: int = DEFAULT_LIMIT
+    joins: list[JoinAsked] = []
 
 
 @describe(
@@ -170,8 +174,8 @@ class _Explain(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     body=_BODY_SCHEMA,
     answers=(
         Answer(200, "The plan, stage by stage", {"$ref": "#/components/schemas/Explanation"}),
-        Answer(400, "The predicate makes no sense; the message says where"),
-        Answer(404, "No such table"),
+        Answer(400, "The predicate or a join makes no sense; the message says where"),
+        Answer(404, "No such table, or none that a join names"),
     ),
 )
 async def explain(request: web.Request) -> web.Response:
@@ -185,11 +189,16 @@ async def explain(request: web.Request) -> web.Response:
     snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of)
     read = await _filter(wanted, metadata)
     asked = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
-    scan = await request.app[PLANNER].explain(metadata, asked, loaded.entry)
+    question = Question.ask(metadata, asked)
+    found, told = await told_of(request, metadata, wanted.joins)
+    if found.members:
+        question = question.joined_with(found.members)
+    scan = await request.app[PLANNER].explain(question, loaded.entry)
     listed = min(wanted.limit, request.app[SETTINGS].page_limit) if wanted.files else 0
 
     def answer() -> bytes:
-        return encode_json(_explained(scan, read.unused, listed))
+        said = _explained(scan, read.unused, listed)
+        return encode_json(said if told is msgspec.UNSET else {**said, "joins": told})
 
     body = answer() if scan.files <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
     return web.Response(body=body, content_type="application/json")

@@ -20,6 +20,7 @@ from metaserver.api.describe import Answer, Description, Parameter, describe, de
 from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from metaserver.api.explain import EXPLANATION_SCHEMA
 from metaserver.api.indexes import INDEX_SCHEMA
+from metaserver.api.joins import JOIN_SCHEMA
 from metaserver.api.lookups import LOOKUP_SCHEMA
 from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 from metaserver.api.plan_tables import PLAN_TABLE_SCHEMA
@@ -89,6 +90,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Lookup": LOOKUP_SCHEMA,
                 "Bitmap": BITMAP_SCHEMA,
                 "PlanTable": PLAN_TABLE_SCHEMA,
+                "Join": JOIN_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from cache.single_flight import SingleFlight
 from metaserver.api.describe import Answer, describe
+from metaserver.api.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, add_joins, told_of
 from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, parse_body, path_name, path_namespace, read_body
@@ -28,6 +29,7 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.planner.joins import JoinTold
 from metaserver.planner.lookup import files_at, lookup
 from metaserver.planner.plan_tables import Kept, PlanWriter, kept_of
 from metaserver.planner.request import Question, ScanRequest
@@ -76,11 +78,13 @@ PLAN_TABLE_SCHEMA: dict[str, Any] = {
             "type": ["integer", "null"],
             "description": "Null where not known: manifests that the filter rules out are not read.",
         },
+        "joins": JOINS_TOLD_SCHEMA,
     },
 }
 _BODY_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
+        "joins": JOINS_SCHEMA,
         "filter": {"description": "An expression of the Iceberg REST standard. Without it, and predicate: all files."},
         "predicate": {
             "type": "string",
@@ -122,6 +126,7 @@ class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     use_snapshot_schema: bool = False
     kept_max: float | None = None
     lease_s: int | None = None
+    joins: list[JoinAsked] = []
 
 
 class _Made(msgspec.Struct, rename="kebab"):
@@ -132,6 +137,7 @@ class _Made(msgspec.Struct, rename="kebab"):
     bytes: int
     considered_files: int
     considered_bytes: int | None
+    joins: tuple[JoinTold, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
@@ -146,8 +152,8 @@ MAKING: web.AppKey[SingleFlight[tuple[object, ...], _Made]] = web.AppKey("plan-t
     body=_BODY_SCHEMA,
     answers=(
         Answer(200, "The plan, and its name", {"$ref": "#/components/schemas/PlanTable"}),
-        Answer(400, "The filter or the snapshot makes no sense; the message says why"),
-        Answer(404, "No such table"),
+        Answer(400, "The filter, a join or the snapshot makes no sense; the message says why"),
+        Answer(404, "No such table, or none that a join names"),
     ),
 )
 async def make_plan_table(request: web.Request) -> web.Response:
@@ -159,7 +165,11 @@ async def make_plan_table(request: web.Request) -> web.Response:
         wanted, question = _understood(body, loaded.metadata)
     else:
         wanted, question = await asyncio.to_thread(_understood, body, loaded.metadata)
-    return json_answer(await _made(request.app, loaded, wanted, question))
+    found, told = await told_of(request, loaded.metadata, wanted.joins)
+    if found.members:
+        question = question.joined_with(found.members)
+    made = await _made(request.app, loaded, wanted, question)
+    return json_answer(msgspec.structs.replace(made, joins=told))
 
 
 def _understood(body: bytes, metadata: TableMetadata) -> tuple[_Wanted, Question]:
@@ -285,6 +295,7 @@ async def _open(app: web.Application) -> None:
 
 
 def add_routes(app: web.Application) -> None:
+    add_joins(app)
     app[MAKING] = SingleFlight()
     app.on_startup.append(_open)
     # aiohttp's own pattern for a variable leaves out braces, which names may hold.

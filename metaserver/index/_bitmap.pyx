@@ -70,6 +70,7 @@ cdef extern from *:
     }
 
     static inline int seamark_lowest(uint64_t word) { return __builtin_ctzll(word); }
+    static inline int seamark_count(uint64_t word) { return __builtin_popcountll(word); }
     static inline int seamark_length(uint64_t word) { return word ? 64 - __builtin_clzll(word) : 0; }
 
     static inline uint64_t seamark_word(const uint8_t *at) { uint64_t word; memcpy(&word, at, 8); return word; }
@@ -99,6 +100,7 @@ cdef extern from *:
     uint64_t seamark_transposed(uint64_t x) nogil
     uint64_t seamark_changes(const uint32_t *ranks, int64_t rows) nogil
     int seamark_lowest(uint64_t word) nogil
+    int seamark_count(uint64_t word) nogil
     int seamark_length(uint64_t word) nogil
 
     uint64_t seamark_prefix(const uint8_t *at, int64_t length) nogil
@@ -108,6 +110,7 @@ cdef uint32_t EMPTY = 0xFFFFFFFF
 cdef enum:
     SLICES_MAX = 32
     SAME = 256
+    FEW = 16
 
 
 # ---- ranks of codes ----
@@ -554,6 +557,99 @@ cdef class Slices:
             if self.rows & 63:
                 out[self.words - 1] &= (<uint64_t>1 << (self.rows & 63)) - 1
         return found
+
+    def where_marked(self, const uint8_t[::1] marks, const uint64_t[::1] among):
+        """Bits of the rows in `among` whose rank's byte in `marks` is 1. ValueError where a rank may be beyond them.
+
+        A word of `among` with few rows costs no more than these: each one's rank is put together alone.
+        """
+        cdef Py_ssize_t word, byte
+        cdef int k, plane, planes = (self.count + 7) // 8, group, top
+        cdef uint64_t x, bits, asked
+        cdef uint64_t[4] ranks
+        cdef uint32_t rank
+        cdef uint64_t most = marks.shape[0]
+        cdef bint beyond = False
+        if among.shape[0] != self.words:
+            raise ValueError(f"{among.shape[0]} words are not of {self.rows} rows")
+        found = np.zeros(self.words, dtype=np.uint64)
+        cdef uint64_t[::1] out = found
+        with nogil:
+            memset(ranks, 0, sizeof(ranks))
+            for word in range(self.words):
+                asked = among[word]
+                if asked == 0:
+                    continue
+                bits = 0
+                if seamark_count(asked) <= FEW:
+                    while asked:
+                        group = seamark_lowest(asked)
+                        asked &= asked - 1
+                        rank = 0
+                        for k in range(self.count):
+                            rank |= <uint32_t>(self.starts[k][word if self.moves[k] else 0] >> group & 1) << k
+                        if rank >= most:
+                            beyond = True
+                        else:
+                            bits |= <uint64_t>(marks[rank] & 1) << group
+                    out[word] = bits
+                    continue
+                for group in range(8):
+                    if not asked >> (8 * group) & 0xFF:
+                        continue
+                    for plane in range(planes):
+                        x = 0
+                        top = self.count - 8 * plane
+                        for k in range(8 if top > 8 else top):
+                            byte = (word if self.moves[8 * plane + k] else 0) * 8 + group
+                            x |= <uint64_t>(<const uint8_t *>self.starts[8 * plane + k])[byte] << (8 * k)
+                        ranks[plane] = seamark_transposed(x)
+                    for k in range(8):
+                        if not asked >> (8 * group + k) & 1:
+                            continue
+                        rank = ranks[0] >> (8 * k) & 0xFF
+                        for plane in range(1, planes):
+                            rank |= <uint32_t>(ranks[plane] >> (8 * k) & 0xFF) << (8 * plane)
+                        if rank >= most:
+                            beyond = True
+                        else:
+                            bits |= <uint64_t>(marks[rank] & 1) << (8 * group + k)
+                out[word] = bits
+        if beyond:
+            raise ValueError(f"a row's rank is beyond the {most} that there are")
+        return found
+
+
+# ---- codes that lie close together ----
+
+def table_of(const uint64_t[::1] codes, uint64_t low, uint64_t span):
+    """uint64[]: bit i is set where low + i is among the codes, all of which are in [low, low + span)."""
+    cdef Py_ssize_t i
+    cdef uint64_t at
+    table = np.zeros((span + 63) >> 6, dtype=np.uint64)
+    cdef uint64_t[::1] out = table
+    with nogil:
+        for i in range(codes.shape[0]):
+            at = codes[i] - low
+            if at < span:
+                out[at >> 6] |= <uint64_t>1 << (at & 63)
+    return table
+
+
+def marks_of(const uint64_t[::1] codes, const uint64_t[::1] table, uint64_t low, uint64_t span):
+    """uint8[n]: 1 where a code's bit is set in what `table_of` made. ValueError where the table is shorter."""
+    cdef Py_ssize_t i
+    cdef uint64_t at
+    if (span + 63) >> 6 > <uint64_t>table.shape[0]:
+        raise ValueError(f"a table of {table.shape[0]} words does not span {span} codes")
+    found = np.zeros(codes.shape[0], dtype=np.uint8)
+    cdef uint8_t[::1] out = found
+    with nogil:
+        for i in range(codes.shape[0]):
+            at = codes[i] - low
+            if at < span:
+                out[i] = table[at >> 6] >> (at & 63) & 1
+    return found
 
 
 # ---- bits ----

@@ -31,8 +31,9 @@ from isal import isal_zlib
 
 from cache.memory import MemoryCache
 from metaserver.index import _bitmap
-from metaserver.index.dictionary import BYTES, CODES, Bounds
-from metaserver.index.keys import Bits, KeyRanges, Keys
+from metaserver.index.dictionary import BYTES, CODES, Bounds, distinct_of
+from metaserver.index.key_set import KeySet
+from metaserver.index.keys import Bits, KeyRanges, Keys, has_codes
 from metaserver.index.pieces import head_bytes
 from metaserver.index.postings import PIECES_MAX, Marks, Postings, build_postings
 from metaserver.index.slices import CLIPPED, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
@@ -182,6 +183,28 @@ class Bitmap:
         if wanted:
             marks |= (self._flags & wanted) != 0
         return marks
+
+    def files_with_keys(self, keys: KeySet) -> Marks:
+        """uint8[files]: 1 where a row of the file has one of the keys; of keys that are bytes a superset."""
+        self._check(keys)
+        return self._postings.files_with_keys(keys, self._has_keys, self.section)
+
+    def has_only(self, keys: KeySet) -> bool:
+        """Whether every row of every file is known to have one of the keys."""
+        self._check(keys)
+        return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
+
+    def rows_with_keys(self, file: int, keys: KeySet, among: Bits | None = None) -> Bits:
+        """The rows of the file, or of those `among`, that have one of the keys; of keys that are bytes a superset."""
+        self._check(keys)
+        section = self.section(file)
+        marks = keys.marks(distinct_of(section.dictionary))
+        return section.rows_marked(marks, among, partial(self._slices, file))
+
+    def _check(self, keys: KeySet) -> None:
+        """ValueError where they are of another form."""
+        if has_codes(keys.kind) != (self._form == CODES):
+            raise ValueError(f"a bitmap index of another form cannot be asked for keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
         """(offset, length) in the blob of what `files_with` reads beside what `header_size` tells, step by step: each

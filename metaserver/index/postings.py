@@ -24,6 +24,7 @@ import pyarrow as pa
 from metaserver.index import _bitmap, _ordered, bits
 from metaserver.index.bits import MARGIN, Coding
 from metaserver.index.dictionary import CODES, Bounds, Places, aligned, distinct_of, opened, pack
+from metaserver.index.key_set import KeySet
 from metaserver.index.keys import Bytes
 from metaserver.index.pieces import Head, Piece, Pieces, write_pieces
 from metaserver.index.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
@@ -55,6 +56,7 @@ _ZSTD = pa.Codec("zstd", 1)
 _INFLATED_MAX = 1 << 31
 
 Marks = npt.NDArray[np.uint8]
+_NO_MARK = np.zeros(1, dtype=np.uint8)
 
 
 class Searchable(Protocol):
@@ -104,6 +106,11 @@ def _union(sections: Sequence[Searchable], form: int, spend: float) -> Distinct 
         if len(found) > min(KEYS_MAX, spend) or (found.heap is not None and len(found.heap) > HEAP_MAX):
             return None  # each key takes a byte at least
     return found
+
+
+def union_of(parts: Sequence[Distinct], form: int) -> Distinct:
+    """All keys of the parts, each once."""
+    return _ranked(parts, form)[0]
 
 
 def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
@@ -210,6 +217,7 @@ class Postings:
         self._arrays: dict[int, npt.NDArray[Any]] = {}
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
         self._starts: _ordered.Numbers | None = None
+        self._marked: tuple[KeySet, Marks] | None = None
 
     def verify(self) -> None:
         self._pieces.verify()
@@ -243,6 +251,42 @@ class Postings:
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
         return self._by_edges(bounds, there)[1]
+
+    def files_with_keys(self, keys: KeySet, there: npt.NDArray[np.bool_], section: Sections) -> Marks:
+        """As `files_with`, of many keys: what is here is looked up among them."""
+        if self.layout != EDGES:
+            marks = self._marks_of(keys)
+            if marks.all():
+                return there.astype(np.uint8)
+            edges = np.diff(np.concatenate([_NO_MARK, marks, _NO_MARK]).view(np.int8))
+            begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+            if not len(begins):
+                return np.zeros(self._files, dtype=np.uint8)
+            return self._listed(begins.astype(np.uint64), ends.astype(np.uint64))
+        found = np.zeros(self._files, dtype=np.uint8)
+        bounds = Bounds(keys.extremes, self._form)
+        if bounds.count:
+            for number in np.flatnonzero(self._between(bounds, there)).tolist():
+                found[number] = keys.marks(distinct_of(section(number).dictionary)).any()
+        return found
+
+    def has_only(self, keys: KeySet) -> bool:
+        """Whether every key of every file is known to be one of these."""
+        return self.layout != EDGES and bool(self._marks_of(keys).all())
+
+    def _marks_of(self, keys: KeySet) -> Marks:
+        """uint8[distinct keys]: those that are among the wanted. The last that was asked is remembered."""
+        marked = self._marked
+        if marked is None or marked[0] is not keys:
+            self._marked = marked = (keys, keys.marks(distinct_of(self._opened())))
+        return marked[1]
+
+    def _between(self, bounds: Bounds, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """bool[files]: those whose least and most key do not exclude that they have one within the bounds."""
+        marks, numbers = self._by_edges(bounds, there)
+        possible: npt.NDArray[np.bool_] = marks != 0
+        possible[numbers] = True
+        return possible
 
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
         if self._dictionary is None:

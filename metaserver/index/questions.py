@@ -19,6 +19,7 @@ from metaserver.iceberg.values import FLOATS
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bloom import Bloom
 from metaserver.index.hashing import Hashes, hash_halves
+from metaserver.index.key_set import KeySet
 from metaserver.index.keys import KeyRanges, Keys
 from metaserver.index.record import Found, Record
 
@@ -50,6 +51,18 @@ class BitmapQuestion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KeysQuestion:
+    """Whether there is one of these keys, which are many."""
+
+    keys: KeySet
+
+    def of(self, index: Bloom | Bitmap | Record) -> Flags:
+        """As of `BloomQuestion`."""
+        assert isinstance(index, Bitmap)
+        return index.files_with_keys(self.keys)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordQuestion:
     """Whether there is a row with one of these hashes, whose halves are given (seeds 0 and 1)."""
 
@@ -67,7 +80,7 @@ class RecordQuestion:
         return files_of(index.lookup(self.high, self.low), index.files)
 
 
-Question = BloomQuestion | BitmapQuestion | RecordQuestion
+Question = BloomQuestion | BitmapQuestion | KeysQuestion | RecordQuestion
 
 PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
 

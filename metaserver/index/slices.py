@@ -20,7 +20,7 @@ import numpy as np
 from metaserver.index import _bitmap, _ordered, bits
 from metaserver.index.bits import Coding
 from metaserver.index.dictionary import BYTES, CODES, Bounds, Intervals, aligned, opened, pack
-from metaserver.index.keys import Bits, Keys
+from metaserver.index.keys import Bits, Bytes, Keys
 from metaserver.index.pieces import Head, Piece, Pieces, write_pieces
 from metaserver.index.ranks import ROWS_MAX, Ranks, ranked
 
@@ -143,6 +143,25 @@ class Section:
             if marks is not None:
                 found = found | marks if asked else found & ~marks
         return found
+
+    def rows_marked(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
+        """The rows in `among` (None: all) whose rank's byte in `marks`, uint8[cardinality], is 1. Neither null nor NaN.
+
+        `slices` as of `rows_where`."""
+        found = bits.all_of(self.rows) if among is None else among
+        for piece, flag in ((NULL_ROWS, NULLS), (NAN_ROWS, NANS)):
+            gone = self._marks(piece, flag)
+            if gone is not None:
+                found = found & ~gone
+        wanted = int(np.count_nonzero(marks))
+        if wanted == 0:
+            return bits.none_of(self.rows)
+        if wanted == self.cardinality:
+            return found
+        if self.layout == EQUALITY:
+            ranks = np.flatnonzero(marks)
+            return found & self._any_of(ranks.tolist(), (ranks + 1).tolist())
+        return slices().where_marked(marks, found)
 
     def _marks(self, piece: int, flag: int) -> Bits | None:
         if not self.flags & flag:

@@ -128,7 +128,7 @@ class Consulting:
 
     async def _projected(self, question: Question, definitions: Sequence[IndexDefinition]) -> Projected | None:
         if question.is_long:
-            return await asyncio.to_thread(project, question.bound, definitions)
+            return await asyncio.to_thread(project, question.bound, definitions, question.members)
         return project(question.bound, definitions)
 
     async def _listed(self, entry: Entry) -> IndexFiles | None:

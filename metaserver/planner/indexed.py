@@ -33,11 +33,12 @@ from metaserver.index.cold import ColdIndex
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.hashing import hash_keys
 from metaserver.index.indexes import OpenIndex
-from metaserver.index.keys import Bits, Key, Keys, has_codes
+from metaserver.index.keys import Bits, Key, Keys, family, has_codes
 from metaserver.index.questions import (
     BitmapQuestion,
     BloomQuestion,
     Flags,
+    KeysQuestion,
     PredicateKey,
     Question,
     RecordQuestion,
@@ -46,6 +47,7 @@ from metaserver.index.questions import (
 from metaserver.index.terms import LOWER, Term, lowered
 from metaserver.planner.coverage import Coverage
 from metaserver.planner.meaning import Meaning, key_ranges
+from metaserver.planner.members import Members, narrowest_first
 from metaserver.planner.scan import IndexUse
 from metaserver.planner.selection import Expired, Selection, narrow_to_any
 from metaserver.planner.view import TableView, comparable
@@ -57,11 +59,34 @@ KEYS_MAX = 100_000
 """Keys that one predicate may look for in bloom filters or record indexes; longer lists prove nothing there."""
 TRANSFORMED_MAX = 200_000
 """Values to which functions of indexed terms are applied for one plan; an index that would take more is left out."""
+HASHED_MAX = 2_000
+"""Keys of a join that are looked for in bloom filters: of more, one is found by chance wherever one looks."""
 COMBINATIONS_MAX = 10_000
 """Keys that equalities on the columns of one composite key may stand for."""
 
 STAGES = ("bloom", "bitmap", "record")
 """Kinds that narrow whole files, in the order of their cost."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """That the values of a term are among the keys of a join, of an index on that very column."""
+
+    definition: IndexDefinition
+    members: Members
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.definition.id, id(self.members)
+
+    def question(self) -> Question | None:
+        """None where the index would say nothing of so many keys."""
+        keys, kind = self.members.keys, self.definition.kind
+        if kind == "bitmap":
+            return KeysQuestion(keys)
+        if len(keys) > (HASHED_MAX if kind == "bloom" else KEYS_MAX):
+            return None
+        return BloomQuestion(hash_keys(keys.keys, 0)) if kind == "bloom" else RecordQuestion.about([keys.keys])
 
 
 class Asked(NamedTuple):
@@ -111,13 +136,16 @@ class Projected:
     expression: Expression
     by_field: Mapping[int, IndexDefinition]
     composite: tuple[tuple[IndexDefinition, tuple[Bound, ...]], ...] = ()
+    demands: tuple[Demand, ...] = ()
+    """What joins ask, of indexes that can tell; those with the fewest keys first."""
 
     @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """Those that can narrow."""
         fields = dict.fromkeys(one.column_id for one in predicates_of(self.expression))
         found = [self.by_field[field_id] for field_id in fields] + [definition for definition, _ in self.composite]
-        return tuple(found)
+        found += [one.definition for one in self.demands]
+        return tuple({one.id: one for one in found}.values())
 
     def asked_of(self, definition_id: str) -> list[Asked]:
         """What is asked of the index files of one definition, each once."""
@@ -129,7 +157,9 @@ class Projected:
         return single + [Asked(*one) for one in self.composite if one[0].id == definition_id]
 
 
-def project(bound: Expression, definitions: Sequence[IndexDefinition]) -> Projected | None:
+def project(
+    bound: Expression, definitions: Sequence[IndexDefinition], members: Sequence[Members] = ()
+) -> Projected | None:
     """None where no definition can narrow anything."""
     by_field = {
         FIRST_FIELD_ID + number: definition
@@ -147,7 +177,19 @@ def project(bound: Expression, definitions: Sequence[IndexDefinition]) -> Projec
         for definition in definitions
         if len(definition.terms) > 1 and (equalities := _equalities(bound, definition))
     )
-    return Projected(expression, by_field, composite) if expression != TRUE or composite else None
+    demands = tuple(
+        Demand(definition, one)
+        for one in narrowest_first(members)
+        for definition in definitions
+        if len(definition.terms) == 1 and _has_keys_of(definition.terms[0], one)
+    )
+    narrows = expression != TRUE or composite or demands
+    return Projected(expression, by_field, composite, demands) if narrows else None
+
+
+def _has_keys_of(term: Term, members: Members) -> bool:
+    same_column = (term.column_id, term.transform) == (members.column_id, IDENTITY)
+    return same_column and family(term.kind) == family(members.kind)
 
 
 @dataclass
@@ -310,6 +352,9 @@ class Probe:
         for definition, equalities in self.projected.composite:
             if definition.kind in kinds and not expired():
                 self._intersect(selection, Asked(definition, equalities), expired)
+        for demand in self.projected.demands:
+            if demand.definition.kind in kinds and not expired():
+                self._intersect(selection, demand, expired)
 
     def _narrow(self, selection: Selection, expression: Expression, kinds: frozenset[str], expired: Expired) -> None:
         match expression:
@@ -329,7 +374,7 @@ class Probe:
     def _says_something(self, expression: Expression, kinds: frozenset[str]) -> bool:
         return any(self.projected.by_field[one.column_id].kind in kinds for one in predicates_of(expression))
 
-    def _intersect(self, selection: Selection, asked: Asked, expired: Expired) -> None:
+    def _intersect(self, selection: Selection, asked: Asked | Demand, expired: Expired) -> None:
         definition_id, key = asked.definition.id, asked.key
         if key not in self._kept:
             self._kept[key] = self._kept_by(asked, expired)
@@ -343,7 +388,7 @@ class Probe:
             # A later stage, of more kinds, applies it once more, and asks nothing.
             self.asked[definition_id] = files + before * first, removed + before - selection.count()
 
-    def _kept_by(self, asked: Asked, expired: Expired) -> Flags | None:
+    def _kept_by(self, asked: Asked | Demand, expired: Expired) -> Flags | None:
         """uint8[rows of the view]: 1 where no index describes the file, or one says that it may match, or there was no
         time to ask it."""
         coverage, question = self.coverage.get(asked.definition.id), self._question(asked)
@@ -363,7 +408,7 @@ class Probe:
             kept[rows[rows >= 0]] = 1
         return kept
 
-    def _question(self, asked: Asked) -> Question | None:
+    def _question(self, asked: Asked | Demand) -> Question | None:
         if asked.key not in self._questions:
             self._questions[asked.key] = asked.question()
         return self._questions[asked.key]
@@ -373,7 +418,12 @@ class Probe:
     @property
     def by_row(self) -> bool:
         """Whether rows can tell more than files: some conjunction asks two bitmaps."""
-        return _conjoins(self.projected.expression, self._is_bitmap)
+        asked = any(map(self._is_bitmap, predicates_of(self.projected.expression)))
+        return asked + len(self._by_key) > 1 or _conjoins(self.projected.expression, self._is_bitmap)
+
+    @property
+    def _by_key(self) -> list[Demand]:
+        return [one for one in self.projected.demands if one.definition.kind == "bitmap"]
 
     def _is_bitmap(self, predicate: Bound) -> bool:
         return self.projected.by_field[predicate.column_id].kind == "bitmap"
@@ -381,13 +431,24 @@ class Probe:
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
         """File by file: leaves out those of which no row is in all bitmaps."""
         kept = np.ones(self.view.rows, dtype=np.uint8)
+        demands = self._by_key
         for row in selection.places().tolist():
             if expired():
                 break
             found = self._rows(self.projected.expression, row)
+            for demand in demands:
+                if found is not None and not found.any():
+                    break
+                found = self._rows_of_keys(demand, row, found)
             if found is not None and not found.any():
                 kept[row] = 0
         selection.intersect(kept)
+
+    def _rows_of_keys(self, demand: Demand, row: int, among: Bits | None) -> Bits | None:
+        """The rows among these that have one of the keys; None: any."""
+        return self._told(
+            demand, row, lambda bitmap, file: bitmap.rows_with_keys(file, demand.members.keys, among), among
+        )
 
     def _rows(self, expression: Expression, row: int) -> Bits | None:
         """Rows of the file that may match; None: any."""
@@ -415,22 +476,30 @@ class Probe:
 
     def _rows_of(self, predicate: Bound, row: int) -> Bits | None:
         asked = Asked(self.projected.by_field[predicate.column_id], (predicate,))
-        coverage, question = self.coverage.get(asked.definition.id), self._question(asked)
-        if coverage is None or not isinstance(question, BitmapQuestion):
+        question = self._question(asked)
+        if not isinstance(question, BitmapQuestion):
             return None
-        found = coverage.file_at(row)
+        ranges = question.ranges
+        return self._told(asked, row, lambda bitmap, file: bitmap.rows(file, ranges), None)
+
+    def _told(
+        self, asked: Asked | Demand, row: int, ask: Callable[[Bitmap, int], Bits], otherwise: Bits | None
+    ) -> Bits | None:
+        """What the bitmap index says of a file; `otherwise` where it says nothing."""
+        coverage = self.coverage.get(asked.definition.id)
+        found = None if coverage is None else coverage.file_at(row)
         bitmap = None if found is None else self._bitmap_of(*found)
         if found is None or bitmap is None:
-            return None
+            return otherwise
         location, file = found
         records = (self.opened.get(location) or self.afar[location]).files.records[file]
         try:
             if bitmap.section(file).rows != records:
                 raise ValueError(f"file {file} has {records} rows; its bitmap is of others")
-            return bitmap.rows(file, question.ranges)
+            return ask(bitmap, file)
         except ValueError as error:
             self.damaged[location] = str(error)
-            return None
+            return otherwise
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
         """One that can be asked for the rows of this file of it."""

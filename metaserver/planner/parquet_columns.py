@@ -8,16 +8,19 @@ all that one request fetches is charged to one `Allowance`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from metaserver.errors import BadRequest, StorageError
-from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, places_of
+from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, has_ids, places_of, refuse_large
 from metaserver.index.packing import Longs
 from metaserver.objects.port import ObjectStore
+
+T = TypeVar("T")
 
 _WAIT_S = 120.0
 """For one range; storage gives up before."""
@@ -98,18 +101,37 @@ class DataRows:
     ) -> dict[int, pa.ChunkedArray]:
         """Each column at these rows of the file, int64[n] ascending. Unreadable where the file is not what the manifest
         says, lacks a column, or takes more bytes than there are left."""
+
+        def read(file: pq.ParquetFile) -> dict[int, pa.ChunkedArray]:
+            places = places_of(file.schema_arrow, column_ids)
+            absent = [one for one in column_ids if one not in places]
+            if absent:
+                raise Unreadable(path, f"it has no column of id {absent[0]}")
+            table = pa.concat_tables(list(_parts(file, dotted(places.values()), rows)))
+            return {one: column_of(table, places[one]) for one in column_ids}
+
+        return self._read(path, size, records, read)
+
+    def read_all(self, path: str, size: int, records: int, column_ids: Sequence[int]) -> dict[int, pa.ChunkedArray]:
+        """As `read`, of all rows, without the columns that the file lacks. Unreadable where it has no ids at all."""
+
+        def read(file: pq.ParquetFile) -> dict[int, pa.ChunkedArray]:
+            if not has_ids(file.schema_arrow):
+                raise Unreadable(path, "its columns have no field ids")
+            refuse_large(file.metadata, path)
+            places = places_of(file.schema_arrow, column_ids)
+            table = file.read(columns=dotted(places.values()), use_threads=False) if places else pa.table({})
+            return {one: column_of(table, place) for one, place in places.items()}
+
+        return self._read(path, size, records, read)
+
+    def _read(self, path: str, size: int, records: int, read: Callable[[pq.ParquetFile], T]) -> T:
         source = _Ranges(self._objects, self._loop, path, size, self._allowance)
         try:
             with pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False) as file:
                 if file.metadata.num_rows != records:
                     raise Unreadable(path, f"it has {file.metadata.num_rows} rows; its manifest says {records}")
-                places = places_of(file.schema_arrow, column_ids)
-                absent = [one for one in column_ids if one not in places]
-                if absent:
-                    raise Unreadable(path, f"it has no column of id {absent[0]}")
-                parts = list(_parts(file, dotted(places.values()), rows))
-            table = pa.concat_tables(parts)
-            return {one: column_of(table, places[one]) for one in column_ids}
+                return read(file)
         except InDoubt as error:
             raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:  # outside of the warehouse, gone, not allowed

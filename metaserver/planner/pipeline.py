@@ -6,7 +6,7 @@ not checked within the time budget is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.planner.appends import keep_appended
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.indexed import Probe
-from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
+from metaserver.planner.members import Members
+from metaserver.planner.prune import narrow_by_partition, narrow_by_stats, narrow_to_keys
 from metaserver.planner.request import Question, appended
 from metaserver.planner.scan import Scan, Stage
 from metaserver.planner.selection import Selection
@@ -82,15 +83,24 @@ def _steps(
     if question.request.incremental:
         ids = {snapshot.snapshot_id for snapshot in appended(question.metadata, question.request)}
         yield "appended", partial(keep_appended, snapshot_ids=ids)
-    bound = question.bound
-    if question.request.filter == TRUE:  # of a filter that is true of all rows, files without rows are left out
+    if question.asks_nothing:  # of a filter that is true of all rows, files without rows are left out
         return
     by_spec = {number: demand for number, demand in question.demands.items() if number in subject.view.specs}
     if any(demand != TRUE for demand in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
-    yield "column_stats", partial(narrow_by_stats, expression=bound, expired=expired)
+    yield "column_stats", partial(narrow_by_stats, expression=question.bound, expired=expired)
+    if question.members:
+        yield "join_keys", partial(_narrow_by_members, members=question.members, expired=expired)
     if probe is not None:
         yield from probe.steps(expired)
+
+
+def _narrow_by_members(selection: Selection, members: Sequence[Members], expired: Callable[[], bool]) -> None:
+    """By statistics of the columns that joins ask about."""
+    for one in members:
+        if expired():
+            return
+        narrow_to_keys(selection, one.column_id, one.kind, one.keys)
 
 
 def _without_history(metadata: TableMetadata) -> TableMetadata:

@@ -189,7 +189,7 @@ class Planner:
 
     def _advice(self, question: Question, entry: Entry | None) -> _Advice | None:
         """None where a plan may use no index."""
-        if entry is None or self._consulting is None or question.bound == TRUE:
+        if entry is None or self._consulting is None or (question.bound == TRUE and not question.members):
             return None
         definitions = self._consulting.definitions(question.metadata, entry)
         return _Advice(self._consulting, definitions, entry) if definitions else None
@@ -218,9 +218,8 @@ class Planner:
         self._shed(held)
         return held.view
 
-    async def explain(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
-        """As `scan`, planned anew whatever is kept, with files and bytes in its stages."""
-        question = Question.ask(metadata, request)
+    async def explain(self, question: Question, entry: Entry | None = None) -> Scan:
+        """As `plan`, planned anew whatever is kept, with files and bytes in its stages."""
         before_s = self._clock.monotonic()
         held = await self._held(question, whole=True)  # what is left out unread cannot be told
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)

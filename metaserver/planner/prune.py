@@ -23,6 +23,7 @@ from metaserver.iceberg.projection import source_ranges
 from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index import _scan
 from metaserver.index.block import COUNTS
+from metaserver.index.key_set import KeySet
 from metaserver.index.packing import MISSING, Form, Longs, form_of, key_of
 from metaserver.planner.selection import Expired, Selection, narrow_to_any, never
 from metaserver.planner.view import Flags, PartitionColumn, Side, StatsColumn, TableView
@@ -296,14 +297,45 @@ def _narrow_to_members(selection: Selection, column: StatsColumn, bound: Bound) 
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
         _compare(selection, column, GE, bound.kind, values[0])
-    if len(column.lower) == 1 and len(column.upper) == 1 and column.lower[0].form is Form.INTEGERS:
-        lower, upper = column.lower[0], column.upper[0]
-        if upper.form is Form.INTEGERS:
-            _run_in(selection, lower, upper, bound)
-            return
+    sides = _integer_sides(column)
+    if sides is not None:
+        _run_in(selection, *sides, bound)
+        return
     if len(values) > IN_LIMIT:
         return
     narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
+
+
+def _integer_sides(column: StatsColumn) -> tuple[Side, Side] | None:
+    """Lower and upper bounds where all of them are integers."""
+    if len(column.lower) != 1 or len(column.upper) != 1:
+        return None
+    lower, upper = column.lower[0], column.upper[0]
+    return (lower, upper) if lower.form is Form.INTEGERS and upper.form is Form.INTEGERS else None
+
+
+def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
+    """By bounds and null counts: keeps files that may hold one of the keys, of which there are some."""
+    column = selection.view.stats(column_id, kind)
+    _drop(selection, column, column.nulls_only, _nulls_only)
+    if kind == "uuid":
+        return
+    low, high = (packed_key(keys.at(place)) for place in (0, len(keys) - 1))
+    for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
+        for side in sides:
+            if (side.form is Form.STRINGS) == isinstance(key, bytes):
+                _run(selection, side, op, key, uuid=False)
+    integers = _integer_sides(column)
+    if integers is not None and keys.distinct.codes is not None:
+        lower, upper = integers
+        listed = (keys.distinct.codes ^ np.uint64(1 << 63)).view(np.int64)
+        state, mask = selection.state, selection.mask
+        _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
+
+
+def packed_key(key: int | bytes) -> int | bytes:
+    """A key of an index as statistics have it."""
+    return key if isinstance(key, bytes) else key - (1 << 63)
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import msgspec
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expressions import TRUE, Bound, Expression, predicates_of
+from metaserver.iceberg.expressions import TRUE, Bound, Expression, all_of, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.projection import Projected, project
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.snapshot import Snapshot
+from metaserver.planner.members import Members, parted
 
 _LONG_CHARACTERS = 30_000
 """Of a bound filter's text; some hundreds of values, a millisecond of work."""
@@ -46,22 +47,40 @@ class Question(msgspec.Struct, frozen=True, dict=True):
     snapshot: Snapshot | None
     schema: Schema
     bound: Expression
+    members: tuple[Members, ...] = ()
+    """What joins demand beside the filter."""
+    joined: bool = False
+    """Whether joins demand anything, in the filter or beside it."""
 
     @classmethod
-    def ask(cls, metadata: TableMetadata, request: ScanRequest) -> Question:
-        """BadRequest for a filter or snapshot that makes no sense."""
+    def ask(cls, metadata: TableMetadata, request: ScanRequest, members: Sequence[Members] = ()) -> Question:
+        """BadRequest for a filter or snapshot that makes no sense. `members`: what joins demand of columns."""
         snapshot = resolve_snapshot(metadata, request)
         schema = resolve_schema(metadata, snapshot, request)
-        return cls(metadata, request, snapshot, schema, bind_filter(metadata, schema, request))
+        bound = bind_filter(metadata, schema, request)
+        asked = cls(metadata, request, snapshot, schema, bound)
+        return asked.joined_with(members) if members else asked
+
+    def joined_with(self, members: Sequence[Members]) -> Question:
+        """The same, with what joins demand of columns."""
+        few, many = parted(members)
+        bound = all_of(self.bound, few)
+        return Question(self.metadata, self.request, self.snapshot, self.schema, bound, many, joined=True)
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Not even that there are rows."""
+        return self.request.filter == TRUE and not self.joined
 
     @cached_property
     def text(self) -> str:
-        """The bound filter, for keys. Not the expression itself: 0.0 and -0.0 are equal, and their plans are not."""
-        return repr(self.bound)
+        """The bound filter, for keys, and what tells the keys of joins from others. Not the expression itself: 0.0 and
+        -0.0 are equal, and their plans are not."""
+        return "\n".join([repr(self.bound), *(one.text for one in self.members)])
 
     @property
     def is_long(self) -> bool:
-        return len(self.text) > _LONG_CHARACTERS
+        return bool(self.members) or len(self.text) > _LONG_CHARACTERS
 
     @property
     def snapshot_id(self) -> int | None:
@@ -76,10 +95,15 @@ class Question(msgspec.Struct, frozen=True, dict=True):
         """The filter as the partitions of each spec see it, by spec id."""
         return {spec.spec_id: project(self.bound, spec) for spec in self.metadata.partition_specs}
 
-    @property
+    @cached_property
     def demands(self) -> dict[int, Expression]:
-        """By spec id, what the filter demands of partition values."""
-        return {spec_id: projected.possible for spec_id, projected in self.projected.items()}
+        """By spec id, what the filter and the joins demand of partition values."""
+        demands = {spec_id: projected.possible for spec_id, projected in self.projected.items()}
+        if self.members:
+            for spec in self.metadata.partition_specs:
+                of_joins = (one.in_partitions(spec) for one in self.members)
+                demands[spec.spec_id] = all_of(demands[spec.spec_id], *of_joins)
+        return demands
 
 
 def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot | None:

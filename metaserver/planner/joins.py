@@ -1,0 +1,119 @@
+"""Joins of a statement as demands on a table's rows: which keys a row must have to meet a row of the other table.
+
+The rules it keeps. A row can matter only if for each join the other table has a row that is equal in all columns of
+`on`, none of them null, and for which its filter may be true; of several columns each one's keys are taken alone, which
+is a superset. Types whose equality is not that of their keys, as of floats, demand nothing. What cannot be told in time
+or within bounds is left out, and said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from metaserver.iceberg.expressions import Expression
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.schema import is_primitive
+from metaserver.iceberg.types import base_name, canonical_primitive
+from metaserver.iceberg.values import FLOATS, decimal_scale
+from metaserver.index.keys import has_codes
+from metaserver.planner.dimension_columns import Wanted
+from metaserver.planner.dimensions import Asked, Dimensions, LeftOut, gathered
+from metaserver.planner.members import Members
+from metaserver.planner.request import Question, ScanRequest
+from metaserver.store.port import Entry
+
+
+class Pair(NamedTuple):
+    """A column of the table, and one of the other, that are equal. `kind`s are canonical types."""
+
+    column_id: int
+    name: str
+    kind: str
+    other_id: int
+    other_kind: str
+
+
+@dataclass(frozen=True)
+class Join:
+    """`table` as it was asked for. `filter` is bound, over the other table's columns."""
+
+    table: tuple[str, ...]
+    metadata: TableMetadata
+    entry: Entry
+    snapshot_id: int | None
+    filter: Expression
+    on: tuple[Pair, ...]
+    joins: tuple[Join, ...] = ()
+
+
+class JoinTold(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+    """What became of a join. `keys`: how many the other table has left, of several columns the fewest; None where it
+    was left out."""
+
+    table: tuple[str, ...]
+    snapshot_id: int | None
+    keys: int | None
+    used: bool
+    reason: str | None = None
+
+
+class Demanded(NamedTuple):
+    members: tuple[Members, ...]
+    told: tuple[JoinTold, ...]
+    """In the order of the joins, depth first."""
+
+
+async def demanded(dimensions: Dimensions, joins: Sequence[Join], until_s: float) -> Demanded:
+    """What the joins demand of the columns of a table; until then, in monotonic time, they are waited for."""
+    found = await gathered([partial(_demanded, dimensions, join, until_s) for join in joins])
+    members = tuple(one for each in found for one in each.members)
+    return Demanded(members, tuple(one for each in found for one in each.told))
+
+
+async def _demanded(dimensions: Dimensions, join: Join, until_s: float) -> Demanded:
+    nested = await demanded(dimensions, join.joins, until_s)
+    pairs = [pair for pair in join.on if is_comparable(pair.kind, pair.other_kind)]
+    members: tuple[Members, ...] = ()
+    try:
+        if not pairs:
+            raise LeftOut(f"{join.on[0].kind} and {join.on[0].other_kind} are not compared by keys")
+        request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id)
+        question = Question.ask(join.metadata, request, nested.members)
+        columns = tuple((Wanted(pair.other_id, pair.other_kind), pair.kind) for pair in pairs)
+        keys = await dimensions.keys(Asked(question, join.entry, columns), until_s)
+        members = tuple(
+            Members(pair.column_id, pair.name, pair.kind, one) for pair, one in zip(pairs, keys, strict=True)
+        )
+        told = JoinTold(join.table, join.snapshot_id, min(map(len, keys)), used=True)
+    except LeftOut as left_out:
+        told = JoinTold(join.table, join.snapshot_id, None, used=False, reason=left_out.reason)
+    return Demanded(members, (told, *nested.told))
+
+
+def is_comparable(kind: str, other: str) -> bool:
+    """Whether values of two types are equal where their keys are, once `KeySet.of_kind` has made them of one."""
+    names = base_name(kind), base_name(other)
+    if not all(is_primitive(one) and _has_keys(one) for one in (kind, other)) or {"unknown", *FLOATS} & set(names):
+        return False
+    if names == ("decimal", "decimal"):
+        return decimal_scale(kind) == decimal_scale(other)
+    return kind == other or set(names) == {"int", "long"}
+
+
+def _has_keys(kind: str) -> bool:
+    try:
+        has_codes(kind)
+    except ValueError:
+        return False
+    return True
+
+
+def kind_of(kind: object) -> str:
+    """The canonical type of a column that is not nested."""
+    assert isinstance(kind, str)
+    return canonical_primitive(kind)
