@@ -18,10 +18,10 @@ from metaserver.iceberg.evaluation import NULL_MATCHES
 from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, predicates_of
 from metaserver.iceberg.parquet import InDoubt, places_of
 from metaserver.iceberg.transforms import IDENTITY
+from metaserver.iceberg.types import FLOATS
 
 _WHOLE = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
-_FLOATS = frozenset({"float", "double"})
-_COMPARED = _WHOLE | _FLOATS | {"string"}
+_COMPARED = _WHOLE | FLOATS | {"string"}
 
 
 class RowGroups:
@@ -112,7 +112,7 @@ def _within(predicate: Bound, low: Any, high: Any) -> bool:
     if low != low or high != high:  # NaN, which no writer should have put there
         return True
     values: list[Any] = [one.encode() if isinstance(one, str) else one for one in predicate.values]
-    floats = predicate.kind in _FLOATS
+    floats = predicate.kind in FLOATS
     match predicate.op:
         case Op.LT:
             return bool(low < values[0])

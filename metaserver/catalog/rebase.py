@@ -27,6 +27,8 @@ from metaserver.catalog.values import TableChange
 from metaserver.errors import SeamarkError
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest_list
 from metaserver.iceberg.manifest_writer import (
+    ADDED,
+    EXISTING,
     ManifestEntry,
     WrittenManifest,
     assign_first_row_ids,
@@ -45,7 +47,6 @@ PROPERTY = "seamark.commit.rebase"
 _LIST_LIMIT_BYTES = 64 << 20
 _MANIFESTS_LIMIT_BYTES = 16 << 20
 """Of manifests that are read to be sure; writers aim at 8 MB for one."""
-_EXISTING, _ADDED = 0, 1
 _NO_NUMBER = -1
 _UNASSIGNED = {"sequence_number": _NO_NUMBER, "first_row_id": -(1 << 62)}
 """What an entry inherits that has no number of its own: so it is told from one that has."""
@@ -242,13 +243,13 @@ class _Rebase:
         """
         snapshot_id, added, dropped = self._append.snapshot.snapshot_id, lists.added, lists.dropped
         entries = await self._read([structs.replace(each, **_UNASSIGNED) for each in added])
-        for entry in (entry for each in entries for entry in each if entry.status == _ADDED):
+        for entry in (entry for each in entries for entry in each if entry.status == ADDED):
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _row_id(entry) is not None:
                 raise Doubt("an entry has numbers that its client chose")
         there = all(manifest.manifest_path in lists.head for manifest in dropped)
         merged = await self._read([lists.head[each.manifest_path] for each in dropped] if there else dropped)
-        existing = [entry for each in entries for entry in each if entry.status == _EXISTING]
+        existing = [entry for each in entries for entry in each if entry.status == EXISTING]
         if _identities(existing) != _identities(entry for each in merged for entry in each):
             raise Doubt("what was merged is not what was there")
         stands = there and _row_ids(existing) == _row_ids(entry for each in merged for entry in each)
@@ -283,7 +284,7 @@ class _Rebase:
             "sequence_number": None,
             "file_sequence_number": None,
         }
-        added = [structs.replace(entry, **plain) for entry in entries if entry.status == _ADDED]
+        added = [structs.replace(entry, **plain) for entry in entries if entry.status == ADDED]
         return write_manifest(added, metadata=self._base, spec_id=spec_id, content=0)
 
     def _renumbered(self, manifest: ManifestFile) -> ManifestFile:

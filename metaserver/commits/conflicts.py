@@ -31,6 +31,7 @@ from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
 from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
+from metaserver.planner.selection import never
 from metaserver.planner.view import TableView
 
 _ROW_BITS = 32
@@ -271,16 +272,12 @@ class Conflicts:
             if scope.bound != TRUE:
                 specs = {spec.spec_id: inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
                 by_spec = {number: demand for number, demand in specs.items() if number in came.view.specs}
-                narrow_by_partition(selection, by_spec, _never)
+                narrow_by_partition(selection, by_spec, never)
                 if stats:
-                    narrow_by_stats(selection, scope.bound, _never)
+                    narrow_by_stats(selection, scope.bound, never)
             return selection.rows()
         rows = selection.rows()
         groups = grouped(files_at(came.view, rows))
         targets = Targets(self._partitions, scope.partitions)
         meets = [targets.overlap(one) for one in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
-
-
-def _never() -> bool:
-    return False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +23,7 @@ from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.reading import Int32
 from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 from metaserver.iceberg.schema import StructType, Type, is_primitive, type_name
-from metaserver.iceberg.transforms import VOID, canonical, is_known, result_type
+from metaserver.iceberg.transforms import VOID, canonical, is_known, values_type
 from metaserver.iceberg.types import base_name
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
@@ -99,12 +98,7 @@ def _partition_type(metadata: TableMetadata, field: PartitionField) -> str:
     if len(field.sources) != 1:
         return "string"
     source = column_type(metadata, field.sources[0])
-    return UNKNOWN if source is None else _result_type(field.transform, source)
-
-
-@lru_cache(maxsize=1024)
-def _result_type(transform: str, kind: str) -> str:
-    return result_type(canonical(transform), kind)
+    return UNKNOWN if source is None else values_type(field.transform, source)
 
 
 def decimal_bytes(kind: str) -> int:

@@ -62,6 +62,7 @@ class Always(msgspec.Struct, frozen=True, gc=False):
     value: bool
 
 
+ORDERED = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
 TRUE = Always(True)
 FALSE = Always(False)
 

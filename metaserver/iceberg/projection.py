@@ -48,7 +48,7 @@ from metaserver.iceberg.transforms import (
     function,
     is_known,
     name_of,
-    result_type,
+    values_type,
     width_of,
 )
 
@@ -126,7 +126,7 @@ def deciding_fields(projected: Projected, spec: PartitionSpec) -> dict[int, str]
     if isinstance(projected.expression, Bound):
         predicate = projected.expression
         fields = spec.fields_of(predicate.column_id)
-        return {field.field_id or 0: _result_type(field.transform, predicate.kind) for field in fields}
+        return {field.field_id or 0: values_type(field.transform, predicate.kind) for field in fields}
     return {field_id: kind for part in projected.parts for field_id, kind in deciding_fields(part, spec).items()}
 
 
@@ -190,11 +190,6 @@ def _mapping(transform: str, kind: str) -> _Mapping | None:
         transform == IDENTITY or (transform, kind) == ("day", "date"),
         is_rounded(transform, kind),
     )
-
-
-@lru_cache(maxsize=1024)
-def _result_type(transform: str, kind: str) -> str:
-    return result_type(canonical(transform), kind)
 
 
 def _strict(predicate: Bound, field: PartitionField) -> Expression:
@@ -299,7 +294,7 @@ def _widened(results: Range) -> Range:
 
 def _target(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
     """A predicate on the field, which one on its source became."""
-    result = _result_type(field.transform, predicate.kind)
+    result = values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
 
 

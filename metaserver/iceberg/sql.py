@@ -30,7 +30,7 @@ from metaserver.iceberg.expressions import FALSE, TRUE, Always, Expression, Op, 
 from metaserver.iceberg.schema import ListType, MapType, Schema, StructType, type_name
 from metaserver.iceberg.sql_literals import Given, Unfit, fitted, literal_of
 from metaserver.iceberg.transforms import IDENTITY, accepts, canonical, result_type
-from metaserver.iceberg.types import base_name, canonical_primitive
+from metaserver.iceberg.types import FLOATS, base_name, canonical_primitive
 
 TEXT_MAX = 100_000
 _SHOWN_MAX = 200
@@ -57,7 +57,6 @@ _ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
 _PLAIN_TRANSFORMS = frozenset(_PLURALS.values())
 _CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
-_FLOATS = ("float", "double")
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
 """Parts of sqlglot's nodes that are read here. A node with another one means something else: BETWEEN SYMMETRIC."""
 
@@ -183,7 +182,7 @@ class _Reader:
                     return self._like(node, negated)
                 case exp.IsNan():
                     term = self._term(node.this)
-                    if term is None or term.kind not in _FLOATS:
+                    if term is None or term.kind not in FLOATS:
                         return None
                     return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
             if type(node) in _COMPARED:
@@ -305,7 +304,7 @@ class _Reader:
         predicate = term.predicate(op, value)
         # NaN is above every number to Spark, and in no order to Trino, where the opposite of a comparison holds for it.
         widened = negated and op is not Op.EQ and not self._nan_above
-        if base_name(term.kind) in _FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
+        if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
             return any_of(predicate, term.predicate(Op.IS_NAN))
         return predicate
 

@@ -93,6 +93,12 @@ def result_type(transform: str, kind: str) -> str:
     return "date" if name == "day" else "int"
 
 
+@lru_cache(maxsize=1024)
+def values_type(transform: str, kind: str) -> str:
+    """As `result_type`, of a transform however it is spelled."""
+    return result_type(canonical(transform), kind)
+
+
 def apply(transform: str, kind: str, value: Value | None) -> Value | None:
     """The (canonical) transform of a value of type `kind`; None is null, whose transform is null.
 

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from metaserver.errors import BadRequest
 
+FLOATS = frozenset({"float", "double"})
 _PLAIN = frozenset(
     [
         "boolean",

@@ -22,6 +22,7 @@ from isal import isal_zlib
 
 from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, places_of, refuse_large
 from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
+from metaserver.iceberg.types import FLOATS
 from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import Keys, Mask, keys_of
 from metaserver.index.packing import MISSING, Longs
@@ -32,7 +33,6 @@ _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
 _ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
 """Codes of 0.0 and -0.0 (`keys.py`)."""
-_FLOATS = frozenset({"float", "double"})
 
 Columns: TypeAlias = tuple[tuple[int, str], ...]
 """(id, Iceberg type) of the columns of a key, by id."""
@@ -127,9 +127,9 @@ class KeySet:
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
     """With 0.0 in place of -0.0; None where no column is of floats."""
-    if not any(column.kind in _FLOATS for column in columns):
+    if not any(column.kind in FLOATS for column in columns):
         return None
-    return [_without_sign(column) if column.kind in _FLOATS else column for column in columns]
+    return [_without_sign(column) if column.kind in FLOATS else column for column in columns]
 
 
 def _without_sign(column: Keys) -> Keys:

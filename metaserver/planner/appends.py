@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from metaserver.iceberg.manifest_writer import ADDED
 from metaserver.index.packing import MISSING
 from metaserver.planner.selection import Selection
-
-_ADDED = 1
-"""Manifest entry status (Iceberg spec, "Manifests")."""
 
 
 def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
@@ -19,4 +17,4 @@ def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
         block = view.blocks[number]
         ids = block.longs("snapshot_id")
         ids = np.where(ids == MISSING, view.manifests[number].added_snapshot_id or MISSING, ids)
-        selection.keep(number, (block.longs("status") == _ADDED) & np.isin(ids, wanted))
+        selection.keep(number, (block.longs("status") == ADDED) & np.isin(ids, wanted))

@@ -10,10 +10,9 @@ import numpy as np
 
 from metaserver.errors import Corrupt
 from metaserver.iceberg.manifest import ManifestFile
+from metaserver.iceberg.manifest_writer import ADDED
 from metaserver.index.block import Block
 from metaserver.index.packing import MISSING, Longs
-
-_ADDED = 1
 
 
 def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
@@ -27,7 +26,7 @@ def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs
         return sequences
     if manifest.sequence_number:
         # In manifests of version 1, whose number is 0, there is nothing else to have.
-        lost = np.flatnonzero(missing & (block.longs("status")[rows] != _ADDED))
+        lost = np.flatnonzero(missing & (block.longs("status")[rows] != ADDED))
         if len(lost):
             name = block.text("file_path", int(rows[lost[0]]))
             raise Corrupt(

@@ -17,12 +17,11 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from metaserver.iceberg.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions import Bound, Op, Value
+from metaserver.iceberg.expressions import ORDERED, Bound, Op, Value
+from metaserver.iceberg.types import FLOATS
 from metaserver.index.keys import Key, KeyRange, KeyRanges, key_of
 
 _EVERYTHING = (KeyRange(None, None),)
-_ORDERED = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
-_FLOATS = frozenset({"float", "double"})
 
 
 class Meaning(Enum):
@@ -53,17 +52,17 @@ def _key_ranges(predicate: Bound, kind: str, meaning: Meaning) -> KeyRanges | No
     if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
         prefix = _prefix(values[0])
         return KeyRanges(kind, (prefix,) if op is Op.STARTS_WITH else _complement([prefix]), nulls, False)
-    if op in _ORDERED:
+    if op in ORDERED:
         if predicate.result == "uuid":
             return None
         ranges = (_ordered(op, values[0], kind, meaning),)
         above = op in (Op.GT, Op.GT_EQ) and meaning is not Meaning.SQL
-        return KeyRanges(kind, ranges, nulls, above and kind in _FLOATS)
+        return KeyRanges(kind, ranges, nulls, above and kind in FLOATS)
     inside = op in (Op.EQ, Op.IN)
     points = _points(values, kind, both_zeros=_both_zeros(meaning, inside=inside))
     if inside:
         return KeyRanges(kind, tuple(points), nulls, False)
-    return KeyRanges(kind, _complement(points), nulls, kind in _FLOATS)
+    return KeyRanges(kind, _complement(points), nulls, kind in FLOATS)
 
 
 def _both_zeros(meaning: Meaning, *, inside: bool) -> bool:
@@ -77,7 +76,7 @@ def _ordered(op: Op, value: Value, kind: str, meaning: Meaning) -> KeyRange:
     closed = op in (Op.LT_EQ, Op.GT_EQ)
     # As keys -0.0 comes before 0.0, which is Java's order. To others the two are equal.
     equal = meaning is Meaning.SQL or (meaning is Meaning.POSSIBLE and closed)
-    if kind in _FLOATS and value == 0 and equal:
+    if kind in FLOATS and value == 0 and equal:
         value = 0.0 if below == closed else -0.0
     key = key_of(value, kind)
     return KeyRange(None, key, False, not closed) if below else KeyRange(key, None, not closed, False)
@@ -86,7 +85,7 @@ def _ordered(op: Op, value: Value, kind: str, meaning: Meaning) -> KeyRange:
 def _points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> list[KeyRange]:
     keys: set[Key] = set()
     for value in values:
-        zero = kind in _FLOATS and value == 0
+        zero = kind in FLOATS and value == 0
         keys.update(key_of(one, kind) for one in ((-0.0, 0.0) if zero and both_zeros else (value,)))
     ordered: list[Key] = sorted(keys)
     return [KeyRange(key, key) for key in ordered]

@@ -16,7 +16,7 @@ from cache.memory import MemoryCache
 from metaserver.errors import Corrupt, NotAcceptable
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.transforms import canonical, result_type
+from metaserver.iceberg.transforms import values_type
 from metaserver.iceberg.types import base_name
 from metaserver.iceberg.values import MICROS_PER_DAY, NANOS_PER_MICRO, encode_json
 from metaserver.index.block import Block
@@ -125,7 +125,7 @@ class PartitionTexts:
                 # Java gives the field of a dropped column the type `unknown`, whose only value is null.
                 fields.append(_Field(-1, kind, kind, True))
             else:
-                target = _target(field.transform, source.type)
+                target = values_type(field.transform, source.type)
                 fields.append(_Field(position, kind, target, base_name(target) not in self._dialect.unreadable))
         return tuple(fields)
 
@@ -142,11 +142,6 @@ def partition_texts(scan: Scan, dialect: Dialect) -> PartitionTexts:
     if found is None or not found.are_of(scan.metadata):
         found = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)
     return found
-
-
-@lru_cache(maxsize=256)
-def _target(transform: str, kind: str) -> str:
-    return result_type(canonical(transform), kind)
 
 
 @lru_cache(maxsize=_KINDS_MAX)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
+from metaserver.iceberg.expressions import ORDERED, Always, And, Bound, Expression, Or
+from metaserver.iceberg.types import FLOATS
 from metaserver.index.bits import none_of
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.keys import Bits, KeyRanges
@@ -24,8 +25,6 @@ from metaserver.index.questions import PredicateKey, key_of_predicate
 from metaserver.planner.covers import BitmapIndex
 from metaserver.planner.meaning import Meaning, key_ranges
 
-_FLOATS = frozenset({"float", "double"})
-_ORDERED = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
 _ROWS_MAX = 1 << 32
 """Of one file: indexes and answers have positions of 32 bits. A writer may claim more."""
 
@@ -99,7 +98,7 @@ class RowMarks:
             if bitmap.section(file).rows != records:
                 raise ValueError(f"file {file} has {records} rows; its bitmap is of others")
             exact = bitmap.exact(ranges)
-            if self.from_sql and predicate.op in _ORDERED and ranges.kind in _FLOATS and self.meaning is Meaning.SQL:
+            if self.from_sql and predicate.op in ORDERED and ranges.kind in FLOATS and self.meaning is Meaning.SQL:
                 exact &= not bitmap.rows(file, KeyRanges(ranges.kind, (), False, True)).any()
             return Marks(bitmap.rows(file, ranges), exact)
         except ValueError as error:
