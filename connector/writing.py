@@ -292,13 +292,17 @@ class TableWriter:
             del self._parts[key]
         self._indexes.add(file, indexed)
 
-    def close(self) -> WrittenFiles:
-        """Ends all files; what was written."""
+    def cut(self) -> None:
+        """Ends all files: rows that come are of others."""
         while self._parts:
             key, part = next(iter(self._parts.items()))
             self._flush(key, part)
             if key in self._open:
                 self._end(key, part)
+
+    def close(self) -> WrittenFiles:
+        """Ends all files; what was written."""
+        self.cut()
         index_files, skipped = self._indexes.close()
         return WrittenFiles(tuple(self._files), index_files, skipped)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from connector.spark.archives import keep_contents
 from metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
+    from connector.spark.clustering import Through, cluster
     from connector.spark.writing import write
 
-__all__ = ["write"]
+__all__ = ["Through", "cluster", "write"]
+
+_clustering = Deferred("connector.spark.clustering")
+keep_contents()  # the first that a Python worker of Spark has of ours is this package
 
 _writing = Deferred("connector.spark.writing")
 
@@ -17,5 +22,5 @@ _writing = Deferred("connector.spark.writing")
 def __getattr__(name: str) -> object:
     """Imported when it is asked for: each of Spark's Python workers imports this package, and few of them write."""
     if name in __all__:
-        return getattr(_writing, name)
+        return getattr(_writing if name == "write" else _clustering, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -231,7 +231,7 @@ def distributed(df: DataFrame, target: WriteTarget, distribution: str | None = N
     sorted_by = _sort_columns(target) if mode == RANGE else []
     if not target.spec.fields:
         return df.repartitionByRange(*sorted_by) if sorted_by else df
-    placed = df.mapInArrow(partial(_placed, target), spark_types.StructType([*df.schema.fields, _place_field()]))
+    placed = df.mapInArrow(partial(with_place, target), spark_types.StructType([*df.schema.fields, _place_field()]))
     # By the partition's hash and, where there is one, the order within: a partition may then be several tasks' work.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
 
@@ -240,7 +240,7 @@ def _place_field() -> spark_types.StructField:
     return spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 
 
-def _placed(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def with_place(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Each batch with a number for each row that is the same for all rows of a partition."""
     for batch in batches:
         places = np.zeros(batch.num_rows, dtype=np.int32)

@@ -1,0 +1,210 @@
+"""Curves lead through every point by neighbours; ranks and keys put rows where brute force over plain Python does."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import pickle
+import random
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from connector.clustering import BITS, Attributes, Clustering, Lookup, Ranks, Reached, cuts, ordered
+from connector.curves import CURVES, HILBERT, ZORDER, curve_keys
+from connector.errors import BadRequest
+
+GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]
+
+
+def grid(axes: int, bits: int) -> Any:
+    return np.array(list(itertools.product(range(1 << bits), repeat=axes)), dtype=np.uint64)
+
+
+def along(points: Any, bits: int, curve: str) -> Any:
+    """Points in the order of their keys."""
+    keys = [bytes(one) for one in curve_keys(points, bits, curve)]
+    assert len(set(keys)) == len(points)
+    return points[sorted(range(len(keys)), key=keys.__getitem__)].astype(int)
+
+
+@pytest.mark.parametrize(("axes", "bits"), GRIDS)
+def test_hilberts_curve_visits_every_point_once_and_each_step_leads_to_a_neighbour(axes: int, bits: int) -> None:
+    steps = np.abs(np.diff(along(grid(axes, bits), bits, HILBERT), axis=0)).sum(axis=1)
+    assert (steps == 1).all()
+
+
+@pytest.mark.parametrize(("axes", "bits"), GRIDS)
+def test_the_z_order_is_the_bits_of_all_attributes_in_turn(axes: int, bits: int) -> None:
+    def interleaved(point: Any) -> int:
+        digits = "".join(format(int(one) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for one in point)
+        return int(digits, 2)
+
+    points = grid(axes, bits)
+    assert along(points, bits, ZORDER).tolist() == sorted(points.astype(int).tolist(), key=interleaved)
+
+
+def test_a_stretch_of_hilberts_curve_spans_less_of_each_axis_than_one_of_the_z_order() -> None:
+    points = grid(3, 4)
+    spans = {}
+    for curve in CURVES:
+        pieces = np.array_split(along(points, 4, curve), 100)
+        spans[curve] = sum(int(np.prod(np.ptp(piece, axis=0) + 1)) for piece in pieces)
+    assert spans[HILBERT] < spans[ZORDER]
+
+
+def test_many_wide_attributes_have_keys_that_compare_as_bytes() -> None:
+    draw = np.random.default_rng(7)
+    points = draw.integers(0, 1 << 31, (500, 20), dtype=np.uint64)
+    for curve in CURVES:
+        keys = curve_keys(points, 31, curve)
+        assert keys.shape == (500, -(-20 * 31 // 8))
+        assert np.array_equal(np.sort(ordered(keys)), np.array(sorted(bytes(one) for one in keys)))
+
+
+def test_an_unknown_curve_is_refused() -> None:
+    with pytest.raises(ValueError, match="hilbert, zorder"):
+        curve_keys(grid(2, 2), 2, "peano")
+
+
+# Ranks
+
+KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int": (pa.int32(), [-5, 0, 3, 3, 3, 3, 100]),
+    "long": (pa.int64(), [-(2**63), 2**63 - 1, 0, 1]),
+    "double": (pa.float64(), [-1.5, 0.0, 2.5, float("inf"), float("-inf")]),
+    "string": (pa.string(), ["", "a", "ab", "b", "é", "z\U0001f600"]),
+    "binary": (pa.binary(), [b"", b"\x00", b"\xff", b"a"]),
+    "decimal": (pa.decimal128(12, 2), [Decimal("-1.50"), Decimal("0.01"), Decimal("100.00")]),
+    "date": (pa.date32(), [datetime.date(1969, 1, 1), datetime.date(2026, 1, 1)]),
+    "timestamp": (pa.timestamp("us"), [datetime.datetime(1960, 1, 1), datetime.datetime(2026, 1, 1, 3)]),
+    "boolean": (pa.bool_(), [False, True]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_values_place_is_its_rank_nulls_first(kind: str) -> None:
+    arrow, values = KINDS[kind]
+    rng = random.Random(kind)
+    rows = [rng.choice([*values, None]) for _ in range(400)]
+    places = Ranks.of(pa.array(rows, arrow)).places(pa.array(rows, arrow)).tolist()
+    for row, place in zip(rows, places, strict=True):
+        below = sum(one is None if row is not None else 0 for one in rows)
+        below += sum(one is not None and row is not None and one < row for one in rows)
+        equal = sum(one == row for one in rows)
+        assert place == ((2 * below + equal) << BITS) // (2 * len(rows)) or row is None
+        assert row is not None or place < min(p for r, p in zip(rows, places, strict=True) if r is not None)
+    assert max(places) < 1 << BITS
+
+
+def test_values_that_the_sample_lacks_are_between_their_neighbours_and_nan_above_all() -> None:
+    ranks = Ranks.of(pa.array([1.0, 5.0, 5.0, float("nan"), 9.0]))
+    places = ranks.places(pa.array([0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 10.0, float("nan")])).tolist()
+    assert places == sorted(places)
+    assert len(set(places)) == len(places) or places[0] == 0
+    assert Ranks.of(pa.array([], pa.string())).places(pa.array(["a", None])).tolist() == [0, 0]
+
+
+def test_a_skewed_attribute_is_cut_where_its_rows_are() -> None:
+    values = pa.array([0] * 10 + [2**i for i in range(1, 31)] * 3)
+    quarters = Ranks.of(values).places(values) >> np.uint64(BITS - 2)
+    assert np.bincount(quarters.astype(int)).tolist() == pytest.approx([25, 25, 25, 25], abs=4)
+
+
+# Keys that lead to other tables
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_is_found_by_all_of_its_key(seed: int) -> None:
+    rng = random.Random(seed)
+    kinds = rng.sample([pa.int32(), pa.int64(), pa.string()], rng.randint(1, 3))
+    count = rng.randint(0, 60)
+
+    def column(kind: pa.DataType, rows: int) -> pa.Array:
+        drawn = [rng.choice([None, *range(6)]) for _ in range(rows)]
+        return pa.array(drawn, pa.int64()).cast(kind)
+
+    table = [column(kind, count) for kind in kinds]
+    # A whole number is found whatever its width.
+    given = [column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
+    keys = list(zip(*(one.to_pylist() for one in table), strict=True))
+    asked = zip(*(one.to_pylist() for one in given), strict=True)
+    expected = [keys.index(one) if None not in one and one in keys else -1 for one in asked]
+    lookup = pickle.loads(pickle.dumps(Lookup(table)))
+    assert lookup.rows(given).tolist() == expected
+
+
+NATIONS = pa.table({"id": ["fr", "de"], "continent": ["europe", "europe"], "rank": [2, 1]})
+CUSTOMERS = pa.table({"id": [10, 20, 30, 10], "nation": ["fr", "de", "xx", "de"], "city": ["P", "B", None, "never"]})
+FACTS = pa.table({"customer": [10, 20, 30, 40, None, 10], "day": [1, 2, 3, 4, 5, 6], "x.y": [0] * 6})
+JOINS = {
+    "customer": Reached(CUSTOMERS, {"customer": "id"}),
+    "nation": Reached(NATIONS, {"customer.nation": "id"}),
+}
+
+
+def test_attributes_are_reached_through_keys_and_keys_of_those() -> None:
+    attributes = Attributes(["day", "customer.city", "nation.rank"], JOINS, FACTS.schema)
+    assert attributes.columns == ["day", "customer"]
+    found = []
+    for name, column in attributes.by[1:]:
+        values = attributes.table_values(name, column).to_pylist()
+        found.append([None if at < 0 else values[at] for at in attributes.rows(name, FACTS).tolist()])
+    assert found == [["P", "B", None, None, None, "P"], [2, 1, None, None, None, 2]]
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_keys_are_those_of_the_tuple_of_ranks_whichever_batch_rows_come_in(curve: str) -> None:
+    rng = random.Random(curve)
+    facts = pa.table(
+        {
+            "customer": [rng.choice([None, 10, 20, 30, 40]) for _ in range(300)],
+            "day": [rng.randrange(50) for _ in range(300)],
+        }
+    )
+    attributes = Attributes(["nation.rank", "day", "customer.city"], JOINS, facts.schema)
+    clustering = pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve)))
+    customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
+    reached = [customers.get(one, (None, None)) for one in facts["customer"].to_pylist()]
+    columns = [
+        pa.array([one[1] for one in reached], pa.int64()),
+        facts["day"].combine_chunks(),
+        pa.array([one[0] for one in reached], pa.string()),
+    ]
+    points = np.stack([Ranks.of(one).places(one) for one in columns], axis=1)
+    expected = curve_keys(points, BITS, curve)
+    batches = facts.to_batches(max_chunksize=37)
+    assert np.array_equal(np.concatenate([clustering.keys(batch) for batch in batches]), expected)
+
+
+def test_what_makes_no_sense_is_told() -> None:
+    schema = FACTS.schema
+    nested = pa.table({"id": [10], "tags": [["a"]]})
+    for by, joins, told in (
+        ([], {}, "by which"),
+        (["no"], {}, "no column 'no'"),
+        (["customer.no"], JOINS, "no column 'customer.no'"),
+        (["other.city"], JOINS, "no column 'other.city'"),
+        (["c.tags"], {"c": Reached(nested, {"customer": "id"})}, "cannot be clustered"),
+        (["c.id"], {"c": Reached(nested, {})}, "by which columns 'c'"),
+        (["c.id"], {"c": Reached(nested, {"customer": "no"})}, "no column 'c.no'"),
+        (["c.id"], {"c": Reached(NATIONS, {"customer": "id"})}, "never equal"),
+        (["n.id"], {**JOINS, "n": Reached(NATIONS, {"customer.nation": "id", "day": "rank"})}, "not from several"),
+    ):
+        with pytest.raises(BadRequest, match=told):
+            Attributes(by, joins, schema)
+    assert Attributes(["x.y"], JOINS, schema).columns == ["x.y"]
+
+
+def test_cuts_make_parts_of_about_equal_numbers() -> None:
+    keys = np.array([bytes([one]) for one in random.Random(1).sample(range(200), 200)], dtype="S1")
+    at = cuts(keys, 7)
+    counts = np.bincount(np.searchsorted(at, keys, "right"), minlength=7)
+    assert counts.sum() == 200
+    assert counts.min() >= 28
+    assert counts.max() <= 30
+    assert len(cuts(keys, 1)) == 0
+    assert len(cuts(keys[:0], 5)) == 0

@@ -1,0 +1,294 @@
+"""Tables clustered by Spark's tasks, as Iceberg's own reader in the same Spark finds them: the same rows, whatever had
+been done to them, in files by what was asked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pyspark.sql import SparkSession
+
+from connector.errors import BadRequest, Conflict
+from connector.indexes import IndexClient
+from connector.spark import Through, cluster, clustering, write
+from connector.spark.session import connect
+from connector.spark.writing import WriteReport
+from connector.target import WriteTarget
+from tests.engines.conftest import rows
+from tests.engines.test_spark_writing import COLUMNS, EVERYTHING
+from tests.services.seamark import Seamark
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+SALES = "id bigint, day int, customer int, quantity int, note string"
+CUSTOMERS = 200
+JOINS = {"customer": Through("db.customers", on={"customer": "id"})}
+BY = ["day", "customer.city"]
+
+
+@dataclass(frozen=True)
+class Rig:
+    spark: SparkSession
+    server: Seamark
+    client: IndexClient
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(text.replace("{db}", "clu.db")))
+
+    def rows(self, table: str, columns: str = "*") -> list[str]:
+        return sorted(map(repr, self.sql(f"SELECT {columns} FROM {{db}}.{table}")))
+
+    def cluster(self, table: str, by: list[str], **given: Any) -> WriteReport:
+        return cluster(self.spark, f"db.{table}", by, client=self.client, **given)
+
+    def sales(self, table: str, more: str = "", version: int = 2, count: int = 4000) -> None:
+        """Rows in no order, over four files; customers' cities know nothing of their ids."""
+        self.sql(
+            f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {more} TBLPROPERTIES ('format-version'='{version}')"
+        )
+        columns = (
+            *("id", "int(abs(hash(id, 1)) % 100) AS day", f"int(abs(hash(id, 2)) % {CUSTOMERS}) AS customer"),
+            *("IF(id % 50 = 0, NULL, int(id % 7)) AS quantity", "concat('n', id) AS note"),
+        )
+        frame = self.spark.range(0, count, 1, 4).selectExpr(*columns)
+        write(frame, f"db.{table}", client=self.client, distribution="none")
+
+    def stored(self, table: str) -> set[str]:
+        """Data and index files that are on storage."""
+        target = WriteTarget.of(self.client.load_table(f"db.{table}"))
+        location = Path(urlsplit(target.location).path)
+        return {str(path) for path in location.rglob("*") if path.suffix in (".parquet", ".puffin")}
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Seamark(tmp_path_factory.mktemp("clustering")) as server:
+        connect(spark, "clu", server.base_url)
+        client = IndexClient(server.base_url)
+        made = Rig(spark, server, client)
+        made.sql("CREATE NAMESPACE clu.db")
+        made.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
+        made.sql(
+            "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
+            f"FROM range(0, {CUSTOMERS - 10}, 1, 1)"
+        )
+        yield made
+        client.close()
+
+
+# The same rows
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("partitioned", ["", "PARTITIONED BY (day, bucket(2, id))"])
+def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, version: int, partitioned: str) -> None:
+    table = f"everything_{version}_{len(partitioned)}"
+    rig.sql(
+        f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {partitioned} "
+        f"TBLPROPERTIES ('format-version'='{version}')"
+    )
+    for part in range(2):
+        frame = rig.spark.range(150 * part, 150 * part + 150).selectExpr(*EVERYTHING)
+        write(frame, f"db.{table}", client=rig.client, distribution="none")
+    columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
+    before = rig.rows(table, columns)
+    partitions = rig.rows(f"{table}.files", "DISTINCT partition") if partitioned else []
+    by = ["n", "f", "d", "p", "s", "b", "day", "ts", "nt", "ok"]
+    report = rig.cluster(table, by, files=5)
+    assert report.rows == 300
+    assert rig.rows(table, columns) == before
+    if partitioned:
+        assert rig.rows(f"{table}.files", "DISTINCT partition") == partitions
+    else:
+        assert report.files >= 5
+    report = rig.cluster(table, ["id"], curve="zorder", target_file_bytes=1 << 30)
+    assert rig.rows(table, columns) == before
+    assert report.files == max(1, len(partitions))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int) -> None:
+    table = f"deleted_{version}"
+    rig.sales(table, version=version)
+    rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1 AND day < 60")
+    gone = rig.spark.range(0, 4000, 7).selectExpr("id")
+    write(gone, f"db.{table}", client=rig.client, mode="delete", way="equality")
+    columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
+    before = rig.rows(table, columns)
+    assert len(rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files")) > 0
+    report = rig.cluster(table, BY, joins=JOINS, files=10)
+    assert report.rows == len(before) < 3500
+    assert rig.rows(table, columns) == before
+    assert rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
+
+
+def test_rows_are_by_the_schema_of_now_though_no_snapshot_has_it_yet(rig: Rig) -> None:
+    rig.sales("evolved")
+    rig.sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
+    rig.sql("ALTER TABLE {db}.evolved ALTER COLUMN quantity TYPE bigint")
+    rig.sql("ALTER TABLE {db}.evolved ADD COLUMN extra string")
+    rig.sql("ALTER TABLE {db}.evolved DROP COLUMN note")
+    before = rig.rows("evolved")
+    rig.cluster("evolved", ["weekday", "extra", "quantity"], files=3)
+    assert rig.rows("evolved") == before
+
+
+def test_the_commit_says_that_rows_are_the_same_and_the_past_stays(rig: Rig) -> None:
+    rig.sales("told")
+    before = rig.rows("told")
+    (then,) = rig.sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
+    report = rig.cluster("told", BY, joins=JOINS, files=8, summary={"why": "a test"})
+    operation, summary = rig.sql(
+        f"SELECT operation, summary FROM {{db}}.told.snapshots WHERE snapshot_id = {report.snapshot_id}"
+    )[0]
+    assert operation == "replace"
+    assert summary["clustered-by"] == "hilbert(day, customer.city)"
+    assert summary["why"] == "a test"
+    assert (summary["deleted-data-files"], summary["total-records"]) == ("4", "4000")
+    assert rig.rows(f"told VERSION AS OF {then}") == before == rig.rows("told")
+
+
+def test_a_branch_is_clustered_by_itself(rig: Rig) -> None:
+    rig.sales("branched")
+    rig.sql("ALTER TABLE {db}.branched CREATE BRANCH other")
+    rig.sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
+    main, other = rig.rows("branched"), rig.rows("branched VERSION AS OF 'other'")
+    rig.cluster("branched", ["day"], branch="other", files=2)
+    assert rig.rows("branched VERSION AS OF 'other'") == other
+    assert rig.rows("branched") == main
+    assert len(rig.sql("SELECT * FROM {db}.branched.files")) == 4
+
+
+# What it is for
+
+
+def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
+    """By the rows of each file, as Iceberg's reader tells it. Files are as many, sorted by what nobody asks for."""
+    rig.sales("sorted")
+    rig.sales("clustered")
+    for table, by in (("sorted", ["id"]), ("clustered", BY)):
+        report = rig.cluster(table, by, joins=JOINS, files=64)
+        assert 64 <= report.files <= 64 + 3 * 2
+    rng = random.Random(7)
+    held = {}
+    for table in ("sorted", "clustered"):
+        found = rig.sql(
+            f"SELECT city, day, s._file FROM {{db}}.{table} s LEFT JOIN {{db}}.customers c ON s.customer = c.id"
+        )
+        held[table] = {(city, day, file) for city, day, file in found}
+        counts = [count for (count,) in rig.sql(f"SELECT record_count FROM {{db}}.{table}.files")]
+        assert max(counts) == -(-4000 // 64)
+    ratios = []
+    for _ in range(50):
+        city, first = f"city {rng.randrange(20)}", rng.randrange(80)
+        files = {
+            table: len({file for name, day, file in found if name == city and first <= day < first + 10})
+            for table, found in held.items()
+        }
+        ratios.append(files["sorted"] / max(1, files["clustered"]))
+    assert sum(ratios) / len(ratios) > 3
+
+
+def test_indexes_are_built_of_the_new_files_on_the_way(rig: Rig) -> None:
+    rig.sales("indexed")
+    rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
+    report = rig.cluster("indexed", BY, joins=JOINS, files=40)
+    assert report.index_files > 0
+    told = rig.client.explain("db.indexed", "customer = 17")
+    holding = rig.sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
+    assert told.files == len(holding) < report.files
+
+
+def test_attributes_two_tables_away_count(rig: Rig) -> None:
+    rig.sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
+    rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
+    rig.sales("far")
+    before = rig.rows("far")
+    joins = {**JOINS, "nation": Through("db.nations", on={"customer.nation": "code"})}
+    rig.cluster("far", ["nation.name"], joins=joins, files=24)
+    assert rig.rows("far") == before
+    found = rig.sql(
+        "SELECT s._file, count(DISTINCT n.name) FROM {db}.far s LEFT JOIN {db}.customers c ON s.customer = c.id "
+        "LEFT JOIN {db}.nations n ON c.nation = n.code GROUP BY s._file"
+    )
+    assert sum(names > 1 for _, names in found) <= 5
+
+
+# Others, and what goes wrong
+
+
+def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.sales("busy")
+    commit = clustering.commit
+    meanwhile = ""
+
+    def later(*given: Any) -> Any:
+        rig.sql(meanwhile)
+        return commit(*given)
+
+    monkeypatch.setattr(clustering, "commit", later)
+    meanwhile = "INSERT INTO {db}.busy VALUES (-1, 1, 1, 1, 'came')"
+    rig.cluster("busy", ["day"], files=6)
+    assert len(rig.rows("busy")) == 4001
+    for meanwhile in (  # noqa: B007 - read by what runs before the commit
+        "DELETE FROM {db}.busy WHERE day = 5",
+        "UPDATE {db}.busy SET quantity = 9 WHERE id = 77",
+    ):
+        stored = rig.stored("busy")
+        with pytest.raises(Conflict):
+            rig.cluster("busy", ["day"], files=6)
+        left = rig.stored("busy") - stored
+        live = {urlsplit(path).path for (path,) in rig.sql("SELECT file_path FROM {db}.busy.files")}
+        assert left <= live, "files that no snapshot names are deleted"
+        assert rig.sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
+    assert rig.sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
+
+
+def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.sales("lossy")
+    before, stored = rig.rows("lossy"), rig.stored("lossy")
+    decoded, losing = clustering.decoded, [True]
+
+    def some(data: bytes) -> Any:
+        found = decoded(data)
+        if losing and losing.pop():
+            path = found.files[0]["file-path"]
+            Path(urlsplit(path).path).unlink()
+            return type(found)(found.files[1:], found.index_files, found.skipped)
+        return found
+
+    monkeypatch.setattr(clustering, "decoded", some)
+    with pytest.raises(RuntimeError, match="nothing is committed"):
+        rig.cluster("lossy", ["day"], files=12)
+    assert rig.rows("lossy") == before
+    assert rig.stored("lossy") == stored
+
+
+def test_what_makes_no_sense_is_refused_before_anything_is_read(rig: Rig) -> None:
+    rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
+    report = rig.cluster("empty", ["day"])
+    assert (report.files, report.commit) == (0, None)
+    for wrong, told in (
+        ({"by": ["no"]}, "no column"),
+        ({"by": ["customer.city"]}, "no column"),
+        ({"by": ["day"], "curve": "peano"}, "hilbert, zorder"),
+        ({"by": ["day"], "files": 0}, "at least 1"),
+        ({"by": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
+    ):
+        with pytest.raises((BadRequest, ValueError), match=told):
+            rig.cluster("empty", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Give uri"):
+        cluster(rig.spark, "db.empty", ["day"])
+    rig.sql("CREATE TABLE {db}.first (id bigint) USING iceberg TBLPROPERTIES ('format-version'='1')")
+    with pytest.raises(BadRequest, match="version 1"):
+        rig.cluster("first", ["id"])
