@@ -18,7 +18,7 @@ from metaserver.iceberg.evaluation import NULL_MATCHES
 from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, predicates_of
 from metaserver.iceberg.parquet import InDoubt, places_of
 from metaserver.iceberg.transforms import IDENTITY
-from metaserver.iceberg.types import FLOATS
+from metaserver.iceberg.values import FLOATS
 
 _WHOLE = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
 _COMPARED = _WHOLE | FLOATS | {"string"}

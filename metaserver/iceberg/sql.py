@@ -30,7 +30,8 @@ from metaserver.iceberg.expressions import FALSE, TRUE, Always, Expression, Op, 
 from metaserver.iceberg.schema import ListType, MapType, Schema, StructType, type_name
 from metaserver.iceberg.sql_literals import Given, Unfit, fitted, literal_of
 from metaserver.iceberg.transforms import IDENTITY, accepts, canonical, result_type
-from metaserver.iceberg.types import FLOATS, base_name, canonical_primitive
+from metaserver.iceberg.types import base_name, canonical_primitive
+from metaserver.iceberg.values import FLOATS
 
 TEXT_MAX = 100_000
 _SHOWN_MAX = 200

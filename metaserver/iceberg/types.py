@@ -17,7 +17,6 @@ from uuid import UUID
 
 from metaserver.errors import BadRequest
 
-FLOATS = frozenset({"float", "double"})
 _PLAIN = frozenset(
     [
         "boolean",

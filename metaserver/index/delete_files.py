@@ -22,7 +22,7 @@ from isal import isal_zlib
 
 from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, places_of, refuse_large
 from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
-from metaserver.iceberg.types import FLOATS
+from metaserver.iceberg.values import FLOATS
 from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import Keys, Mask, keys_of
 from metaserver.index.packing import MISSING, Longs

@@ -18,7 +18,7 @@ from enum import Enum
 
 from metaserver.iceberg.evaluation import NULL_MATCHES
 from metaserver.iceberg.expressions import ORDERED, Bound, Op, Value
-from metaserver.iceberg.types import FLOATS
+from metaserver.iceberg.values import FLOATS
 from metaserver.index.keys import Key, KeyRange, KeyRanges, key_of
 
 _EVERYTHING = (KeyRange(None, None),)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metaserver.iceberg.expressions import ORDERED, Always, And, Bound, Expression, Or
-from metaserver.iceberg.types import FLOATS
+from metaserver.iceberg.values import FLOATS
 from metaserver.index.bits import none_of
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.keys import Bits, KeyRanges
