@@ -1,0 +1,1 @@
+"""What the proxy before Trino gives to queries, against Trino alone on the same tables."""

@@ -1,0 +1,47 @@
+"""Trino's clients, many of them for little: a statement is posted, and its pages are followed to the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from bench.wire import Connection, LoadError, Request, request
+
+SESSION = {"X-Trino-User": "bench", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "bench", "X-Trino-Source": "bench"}
+_NEXT = b'"nextUri":"'
+_ERROR = b'"error":{'
+_PATH = b"/v1/statement/"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one statement took; `plan` is what the adapter says it did with it, empty without one."""
+
+    ms: float
+    requests: int
+    body_bytes: int
+    plan: str
+    last: bytes
+    """The last page that had rows, as JSON; empty where none had."""
+
+
+def statement(sql: str, **headers: str) -> Request:
+    return request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
+
+
+async def follow(connection: Connection, posted: Request) -> Ran:
+    """LoadError with Trino's words where it fails."""
+    started = time.perf_counter()
+    answer = await connection.ask(posted)
+    plan, requests, size, last = answer.field("X-Seamark-Plan"), 1, len(answer.body), b""
+    while True:
+        if answer.status != 200 or _ERROR in answer.body[-1_000_000:]:
+            raise LoadError(f"{posted.label}: {answer.status} {answer.body[-2000:]!r}")
+        if b'"data":' in answer.body[:100_000]:
+            last = answer.body
+        at = answer.body.find(_NEXT, 0, 10_000)
+        if at < 0:
+            return Ran((time.perf_counter() - started) * 1000, requests, size, plan, last)
+        path = answer.body[answer.body.index(_PATH, at) : answer.body.index(b'"', at + len(_NEXT))]
+        answer = await connection.ask(Request(b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % path))
+        requests, size = requests + 1, size + len(answer.body)

@@ -1,0 +1,259 @@
+"""What does the adapter cost a statement that it cannot help?
+
+Each statement is run in turns by Trino alone and with the adapter before it, by one client that keeps its connection.
+How often a client has to ask for the same statement is Trino's choice (it answers when there is something to say), and
+differs from run to run.
+
+Memory is looked at with Trino behind, and with a coordinator that only talks (`upstream.py`), which is quick enough for
+a hundred thousand statements; a tenth of those has a condition of its own, to be read and asked about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+from bench.report import OURS, Report, Row
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
+from bench.trino.clients import Ran, follow, statement
+from bench.trino.points import points
+from bench.trino.served import TRINO, adapter, both
+from bench.trino.upstream import upstream
+from bench.wire import Connection, LoadError
+from tests.services.seamark import Seamark
+
+GOAL_MS, GOAL_SHARE = 5.0, 1.03
+"""Whichever allows more."""
+FILES, RUNS, CLIENTS = 20, 250, 1000
+WARM = 30
+CASES = {
+    "SELECT 1": "SELECT 1",
+    "a table, no condition": "SELECT count(*), max(price) FROM points",
+    "a condition that no index knows": "SELECT count(*), max(price) FROM points WHERE note LIKE '%7%'",
+    "a condition that all files hold": "SELECT count(*), max(price) FROM points WHERE in_record >= 0",
+}
+RESULT_BYTES, PAGE_BYTES = 1 << 30, 16 << 20
+
+
+async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talked: int = 100_000) -> Report:
+    report = Report("trino_overhead", "What does the adapter cost a statement that it cannot help?", peer="Trino alone")
+    runs, clients, size = (5, 20, PAGE_BYTES * 2) if quick else (RUNS, CLIENTS, RESULT_BYTES)
+    if quick:
+        statements, talked = 40, 200
+    with points(FILES, folder / "seamark") as server:
+        with both(folder, server) as targets:
+            for case, sql in CASES.items():
+                await _compared(report, case, sql, targets, runs)
+            await _crowd(report, targets, clients)
+            await _remembered(report, "Trino", targets[1], statements, clients=8)
+        await _talked(report, folder, server, talked, size)
+    report.notes.append(
+        f"{runs} runs of each statement in turns, after {WARM}, over a table of {FILES} files; coordinator, worker,"
+        " adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."
+    )
+    return report
+
+
+# One client
+
+
+async def _compared(report: Report, case: str, sql: str, targets: Sequence[Target], runs: int) -> None:
+    """Alone and adapted, the order turned round each time."""
+    ours = targets[-1]
+    connections = {target.name: await Connection.open(target.port) for target in targets}
+    found: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    posted, cpu_s = statement(sql), 0.0
+    for number in range(-min(WARM, runs), runs):
+        for target in targets if number % 2 else reversed(targets):
+            before_s = ours.cpu_s()
+            one = await follow(connections[target.name], posted)
+            if number >= 0:
+                cpu_s += ours.cpu_s() - before_s
+                found[target.name].append(one)
+    for connection in connections.values():
+        connection.close()
+    for share in (0.5, 0.9, 0.99):
+        values = {name: _quantile([one.ms for one in some], share) for name, some in found.items()}
+        goal = max(GOAL_SHARE * values[TRINO], values[TRINO] + GOAL_MS) if share == 0.5 else None
+        report.rows.append(Row(case, f"p{share * 100:g}", "ms", values, peer=TRINO, goal=goal))
+    pairs = zip(found[OURS], found[TRINO], strict=True)
+    report.rows.append(Row(case, "more, median", "ms", {OURS: statistics.median(a.ms - b.ms for a, b in pairs)}))
+    requests = {name: statistics.mean(one.requests for one in some) for name, some in found.items()}
+    report.rows.append(Row(case, "requests", "", requests, peer=TRINO))
+    report.rows.append(Row(case, "adapter's CPU", "ms", {OURS: 1000 * cpu_s / runs}, peer=TRINO))
+    report.notes.append(f"{case}: {found[OURS][-1].plan.partition('; ms=')[0]}.")
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+# Many
+
+
+async def _crowd(report: Report, targets: Sequence[Target], clients: int) -> None:
+    """All at once, each with one connection and three statements; Trino queues what it does not run."""
+    case = f"{clients:,} clients at once"
+    values: dict[str, dict[str, float]] = {}
+    ours = targets[-1]
+    before_mb = ours.rss_mb()
+    for target in targets:
+        latencies, failures = await _together(target, clients, [CASES["SELECT 1"]] * 3)
+        values[target.name] = {"p50": _quantile(latencies, 0.5), "p99": _quantile(latencies, 0.99)}
+        values[target.name]["failed"] = len(failures)
+        if failures:
+            report.notes.append(f"{case}: {target.name} failed {len(failures)}, such as {failures[0]}")
+    for measure, unit in (("p50", "ms"), ("p99", "ms"), ("failed", "")):
+        row = {name: found[measure] for name, found in values.items()}
+        report.rows.append(Row(case, measure, unit, row, peer=TRINO, goal=0.0 if measure == "failed" else None))
+    report.rows.append(Row(case, "adapter's memory, before", "MB", {OURS: before_mb}))
+    report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: ours.rss_mb()}))
+
+
+async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[list[float], list[str]]:
+    latencies: list[float] = []
+    failures: list[str] = []
+
+    async def client() -> None:
+        try:
+            connection = await Connection.open(target.port)
+            try:
+                for sql in sqls:
+                    one = await follow(connection, statement(sql))
+                    latencies.append(one.ms)
+            finally:
+                connection.close()
+        except (LoadError, OSError) as error:
+            failures.append(str(error))
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return latencies or [0.0], failures
+
+
+async def _remembered(report: Report, behind: str, ours: Target, statements: int, clients: int) -> float:
+    """The adapter's memory over many statements; statements a second."""
+    left, resident = iter(range(statements)), []
+    step = max(1, statements // 10)
+
+    async def client() -> None:
+        connection = await Connection.open(ours.port)
+        for number in left:
+            if number % step == 0:
+                resident.append(ours.rss_mb())
+            sql = CASES["SELECT 1"] if number % 10 else f"SELECT price FROM points WHERE note LIKE '%{number}%'"
+            await follow(connection, statement(sql))
+        connection.close()
+
+    started_s = asyncio.get_running_loop().time()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    took_s = asyncio.get_running_loop().time() - started_s
+    case = f"{statements:,} statements, {behind} behind"
+    report.rows.append(Row(case, "memory after a tenth", "MB", {OURS: resident[1]}))
+    report.rows.append(Row(case, "memory at the end", "MB", {OURS: ours.rss_mb()}, goal=1.05 * resident[1]))
+    return statements / took_s
+
+
+# A coordinator that only talks
+
+
+async def _talked(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
+    """The adapter has a core, and all else the other."""
+    with ExitStack() as running:
+        with on_core(LOAD_CORE):
+            talker = running.enter_context(upstream(folder))
+        with on_core(SERVER_CORE):
+            ours = running.enter_context(adapter(folder, talker, server.base_url))
+        running.enter_context(on_core(LOAD_CORE))
+        await _per_request(report, (talker, ours), runs=200 if statements < 1000 else 5000)
+        for pages in (size // PAGE_BYTES, 1):
+            await _streamed(report, (talker, ours), pages, size // pages)
+        rate = await _remembered(report, "a talker", ours, statements, clients=8)
+    report.notes.append(
+        f"A talker behind: eight clients ran {rate:,.0f} statements a second, a tenth with a condition."
+    )
+
+
+async def _per_request(report: Report, targets: Sequence[Target], runs: int) -> None:
+    case, posted = "SELECT 1, a talker behind", statement("SELECT 1")
+    values: dict[str, float] = {}
+    cpu_us = 0.0
+    for target in targets:
+        connection = await Connection.open(target.port)
+        for _ in range(runs // 10):
+            await follow(connection, posted)
+        before_s = target.cpu_s()
+        found = [await follow(connection, posted) for _ in range(runs)]
+        requests = sum(one.requests for one in found)
+        values[target.name] = 1000 * sum(one.ms for one in found) / requests
+        cpu_us = 1e6 * (target.cpu_s() - before_s) / requests
+        connection.close()
+    report.rows.append(Row(case, "a request", "µs", values, peer=targets[0].name))
+    report.rows.append(Row(case, "adapter's CPU a request", "µs", {OURS: cpu_us}))
+
+
+async def _streamed(report: Report, targets: Sequence[Target], pages: int, page_bytes: int) -> None:
+    case = f"{pages * page_bytes >> 20:,} MB in {pages} page{'s' * (pages > 1)}"
+    rates: dict[str, float] = {}
+    for target in targets:
+        async with _peak_mb(target) as told:
+            seconds, size = await _drained(target, f"{pages} {page_bytes}")
+        if size < pages * page_bytes:
+            raise LoadError(f"{target.name} gave {size} bytes of {pages * page_bytes}")
+        rates[target.name] = size / seconds / 1e6
+        more_mb = told()
+    report.rows.append(Row(case, "through", "MB/s", rates, lower_is_better=False, peer=targets[0].name))
+    report.rows.append(Row(case, "adapter's memory, more at the peak", "MB", {OURS: more_mb}, goal=16.0))
+
+
+async def _drained(target: Target, sql: str) -> tuple[float, int]:
+    """Seconds, and bytes of the bodies, none of which is kept."""
+    loop = asyncio.get_running_loop()
+    started_s, size = loop.time(), 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 20)
+    asked = statement(sql).raw
+    while asked:
+        writer.write(asked)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        first, last = b"", b""
+        async for chunk in _chunks(reader, head):
+            first = first or chunk[:4096]
+            last = (last + chunk)[-8:]
+            size += len(chunk)
+        at = first.find(b"/v1/statement/executing/")
+        asked = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % first[at : first.index(b'"', at)] if at >= 0 else b""
+    writer.close()
+    return loop.time() - started_s, size
+
+
+async def _chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterator[bytes]:
+    if b"chunked" not in head:
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        while length:
+            chunk = await reader.read(min(length, 1 << 18))
+            length -= len(chunk)
+            yield chunk
+        return
+    while length := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        yield (await reader.readexactly(length + 2))[:-2]
+    await reader.readexactly(2)
+
+
+@asynccontextmanager
+async def _peak_mb(target: Target) -> AsyncIterator[Callable[[], float]]:
+    """How much more memory it had at most than before."""
+    before = peak = target.rss_mb()
+
+    async def watch() -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, target.rss_mb())
+            await asyncio.sleep(0.01)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield lambda: peak - before
+    finally:
+        watching.cancel()

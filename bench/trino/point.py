@@ -1,0 +1,96 @@
+"""How long does it take to find one row by its key in 10,000 files?
+
+A client sends the same statement to Trino and to the adapter before it, in turns, each time for another key; both must
+give the same row. What a plan table takes is asked of the server itself: of a key that nobody has asked for yet, and
+once more.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.report import OURS, Report, Row
+from bench.targets import Target
+from bench.trino.clients import Ran, follow, statement
+from bench.trino.points import INDEXED, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+from bench.trino.served import TRINO, both
+from bench.wire import Connection, LoadError, request
+
+FILES, KEYS, PLANS = 10_000, 12, 200
+WARM = 3
+GOAL, PLAN_GOAL_MS = 20, 10.0
+COLUMNS = {**{column: f"by {kind} index" for column, kind in INDEXED.items()}, ORDERED: "by min and max, in order"}
+
+
+class AnswersDiffer(Exception):
+    """The adapter gave another row than Trino."""
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    files, keys, plans = (40, 2, 3) if quick else (FILES, KEYS, PLANS)
+    report = Report("trino_point", f"How long does one row of {files:,} files take?", peer="Trino alone")
+    with points(files, folder / "seamark") as server:
+        target = Target(OURS, server.base_url, (server.pid,), folder)
+        with both(folder, server) as targets:
+            for column, case in COLUMNS.items():
+                await _found(report, case, column, files, targets, keys)
+                await _planned(report, case, column, files, target, plans)
+    report.notes += [
+        f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
+        "By min and max Trino leaves out the same files; what it saves there is reading the manifests of all.",
+    ]
+    return report
+
+
+async def _found(report: Report, case: str, column: str, files: int, targets: Sequence[Target], keys: int) -> None:
+    connections = {target.name: await Connection.open(target.port) for target in targets}
+    found: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
+    for turn, number in enumerate(numbers):
+        sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
+        for target in targets if turn % 2 else reversed(targets):
+            one = await follow(connections[target.name], statement(sql))
+            rows = json.loads(one.last)["data"] if one.last else []
+            if rows != [[number, f"Note about {number}"]]:
+                raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
+            if turn >= WARM:
+                found[target.name].append(one)
+    for connection in connections.values():
+        connection.close()
+    values = {name: statistics.median(one.ms for one in some) for name, some in found.items()}
+    goal = values[TRINO] / GOAL if column != ORDERED else None
+    report.rows.append(Row(case, "a statement", "ms", values, peer=TRINO, goal=goal))
+    left = [one.plan for one in found[OURS] if not one.plan.startswith("rewritten")]
+    if left:
+        report.notes.append(f"{case}: {len(left)} of {keys} were not rewritten, such as: {left[0]}")
+
+
+async def _planned(report: Report, case: str, column: str, files: int, target: Target, plans: int) -> None:
+    connection = await Connection.open(target.port)
+    path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
+    # Of other keys than any statement's: every other number from the end.
+    asked = [{"predicate": f"{column} = {key_of(column, files * ROWS - 1 - 2 * one, files)}"} for one in range(plans)]
+    for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same again", None)):
+        before_s = target.cpu_s()
+        took = [await _timed(connection, path, body) for body in asked]
+        cpu_ms = 1000 * (target.cpu_s() - before_s) / plans
+        report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(took)}, goal=goal))
+        report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(took)[int(0.9 * plans)]}))
+        report.rows.append(Row(case, f"{measure}, server CPU", "ms", {OURS: cpu_ms}))
+    connection.close()
+
+
+async def _timed(connection: Connection, path: str, body: dict[str, Any]) -> float:
+    started_s = time.perf_counter()
+    answer = await connection.ask(request("POST", path, body))
+    took_ms = 1000 * (time.perf_counter() - started_s)
+    if answer.status != 200 or not answer.json()["name"]:
+        raise LoadError(f"{body}: {answer.status} {answer.body[:500]!r}")
+    return took_ms

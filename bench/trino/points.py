@@ -1,0 +1,89 @@
+"""A table of many small data files, in which a row is found by its key.
+
+Each row has its number by four columns. Of `in_record`, `in_bloom` and `in_bitmap` every file spans nearly all values,
+so that statistics leave none out; each has the index that it is called after. `in_order` rises from file to file.
+A thousand files make a commit, and a manifest.
+
+The lake is made by our own writer for each run, in memory where the system has a folder for that: who reads it would
+have it in the page cache, and syncing ten thousand files to a disk takes longer than all that is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from connector.indexes import IndexClient
+from connector.target import WriteTarget
+from connector.writing import TARGET_BYTES, WrittenFiles, destination, write_batches
+from tests.services.seamark import Seamark
+
+NAMESPACE, TABLE = "bench", "points"
+ROWS = 100
+"""In each file."""
+FILES_A_COMMIT = 1000
+INDEXED = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
+ORDERED = "in_order"
+FPP = 1e-6
+"""So that of 10,000 files none is read in vain."""
+_FIELDS = {**dict.fromkeys((*INDEXED, ORDERED), "long"), "city": "string", "price": "double", "note": "string"}
+_ARROW = {"long": pa.int64(), "string": pa.string(), "double": pa.float64()}
+_STEPS = dict(zip(INDEXED, (7_368_787, 5_915_587, 8_460_769), strict=True))
+"""Primes: multiples of them, modulo the number of rows, are every number once."""
+
+
+def key_of(column: str, number: int, files: int) -> int:
+    """What the row of this number has there; as many rows as numbers."""
+    return number if column == ORDERED else number * _STEPS[column] % (files * ROWS)
+
+
+def rows_of(file: int, files: int) -> pa.RecordBatch:
+    numbers = np.arange(file * ROWS, (file + 1) * ROWS)
+    columns = {column: pa.array(numbers * step % (files * ROWS)) for column, step in _STEPS.items()}
+    rest = [[f"CITY OF {one % 250:03d}" for one in numbers], numbers / 100, [f"Note about {one}" for one in numbers]]
+    schema = pa.schema([pa.field(name, _ARROW[kind]) for name, kind in _FIELDS.items()])
+    return pa.RecordBatch.from_arrays([*columns.values(), pa.array(numbers), *map(pa.array, rest)], schema=schema)
+
+
+@contextmanager
+def points(files: int, home: Path) -> Iterator[Seamark]:
+    """A server over the table."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=memory if memory.is_dir() else None) as folder:
+        env = {"SEAMARK_LOG_LEVEL": "warning"}
+        with Seamark(home, warehouse=f"file://{folder}", env=env) as server:
+            _fill(server, files)
+            yield server
+
+
+def _fill(server: Seamark, files: int) -> None:
+    with closing(IndexClient(server.base_url)) as client:
+        fields = [
+            {"id": number, "name": name, "required": False, "type": kind}
+            for number, (name, kind) in enumerate(_FIELDS.items(), 1)
+        ]
+        # Each batch is larger than a file is to be, and becomes one.
+        body = {"name": TABLE, "schema": {"type": "struct", "fields": fields}, "properties": {TARGET_BYTES: "2000"}}
+        client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
+        client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
+        name = (NAMESPACE, TABLE)
+        for column, kind in INDEXED.items():
+            client.put_index(name, column, kind=kind, columns=[column], fpp=FPP if kind == "bloom" else None)
+        into = destination(client, name)
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            starts = range(0, files, FILES_A_COMMIT)
+            for written in pool.map(partial(_write, into.target, files), starts):
+                into.commit(client, written)
+
+
+def _write(target: WriteTarget, files: int, start: int) -> WrittenFiles:
+    return write_batches(target, (rows_of(one, files) for one in range(start, min(start + FILES_A_COMMIT, files))))

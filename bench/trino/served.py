@@ -1,0 +1,31 @@
+"""Trino over a Seamark, alone and with the adapter before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.report import OURS
+from bench.targets import Target
+from tests.services.seamark import Seamark
+from tests.services.trino import trino_server
+from tests.services.trino_proxy import trino_proxy
+
+TRINO = "trino"
+
+
+@contextmanager
+def adapter(folder: Path, of: Target, seamark: str, *flags: str) -> Iterator[Target]:
+    """`seamark trino-proxy` before `of`, logging to a file as it does by default."""
+    with trino_proxy(folder / f"proxy-of-{of.name}", "--trino", of.base_url, *flags, seamark=seamark) as proxy:
+        yield Target(OURS, proxy.url, (proxy.process.pid,), folder)
+
+
+@contextmanager
+def both(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
+    """Trino, and the adapter before it."""
+    with trino_server(folder / "trino", uri=server.base_url) as trino:
+        alone = Target(TRINO, trino.base_url, (trino.process.pid,), folder)
+        with adapter(folder, alone, server.base_url) as ours:
+            yield alone, ours

@@ -1,0 +1,126 @@
+"""A coordinator that only talks: Trino's client protocol at the speed of a socket, without a query behind it.
+
+`python -m bench.trino.upstream PORT`. A statement's text is `<pages> <bytes of each>`; anything else gives one row. The
+answers are as long as those of Trino 483, and chunked as Jetty's are. It keeps nothing between requests: what a
+statement asked for stands in its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+from bench.targets import Target
+from tests.services.process import ManagedProcess, free_port, http_ok
+
+_SIZED = re.compile(rb"(\d+) (\d+)")
+_SLUG = b"y89bc636fe67d4d541faf0383e57b2a5c88fe2427"
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\nVary: Accept-Encoding\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+_COLUMNS = b'"columns":[{"name":"x","type":"varchar","typeSignature":{"rawType":"varchar","arguments":[]}}],'
+_FIGURES = b",".join(b'"figureOfAStatement%02d":%d' % (number, 1000 * number) for number in range(22))
+_PIECE = 1 << 18
+
+
+class _Talker(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._talking: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by class
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._talking is not None:
+            self._talking.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        head, ended, rest = self._held.partition(b"\r\n\r\n")
+        if not ended:
+            return
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(fields.get(b"content-length", b"0"))
+        if len(rest) < length:
+            return
+        self._held = rest[length:]
+        path = head.split(b" ", 2)[1]
+        base = b"http://" + fields.get(b"x-forwarded-host", fields[b"host"])
+        if not path.startswith(b"/v1/statement"):
+            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            return
+        if path == b"/v1/statement":
+            sized = _SIZED.fullmatch(rest[:length])
+            id_, step = b"%s_%s" % (sized.groups() if sized else (b"1", b"1")), 0
+        else:
+            _, _, _, _, id_, _, last = path.split(b"/")
+            step = int(last)
+        pages, size = map(int, id_.split(b"_"))
+        before, after = _page(base, id_, step, pages)
+        if 2 <= step < 2 + pages and size > _PIECE:
+            self._talking = asyncio.get_running_loop().create_task(self._rows(before, size, after))
+        else:
+            rows = b"x" * size if 2 <= step < 2 + pages else b""
+            self._transport.write(_HEAD + _chunk(before + rows + after) + b"0\r\n\r\n")
+
+    async def _rows(self, before: bytes, size: int, after: bytes) -> None:
+        self._transport.write(_HEAD + _chunk(before))
+        piece = _chunk(b"x" * _PIECE)
+        for _ in range(size // _PIECE):
+            self._transport.write(piece)
+            await self._writable.wait()
+        self._transport.write(_chunk(after) + b"0\r\n\r\n")
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def _page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
+    """Steps: the POST, the queue, pages with rows, the end. What stands before the rows, and after them."""
+    head = b'{"id":"%s","infoUri":"%s/ui#/queries/%s",' % (id_, base, id_)
+    if step < 2 + pages:
+        head += b'"nextUri":"%s/v1/statement/executing/%s/%s/%d",' % (base, id_, _SLUG, step + 1)
+    state = (b"QUEUED", b"QUEUED", b"RUNNING")[min(step, 2)] if step < 2 + pages else b"FINISHED"
+    tail = b'"stats":{"state":"%s",%s},"warnings":[]}' % (state, _FIGURES)
+    if step < 2:
+        return head, tail
+    if step < 2 + pages:
+        return head + _COLUMNS + b'"data":[["', b'"]],' + tail
+    return head + _COLUMNS, tail
+
+
+@contextmanager
+def upstream(folder: Path) -> Iterator[Target]:
+    port = free_port()
+    process = ManagedProcess([sys.executable, "-m", "bench.trino.upstream", str(port)], log=folder / "upstream.log")
+    with process:
+        process.start(lambda: http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
+        yield Target("talker", f"http://127.0.0.1:{port}", (process.pid,), folder)
+
+
+async def _serve(port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(_Talker, "127.0.0.1", port, backlog=2048)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1])))

@@ -1,0 +1,25 @@
+"""The benches of Trino's adapter run to their tables, with the same rows through it as without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench.trino.run import BENCHES
+from tests.services.java import java_25_home
+from tests.services.process import REPO
+
+
+@pytest.mark.slow
+@pytest.mark.trino
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(java_25_home() is None, reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)")
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_of_trinos_adapter_runs_to_its_table(name: str) -> None:
+    argv = [sys.executable, "-m", "bench.trino.run", "--quick", name]
+    done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"trino_{name}:" in done.stdout
