@@ -36,6 +36,7 @@ SHUFFLE_FREE = {
 }
 """Joins and groupings by the keys that tables are bucketed or partitioned by need no exchange; a join with a table that
 is not exchanges that side alone."""
+DAEMON = "connector.spark.daemon"
 TOUCHED_MAX = 1 / 3
 """Of the rows of the files that are left, the part that may lie in row groups with a chosen row where ours reads them:
 for each row that Spark gets, an Arrow source in Python costs about three times what Iceberg's own reader does."""
@@ -82,6 +83,7 @@ def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: in
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.python.daemon.module": DAEMON,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",

@@ -7,6 +7,8 @@ What it reads is `reader.py`'s, what it writes `sink.py`'s.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql import SparkSession
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import (
@@ -18,7 +20,12 @@ from pyspark.sql.datasource import (
 )
 
 from connector.spark.reader import BatchReader, FilteringReader, Options, StreamReader, checked, schema_of
-from connector.spark.sink import BatchWriter, SinkOptions, StreamWriter
+from metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from connector.spark import sink
+else:
+    sink = Deferred("connector.spark.sink")  # most queries only read
 
 
 class SeamarkSource(DataSource):
@@ -45,10 +52,10 @@ class SeamarkSource(DataSource):
         return StreamReader(options, opened, checked(schema, opened))
 
     def writer(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceWriter:
-        return BatchWriter(SinkOptions.of(self.options, overwrite=overwrite, streaming=False))
+        return sink.BatchWriter(sink.SinkOptions.of(self.options, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return StreamWriter(SinkOptions.of(self.options, overwrite=overwrite, streaming=True))
+        return sink.StreamWriter(sink.SinkOptions.of(self.options, overwrite=overwrite, streaming=True))
 
 
 def register(spark: SparkSession) -> None:

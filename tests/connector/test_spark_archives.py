@@ -1,0 +1,73 @@
+"""Archives of modules, as Spark's workers have `pyspark`: changes are seen; where there are none, nothing is read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from zipimport import zipimporter
+
+import pytest
+
+from connector.spark.archives import Archive
+
+
+def write(path: Path, modules: Iterable[str]) -> None:
+    with zipfile.ZipFile(path, "w") as made:
+        for one in modules:
+            made.writestr(f"{one}.py", f"name = {one!r}\n")
+
+
+def test_a_module_that_came_into_the_archive_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "modules.zip"
+    write(path, ["one"])
+    found = Archive(str(path))
+    assert found.find_spec("one") is not None
+    assert found.find_spec("two") is None
+    write(path, ["one", "two"])
+    found.invalidate_caches()
+    assert found.find_spec("two") is not None
+
+
+def test_the_modules_of_an_archive_that_is_gone_are_not_found_until_it_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "modules.zip"
+    write(path, ["one"])
+    found = Archive(str(path))
+    path.unlink()
+    found.invalidate_caches()
+    assert found.find_spec("one") is None
+    write(path, ["one"])
+    found.invalidate_caches()
+    assert found.find_spec("one") is not None
+
+
+def test_an_archive_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "modules.zip"
+    write(path, ["one"])
+    ours, pythons = Archive(str(path)), zipimporter(str(path))
+    before = path.stat()
+    with path.open("r+b") as file:  # in its place, of the same size and time
+        file.write(b"\0" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    ours.invalidate_caches()
+    assert ours.find_spec("one") is not None
+    if sys.version_info < (3, 12):  # whoever reads it finds that it is none
+        pythons.invalidate_caches()
+        assert pythons.find_spec("one") is None
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_finders_are_replaced_only_where_pyspark_comes_from_an_archive(zipped: bool, tmp_path: Path) -> None:
+    write(tmp_path / "pyspark.zip", ["pyspark"])
+    write(tmp_path / "other.zip", ["other", "another"])
+    script = (
+        "import sys, other; from connector.spark.archives import keep_contents; keep_contents(); import another; "
+        "print(sorted({type(one).__name__ for one in sys.path_importer_cache.values() if hasattr(one, 'archive')}))"
+    )
+    path = [str(tmp_path / "other.zip"), *([str(tmp_path / "pyspark.zip")] if zipped else [])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ("['Archive']" if zipped else "['zipimporter']")

@@ -1,0 +1,160 @@
+"""The process that Python workers are forked from: what they find loaded, and what becomes of reads when they die."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from connector.spark.session import DAEMON
+from connector.spark.source import register
+from tests.services.process import REPO
+from tests.services.seamark import Seamark
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+ROWS = [{"id": one, "name": f"name {one}"} for one in range(200)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
+    with Seamark(tmp_path_factory.mktemp("forked")) as server:
+        with RestCatalog("sea", uri=server.base_url) as catalog:
+            catalog.create_namespace("db")
+            made = pa.Table.from_pylist(ROWS)
+            table = catalog.create_table("db.t", schema=made.schema)
+            for half in (made.slice(0, 100), made.slice(100)):
+                table.append(half)
+        yield server
+
+
+def told(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
+    """What a task says. `ask` is a function within a function, which Spark sends along."""
+    return spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
+
+
+def ids(spark: SparkSession, server: Seamark) -> list[int]:
+    register(spark)
+    reader = spark.read.format("seamark").options(uri=server.base_url, table="db.t", where="id >= 50")
+    return sorted(row.id for row in reader.options(**{"split-bytes": 1}).load().collect())
+
+
+WANTED = list(range(50, 200))
+
+
+def test_workers_find_our_modules_loaded_before_they_run_anything(spark: SparkSession) -> None:
+    def ask(_: Any) -> Any:
+        import gc
+        import os
+        import sys
+        from pathlib import Path
+        from zipimport import zipimporter
+
+        return {
+            "loaded": [one for one in ("connector.reading", "connector.spark.reader") if one in sys.modules],
+            "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0"),
+            "frozen": gc.get_freeze_count() > 0,
+            "read again": [path for path, one in sys.path_importer_cache.items() if type(one) is zipimporter],
+        }
+
+    found = told(spark, ask)
+    assert found["loaded"] == ["connector.reading", "connector.spark.reader"]
+    assert DAEMON in found["parent"]
+    assert found["frozen"]
+    assert found["read again"] == []
+
+
+def test_nothing_runs_beside_the_process_that_is_forked(spark: SparkSession) -> None:
+    """A thread that held a lock would leave it locked in each worker for good."""
+
+    def ask(_: Any) -> Any:
+        import os
+        from pathlib import Path
+
+        names = [one.read_text().strip() for one in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
+        links = [os.readlink(one) for one in Path(f"/proc/{os.getppid()}/fd").glob("*")]
+        return names, [one for one in links if one.startswith(("socket:", "anon_inode:"))]
+
+    threads, sockets = told(spark, ask)
+    assert len(threads) == 1
+    assert len(sockets) == 1  # on which it listens
+
+
+@pytest.mark.parametrize("who", ["the worker", "the process that it was forked from"])
+def test_reads_go_on_after_the_death_of(who: str, spark: SparkSession, server: Seamark) -> None:
+    forked = who != "the worker"
+
+    def die(_: Any) -> Any:
+        import os
+        import signal
+
+        os.kill(os.getppid() if forked else os.getpid(), signal.SIGKILL)
+        return 0
+
+    assert ids(spark, server) == WANTED
+    if forked:
+        with suppress(PySparkException):  # the worker itself may live to answer
+            told(spark, die)
+    else:
+        with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+            told(spark, die)
+    assert ids(spark, server) == WANTED
+
+
+OWN = """
+import os, sys
+os.environ["OWN_DAEMON"] = "yes"
+from pyspark import daemon
+if __name__ == "__main__":
+    daemon.manager()
+"""
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from connector.spark.session import open_session, session_conf
+from connector.spark.source import register
+
+uri, module, folder = sys.argv[1:]
+conf = {**session_conf([]), "spark.sql.extensions": "", "spark.driver.memory": "1g", "spark.local.dir": folder}
+spark = open_session("own", {**conf, "spark.python.daemon.module": module})
+register(spark)
+
+def ask(_):
+    import os, sys
+    return os.environ.get("OWN_DAEMON"), "connector.spark.reader" in sys.modules
+
+first = spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
+rows = spark.read.format("seamark").options(uri=uri, table="db.t", where="id >= 50").load().collect()
+print("told:" + json.dumps([*first, sorted(row.id for row in rows)]))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["own_daemon", "pyspark.daemon"])
+def test_a_session_with_another_daemon_keeps_it_and_reads_the_same(
+    module: str, server: Seamark, tmp_path: Path
+) -> None:
+    (tmp_path / "own_daemon.py").write_text(OWN)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPO)])}
+    argv = [sys.executable, str(tmp_path / "script.py"), server.base_url, module, str(tmp_path / "local")]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
+    line = next((one for one in done.stdout.splitlines() if one.startswith("told:")), done.stdout + done.stderr)
+    own, loaded, found = json.loads(line.removeprefix("told:"))
+    assert own == ("yes" if module == "own_daemon" else None)
+    assert not loaded
+    assert found == WANTED
