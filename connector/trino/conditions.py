@@ -5,13 +5,16 @@ SQL's logic has three values, and a row counts where its condition is *true*. So
 which keep it (`NOT ("a" = 1)`): negating them here would say something else of nulls and of NaN.
 
 A condition is None where it says nothing: it is true for every row.
+
+That a column's value is one of those that another table has in a column (`Match`) is a condition like any other: it is
+asked of whatever the other table holds, and is never negated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
 
 from sqlglot import exp
 
@@ -40,6 +43,26 @@ class Leaf:
     """Which zones its literals are of (`literals.py`): where the column is of another, the session's decides."""
     size: int = 1
 
+    def moved(self, to: Move) -> Leaf | None:
+        place = to(self.place)
+        return None if place is None else replace(self, place=place)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Some row of a stored table, that matters itself, has the same values and no nulls: `pairs` of a place and the
+    table's column. `of` is the reference to the table (`scopes.Table`)."""
+
+    pairs: tuple[tuple[Place, str], ...]
+    of: object
+    rejects_null: ClassVar[bool] = True
+    size: ClassVar[int] = 1
+
+    def moved(self, to: Move) -> Match | None:
+        """With fewer pairs it says less."""
+        pairs = tuple((place, column) for old, column in self.pairs if (place := to(old)) is not None)
+        return Match(pairs, self.of) if pairs else None
+
 
 @dataclass(frozen=True)
 class All:
@@ -53,17 +76,21 @@ class Any:
     size: int
 
 
-Condition: TypeAlias = Leaf | All | Any
+Atom: TypeAlias = Leaf | Match
+Condition: TypeAlias = Atom | All | Any
 Resolve: TypeAlias = Callable[[exp.Column], Place | None]
+Move: TypeAlias = Callable[[Place], Place | None]
+"""From a place to another; None where there is none that is sure to hold the same."""
 
 
 def all_of(parts: Iterable[Condition | None]) -> Condition | None:
     kept: dict[Condition, None] = {}
     size = 0
-    for part in parts:
-        if part is not None and part not in kept and size + part.size <= LEAVES_MAX:
-            kept[part] = None
-            size += part.size
+    for given in parts:
+        for part in given.parts if isinstance(given, All) else () if given is None else (given,):
+            if part not in kept and size + part.size <= LEAVES_MAX:
+                kept[part] = None
+                size += part.size
     return next(iter(kept)) if len(kept) == 1 else All(tuple(kept), size) if kept else None
 
 
@@ -79,8 +106,13 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
     return next(iter(kept)) if len(kept) == 1 else Any(tuple(kept), size)
 
 
-def weakened(condition: Condition | None, keep: Callable[[Leaf], Leaf | None]) -> Condition | None:
-    """With each leaf as `keep` has it; None for one of which nothing is to be said."""
+def moved(condition: Condition | None, to: Move) -> Condition | None:
+    """The same said of other places; what has none is not said."""
+    return weakened(condition, lambda atom: atom.moved(to))
+
+
+def weakened(condition: Condition | None, keep: Callable[[Atom], Atom | None]) -> Condition | None:
+    """With each atom as `keep` has it; None for one of which nothing is to be said."""
     match condition:
         case All(parts):
             return all_of(weakened(part, keep) for part in parts)
@@ -104,18 +136,24 @@ def rejects_null(condition: Condition | None) -> bool:
 
 
 def places_of(condition: Condition) -> frozenset[Place]:
-    """Of all its leaves."""
-    if isinstance(condition, Leaf):
-        return frozenset({condition.place})
+    """Of all its atoms."""
+    match condition:
+        case Leaf():
+            return frozenset({condition.place})
+        case Match():
+            return frozenset(place for place, _ in condition.pairs)
     return frozenset().union(*(places_of(part) for part in condition.parts))
 
 
 def sql_of(condition: Condition, name: Callable[[Place], str]) -> str:
+    """Of one without matches."""
     match condition:
         case All(parts):
             return "(" + " AND ".join(sql_of(part, name) for part in parts) + ")"
         case Any(parts):
             return "(" + " OR ".join(sql_of(part, name) for part in parts) + ")"
+        case Match():
+            raise ValueError("a match has no SQL of its own")
     return f"{condition.before}{quoted_name(name(condition.place))}{condition.after}"
 
 

@@ -1,4 +1,4 @@
-"""sqlglot's tree of a query as blocks (`scopes.py`), and the stored tables in it.
+"""sqlglot's tree of a query as blocks (`blocks.py`), and the stored tables in it.
 
 Whatever is not on the lists here is not understood, and then the whole statement is not: a clause that nobody thought
 of may stand between a condition and a table. Some sources are known to be opaque (UNNEST, LATERAL, VALUES, functions,
@@ -12,24 +12,10 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
+from connector.trino.blocks import Block, Joined, Source, Tree
 from connector.trino.conditions import Reader
 from connector.trino.lexing import Unclear
-from connector.trino.scopes import (
-    Block,
-    Columns,
-    Combined,
-    Cut,
-    Joined,
-    Named,
-    Renamed,
-    Result,
-    Source,
-    Table,
-    Tree,
-    Unknown,
-    With,
-    folded,
-)
+from connector.trino.scopes import Columns, Combined, Cut, Named, Renamed, Result, Table, Unknown, With, folded
 
 Names: TypeAlias = tuple[str | None, str | None, str]
 """Catalog, schema and table of a reference, in lower case; None: the session's."""
@@ -87,19 +73,19 @@ class Queries:
             known[name] = named[-1]
         return With(body(node, known), tuple(named))
 
-    def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[Result]:
+    def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Result]]:
         """The queries that stand in expressions."""
-        return [self.read(query, visible) for one in expressions for query in _queries_in(one)]
+        return [(query, self.read(query, visible)) for one in expressions for query in _queries_in(one)]
+
+    def _cut(self, result: Result, cuts: list[exp.Expr], visible: _Visible) -> Result:
+        return Cut((result, *(inner for _, inner in self.within(cuts, visible)))) if cuts else result
 
     def _enclosed(self, node: exp.Expr, visible: _Visible) -> Result:
-        inner = self.read(node.this, visible)
-        cuts = _given(node, _CUTS)
-        return Cut((inner, *self.within(cuts, visible))) if cuts else inner
+        return self._cut(self.read(node.this, visible), _given(node, _CUTS), visible)
 
     def _set(self, node: exp.Expr, visible: _Visible) -> Result:
         both = Combined(self.read(node.this, visible), self.read(node.expression, visible))
-        cuts = _given(node, _CUTS)
-        return Cut((both, *self.within(cuts, visible))) if cuts else both
+        return self._cut(both, _given(node, _CUTS), visible)
 
     def _block(self, node: exp.Expr, visible: _Visible) -> Result:
         distinct, where, clause = (node.args.get(one) for one in ("distinct", "where", "from_"))
@@ -116,13 +102,15 @@ class Queries:
         elif node.args.get("joins"):
             raise Unclear
         expressions = [*node.expressions, *tables.conditions, *_given(node, ("where", "order", *_BELOW))]
+        passes = _passes(node) and not any(one.find(exp.Window) for one in expressions)
         return Block(
             projections=list(node.expressions),
             where=None if where is None else where.this,
             sources=tables.sources,
             tree=tables.tree,
             merged=frozenset(tables.merged),
-            passes=_passes(node) and not any(one.find(exp.Window) for one in expressions),
+            passes=passes,
+            needs_rows=passes and not node.args.get("order") and all(_is_given(one) for one in node.expressions),
             inner=self.within(expressions, visible),
             reader=self._reader,
         )
@@ -158,7 +146,7 @@ class _From:
             if on is not None:
                 self.conditions.append(on)
             left = parts.pop()
-            parts.append(Joined(left, right, outer in ("LEFT", "FULL"), outer in ("RIGHT", "FULL"), on))
+            parts.append(Joined(left, right, outer in ("LEFT", "FULL"), outer in ("RIGHT", "FULL"), on, tuple(using)))
         tree = parts[0]
         for part in parts[1:]:
             tree = Joined(tree, part)
@@ -221,6 +209,12 @@ def _passes(node: exp.Expr) -> bool:
         return True
     keys = group.expressions
     return bool(keys) and not _given(group, set(group.args) - {"expressions"}) and all(type(k) in _KEYS for k in keys)
+
+
+def _is_given(projection: exp.Expr) -> bool:
+    """A column, a literal or a star: nothing that could make one row of all, or of none."""
+    inner = projection.this if isinstance(projection, exp.Alias) else projection
+    return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
 
 def is_snapshot(version: exp.Expr) -> bool:

@@ -9,8 +9,11 @@ Understood are queries, EXPLAIN [ANALYZE] of one, EXECUTE IMMEDIATE of one, and 
 with the parameters that it is executed with (`lexing.executed`). INSERT, CREATE TABLE AS and every other statement that
 writes have no scans, not even in their queries: no plan table may ever be near a name that is written to.
 
-The rule kept (`scopes.py`, `conditions.py`): for each scan, rows for which its predicate is not true can be left out
-and the statement's answer stays the same, whatever the data. Where that is in doubt a predicate says less.
+The rule kept (`scopes.py`, `blocks.py`, `conditions.py`): for each scan, rows for which its predicate is not true can
+be left out and the statement's answer stays the same, whatever the data. So can rows that have no partner in one of its
+`joins`: no row of the other scan's table for which that scan's predicate is true (and its joins hold) that is equal and
+not null in all the columns, as long as the other scan reads that very table, at that very snapshot. Where that is in
+doubt predicates say less, and there are fewer joins.
 
 Times: a literal without a zone beside a column with one means a time in the session's zone, and the catalog takes it
 for UTC. So such comparisons are used only where the session's zone is UTC (`utc`), or the column is known to have none.
@@ -18,14 +21,14 @@ for UTC. So such comparisons are used only where the session's zone is UTC (`utc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
-from connector.trino.conditions import Leaf, Reader, sql_of, weakened
+from connector.trino.conditions import All, Atom, Leaf, Match, Reader, places_of, sql_of, weakened
 from connector.trino.lexing import Inner, Unclear, inner_query
 from connector.trino.literals import LOCAL, ZONED, quoted_name
 from connector.trino.queries import ColumnsOf, Queries
@@ -37,6 +40,16 @@ PREDICATE_MAX = 100_000
 """Characters, as many as the catalog takes."""
 _TRINO = Dialect.get_or_raise("trino")
 _BEFORE = frozenset({"FROM", "JOIN", ",", "("})
+
+
+@dataclass(frozen=True)
+class Join:
+    """A row matters only beside one of another scan's."""
+
+    scan: int
+    """The other one's number among the statement's."""
+    on: tuple[tuple[str, str], ...]
+    """Columns that are equal: this table's, the other's."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,10 @@ class Scan:
     """SQL over the table's bare column names, as `seamark explain` takes it; None: nothing prunes.
 
     It is to be bound to the schema that the scan reads: a name of an older schema may be another column's."""
+    named: frozenset[str] = frozenset()
+    """The columns in the predicate."""
+    joins: tuple[Join, ...] = ()
+    """They go round: of two scans that are joined each has the other one."""
     quoted: bool = False
     """The reference stands in a text within the statement, in which every quote is doubled."""
 
@@ -88,10 +105,12 @@ def scans(
         queries = Queries(columns_of, Reader(casts_decimal=casts_decimal))
         queries.read(tree, {}).ask(None)
         places = _Places(inner)
-        found = [places.scan(table, utc) for table in queries.tables]
+        found = [(table, scan) for table in queries.tables if (scan := places.scan(table, utc)) is not None]
     except (Unclear, RecursionError):
         return ()
-    return tuple(sorted((one for one in found if one is not None), key=lambda scan: scan.start))
+    found.sort(key=lambda one: one[1].start)
+    numbers = {table: number for number, (table, _) in enumerate(found)}
+    return tuple(replace(scan, joins=_joins(table, numbers)) for table, scan in found)
 
 
 def replacement(scan: Scan, name: str) -> Replacement:
@@ -151,6 +170,7 @@ class _Places:
                 return None
             span, snapshot_id = (places[clause[0].start], places[clause[4].end]), int(clause[4].text)
         catalog, schema, name = (None, None, *names)[-3:]
+        predicate, named = _predicate(table, utc)
         return Scan(
             catalog,
             schema,
@@ -161,18 +181,34 @@ class _Places:
             alias_needed=alias,
             snapshot_id=snapshot_id,
             version_span=span,
-            predicate=_predicate(table, utc),
+            predicate=predicate,
+            named=named,
             quoted=self._inner.quoted,
         )
 
 
-def _predicate(table: Table, utc: bool) -> str | None:
+def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
+    """And the columns that it names."""
     columns = table.columns or {}
-    condition = table.asked if utc else weakened(table.asked, lambda leaf: leaf if _zoneless(leaf, columns) else None)
-    if condition is None:
-        return None
-    text = sql_of(condition, lambda place: place[1])
-    return text if len(text) <= PREDICATE_MAX else None
+
+    def kept(atom: Atom) -> Atom | None:
+        return atom if isinstance(atom, Leaf) and (utc or _zoneless(atom, columns)) else None
+
+    condition = weakened(table.asked, kept)
+    text = None if condition is None else sql_of(condition, lambda place: place[1])
+    if condition is None or text is None or len(text) > PREDICATE_MAX:
+        return None, frozenset()
+    return text, frozenset(name for _, name in places_of(condition))
+
+
+def _joins(table: Table, numbers: Mapping[Table, int]) -> tuple[Join, ...]:
+    asked = table.asked
+    found = dict.fromkeys(
+        Join(numbers[part.of], tuple((place[1], column) for place, column in part.pairs))
+        for part in (asked.parts if isinstance(asked, All) else (asked,))
+        if isinstance(part, Match) and isinstance(part.of, Table) and part.of is not table and part.of in numbers
+    )
+    return tuple(found)
 
 
 def _zoneless(leaf: Leaf, columns: Columns) -> bool:

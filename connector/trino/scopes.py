@@ -1,48 +1,37 @@
-"""The blocks of a query, and which rows of their tables matter.
+"""The rows of a query: of its tables, subqueries, set operations and names in WITH. Blocks are in `blocks.py`.
 
-A block is one SELECT: sources joined in some way, and conditions upon them. What is asked of a block's result from
-above (`wanted`, on its output columns) is asked of its sources, too, where nothing stands between that counts or orders
-rows; what is asked of a group's key is asked of the rows that the group is made of. The rule kept: rows of a source may
-be left out only where, whatever else there is in the data, the statement's answer stays the same.
+What is asked of a result from above is asked of what it is made of, where nothing stands between that counts or orders
+rows. The rule kept: rows of a source may be left out only where, whatever else there is in the data, the statement's
+answer stays the same.
 
-- What every row of an inner join must meet is asked of both sides.
-- An outer join keeps its preserved side's rows whatever ON says: ON is asked of the other side only. What stands above
-  it is asked of the other side only where it is true for no row of nulls: else a row that lost its partner would pass.
 - What is asked of a set operation's column is asked of the same column of both parts, where it is of one type in both.
-- What holds of a column holds of one that is equal to it, where both are of one type.
 - A name in WITH is read by all who use it: its query is asked for what any of them wants.
-- Subqueries within expressions are queries of their own. Nothing is asked of them from outside.
+
+Where a column's values come from is another question (`origin`), and rows that are counted, ordered or left out are no
+doubt in it: whatever value there is, some row of the table has it that matters itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from sqlglot import exp
 
-from connector.trino.conditions import (
-    All,
-    Condition,
-    Leaf,
-    Place,
-    Reader,
-    all_of,
-    any_of,
-    places_of,
-    rejects_null,
-    weakened,
-)
+from connector.trino.conditions import Condition, Place, any_of, moved
 from connector.trino.lexing import Unclear
 
 Columns: TypeAlias = Mapping[str, str]
 """A table's columns in lower case, and their Iceberg types."""
 
-
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
 """Types whose equal values are one value: floats have two zeros, and what is no primitive is not compared."""
+
+
+def is_exact(kind: str | None) -> bool:
+    """Of a type whose values are equal only where they are the same."""
+    return kind is not None and kind.partition("(")[0].strip() in _EXACT
 
 
 def folded(name: str) -> str:
@@ -68,11 +57,15 @@ class Result(Protocol):
     def kind(self, column: str) -> str | None:
         """The Iceberg type of a column that is a stored one as it is; None of others, and where it is not known."""
 
+    def origin(self, columns: Sequence[str]) -> Origin | None:
+        """Where a row of a stored table can be told for each row, which has the same values wherever these are no
+        nulls."""
+
     def ask(self, wanted: Condition | None) -> None:
         """Rows for which `wanted` is not true do not matter. Its places are (0, column). Said once."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Table:
     """A reference to a stored table. `asked` is what holds for each row that matters, once all has been asked."""
 
@@ -89,8 +82,16 @@ class Table:
     def kind(self, column: str) -> str | None:
         return None if self.columns is None else self.columns.get(column)
 
+    def origin(self, columns: Sequence[str]) -> Origin | None:
+        known = self.columns or {}
+        return (self, tuple(columns)) if all(is_exact(known.get(one)) for one in columns) else None
+
     def ask(self, wanted: Condition | None) -> None:
         self.asked = wanted
+
+
+Origin: TypeAlias = tuple[Table, tuple[str, ...]]
+"""The table, and the columns as it has them."""
 
 
 class Unknown:
@@ -103,6 +104,9 @@ class Unknown:
         return None
 
     def kind(self, column: str) -> None:
+        return None
+
+    def origin(self, columns: Sequence[str]) -> None:
         return None
 
     def ask(self, wanted: Condition | None) -> None:
@@ -122,8 +126,11 @@ class Cut:
     def names(self) -> tuple[str | None, ...] | None:
         return self.inner[0].names()
 
-    def kind(self, column: str) -> None:
-        return None
+    def kind(self, column: str) -> str | None:
+        return self.inner[0].kind(column)
+
+    def origin(self, columns: Sequence[str]) -> Origin | None:
+        return self.inner[0].origin(columns)
 
     def ask(self, wanted: Condition | None) -> None:
         for one in self.inner:
@@ -149,17 +156,20 @@ class Combined:
     def kind(self, column: str) -> str | None:
         name = same_place(column, self.left.names(), self.right.names())
         kind = None if name is None else self.left.kind(column)
-        return kind if name is not None and _base(kind) in _EXACT and self.right.kind(name) == kind else None
+        return kind if name is not None and is_exact(kind) and self.right.kind(name) == kind else None
+
+    def origin(self, columns: Sequence[str]) -> None:
+        return None
 
     def ask(self, wanted: Condition | None) -> None:
-        both = weakened(wanted, lambda leaf: leaf if self.kind(leaf.place[1]) is not None else None)
+        both = moved(wanted, lambda place: place if self.kind(place[1]) is not None else None)
 
-        def on_right(leaf: Leaf) -> Leaf | None:
-            name = same_place(leaf.place[1], self.left.names(), self.right.names())
-            return None if name is None else replace(leaf, place=(0, name))
+        def on_right(place: Place) -> Place | None:
+            name = same_place(place[1], self.left.names(), self.right.names())
+            return None if name is None else (0, name)
 
         self.left.ask(both)
-        self.right.ask(weakened(both, on_right))
+        self.right.ask(moved(both, on_right))
 
 
 def same_place(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
@@ -187,12 +197,16 @@ class Renamed:
         name = self._before(column)
         return None if name is None else self.inner.kind(name)
 
-    def ask(self, wanted: Condition | None) -> None:
-        def keep(leaf: Leaf) -> Leaf | None:
-            name = self._before(leaf.place[1])
-            return None if name is None else replace(leaf, place=(0, name))
+    def origin(self, columns: Sequence[str]) -> Origin | None:
+        names = [name for one in columns if (name := self._before(one)) is not None]
+        return self.inner.origin(names) if len(names) == len(columns) else None
 
-        self.inner.ask(weakened(wanted, keep))
+    def ask(self, wanted: Condition | None) -> None:
+        def inside(place: Place) -> Place | None:
+            name = self._before(place[1])
+            return None if name is None else (0, name)
+
+        self.inner.ask(moved(wanted, inside))
 
     def _before(self, column: str) -> str | None:
         """The name that the column has inside, where one place has the one, and one the other."""
@@ -222,6 +236,9 @@ class Named:
             self._kinds[column] = self.inner.kind(column)
         return self._kinds[column]
 
+    def origin(self, columns: Sequence[str]) -> Origin | None:
+        return self.inner.origin(columns)
+
     def ask(self, wanted: Condition | None) -> None:
         self.wishes.append(wanted)
 
@@ -245,207 +262,10 @@ class With:
     def kind(self, column: str) -> str | None:
         return self.body.kind(column)
 
+    def origin(self, columns: Sequence[str]) -> Origin | None:
+        return self.body.origin(columns)
+
     def ask(self, wanted: Condition | None) -> None:
         self.body.ask(wanted)
         for one in reversed(self.named):
             one.settle()
-
-
-@dataclass(frozen=True)
-class Joined:
-    """`keeps_left`: a left row stays without a partner, beside nulls."""
-
-    left: Tree
-    right: Tree
-    keeps_left: bool = False
-    keeps_right: bool = False
-    on: exp.Expr | None = None
-
-
-Tree: TypeAlias = int | Joined
-"""A number is that of a source."""
-
-
-def _sources(tree: Tree) -> frozenset[int]:
-    return frozenset({tree}) if isinstance(tree, int) else _sources(tree.left) | _sources(tree.right)
-
-
-@dataclass
-class Source:
-    """`name`: by which its columns are qualified."""
-
-    result: Result
-    name: str | None
-
-
-@dataclass
-class Block:
-    """One SELECT. `passes`: what is asked of its result may be asked of its sources (`queries.py`)."""
-
-    projections: list[exp.Expr]
-    where: exp.Expr | None
-    sources: list[Source]
-    tree: Tree | None
-    merged: frozenset[str]
-    """Columns in USING: a name that stands for two."""
-    passes: bool
-    inner: list[Result]
-    """Subqueries within its expressions."""
-    reader: Reader
-
-    def has(self, column: str) -> bool | None:
-        answers: set[bool | None] = {False}
-        for projection in self.projections:
-            star = _star(projection)
-            if star is None:
-                answers.add(_output_name(projection) == column)
-            elif star == "":
-                answers |= {source.result.has(column) for source in self.sources}
-            else:
-                answers |= {source.result.has(column) for source in self._qualified(star)} or {None}
-        return True if True in answers else None if None in answers else False
-
-    def names(self) -> tuple[str | None, ...] | None:
-        if any(_star(one) is not None for one in self.projections):
-            return None
-        return tuple(_output_name(one) for one in self.projections)
-
-    def kind(self, column: str) -> str | None:
-        place = self._output(column)
-        return None if place is None else self._kind(place)
-
-    def ask(self, wanted: Condition | None) -> None:
-        for query in self.inner:
-            query.ask(None)
-        if self.tree is None:
-            return
-        above = weakened(wanted, self._below) if self.passes else None
-        if self.where is not None:
-            above = self._implied(all_of([self.reader.read(self.where, self._place), above]), self._same(self.where))
-        self._ask(self.tree, above)
-
-    def _ask(self, tree: Tree, wanted: Condition | None) -> None:
-        """`wanted` holds for each row of the join that matters."""
-        if isinstance(tree, int):
-            alone = _restricted(wanted, frozenset({tree}))
-            self.sources[tree].result.ask(weakened(alone, lambda leaf: replace(leaf, place=(0, leaf.place[1]))))
-            return
-        on = None if tree.on is None else self.reader.read(tree.on, self._place)
-        same = [] if tree.on is None else self._same(tree.on)
-        left, right = _sources(tree.left), _sources(tree.right)
-        for side, own, other, kept, other_kept in (
-            (tree.left, left, right, tree.keeps_left, tree.keeps_right),
-            (tree.right, right, left, tree.keeps_right, tree.keeps_left),
-        ):
-            asked = _restricted(wanted, own)
-            if other_kept and not rejects_null(asked):
-                asked = None
-            if not kept:  # so it counts only beside a partner that matters, with which it meets ON
-                beside = self._implied(all_of([_restricted(wanted, other), on]), same)
-                asked = all_of([asked, _restricted(beside, own)])
-            self._ask(side, asked)
-
-    def _same(self, node: exp.Expr) -> list[frozenset[Place]]:
-        """Columns of one type that are equal wherever `node` is true."""
-        found: list[frozenset[Place]] = []
-        for part in node.flatten() if isinstance(node, exp.And) else (node,):
-            while isinstance(part, exp.Paren):
-                part = part.this
-            if isinstance(part, exp.And):
-                found += self._same(part)
-            sides = (part.this, part.expression) if type(part) is exp.EQ else ()
-            places = [self._place(side) for side in sides if type(side) is exp.Column]
-            kinds = {None if place is None else self._kind(place) for place in places}
-            if len(places) == 2 and len(kinds) == 1 and _base(kinds.pop()) in _EXACT:
-                found.append(frozenset(place for place in places if place is not None))
-        return found
-
-    def _kind(self, place: Place) -> str | None:
-        return self.sources[place[0]].result.kind(place[1])
-
-    def _implied(self, condition: Condition | None, same: list[frozenset[Place]]) -> Condition | None:
-        """With what it says of one column said of its equals, too."""
-        if condition is None:
-            return None
-        given = condition.parts if isinstance(condition, All) else (condition,)
-        parts: list[Condition | None] = list(given)
-        for part in given:
-            places = places_of(part)
-            if len(places) != 1 or not same:
-                continue
-            equal = set(places)
-            while more := {place for group in same if group & equal for place in group} - equal:
-                equal |= more
-            parts += [weakened(part, partial(replace, place=place)) for place in sorted(equal - places)]
-        return all_of(parts)
-
-    def _below(self, leaf: Leaf) -> Leaf | None:
-        """A condition on an output column, on the source's column that it is."""
-        place = self._output(leaf.place[1])
-        return None if place is None else replace(leaf, place=place)
-
-    def _output(self, name: str) -> Place | None:
-        """Two columns of one name cannot be told apart from above, so where one is found there is no other."""
-        stars = []
-        for projection in self.projections:
-            star = _star(projection)
-            if star is not None:
-                stars.append(star)
-            elif _output_name(projection) == name:
-                column = projection.this if isinstance(projection, exp.Alias) else projection
-                return self._place(column) if type(column) is exp.Column else None
-        if len(stars) != 1:
-            return None
-        return self._found(name) if stars[0] == "" else self._found(name, stars[0])
-
-    def _place(self, column: exp.Column) -> Place | None:
-        parts = column.parts
-        if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 2:
-            return None  # a schema or a field of a struct
-        names = [folded(part.name) for part in parts]
-        return self._found(names[-1], *names[:-1])
-
-    def _found(self, name: str, qualifier: str | None = None) -> Place | None:
-        if "$" in name or "." in name:  # hidden columns; what the catalog would take for a field of a struct
-            return None
-        if qualifier is not None:
-            matching = self._qualified(qualifier)
-            if len(matching) != 1 or matching[0].result.has(name) is False:
-                return None
-            return self.sources.index(matching[0]), name
-        if name in self.merged:
-            return None
-        owners = [number for number, source in enumerate(self.sources) if source.result.has(name)]
-        if len(self.sources) == 1 and self.sources[0].result.has(name) is None:
-            owners = [0]
-        # Were it a column of another source as well, the name would be ambiguous, and the statement fail.
-        return (owners[0], name) if len(owners) == 1 else None
-
-    def _qualified(self, qualifier: str) -> list[Source]:
-        return [source for source in self.sources if source.name == qualifier]
-
-
-def _base(kind: str | None) -> str:
-    return "" if kind is None else kind.partition("(")[0].strip()
-
-
-def _restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
-    return weakened(condition, lambda leaf: leaf if leaf.place[0] in sources else None)
-
-
-def _star(projection: exp.Expr) -> str | None:
-    """The qualifier of a star, "" where it has none; None for what is no star."""
-    if isinstance(projection, exp.Star):
-        return ""
-    if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
-        qualifiers = projection.parts[:-1]
-        return folded(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"  # of a schema's table, or a struct's
-    return None
-
-
-def _output_name(projection: exp.Expr) -> str | None:
-    if isinstance(projection, exp.Alias):
-        return folded(projection.alias)
-    if type(projection) is exp.Column or isinstance(projection, exp.Dot):
-        return folded(projection.name) or None
-    return None

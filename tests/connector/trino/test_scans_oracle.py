@@ -1,7 +1,8 @@
-"""Random queries give the same rows when each scanned table is cut down to the rows that its predicate is true for.
+"""Random queries give the same rows when each scanned table is cut down to the rows that its predicate is true for, and
+that have partners in what it is joined to.
 
-DuckDB runs both: the statement as it is, and as spliced, over tables that hold what the predicates leave (and now and
-then some of the other rows, as files do). It shares no code with what reads the statements.
+DuckDB runs both: the statement as it is, and as spliced, over tables that hold what the predicates and the joins leave
+(and now and then some of the other rows, as files do). It shares no code with what reads the statements.
 """
 
 from __future__ import annotations
@@ -51,19 +52,34 @@ class Told:
 
 def pruned(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, found: tuple[Scan, ...]
-) -> tuple[str, list[str]]:
-    """The statement over plan tables, and the names of these."""
-    replacements, names = [], []
-    loose = rng.random() < 0.3
+) -> tuple[str, list[str], int]:
+    """The statement over plan tables, the names of these, and how many rows the joins alone have left out."""
+    replacements, names, left_out = [], [], 0
+    loose, joined = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(found):
         name = f"{scan.table}~plan~{number}"
-        kept = "TRUE" if scan.predicate is None else scan.predicate
-        if loose:
-            kept = f"({kept}) OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0"
-        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * FROM {quoted(scan.table)} WHERE {kept}")
+        kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
+        partners = "".join(partners_of(rng, found, (number,))) if joined else ""
+        either = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if loose else ""
+        rows = f"FROM {quoted(scan.table)} AS j1 WHERE"
+        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({kept}{partners}){either}")
+        if partners:
+            left_out += connection.execute(f"SELECT count(*) {rows} {kept} AND NOT (TRUE{partners})").fetchall()[0][0]
         replacements.append(replacement(scan, name))
         names.append(name)
-    return splice(text, replacements), names
+    return splice(text, replacements), names, left_out
+
+
+def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
+    """Conditions on the last of `path`, by its joins to scans that are not on it: some of them, and some of theirs."""
+    for join in found[path[-1]].joins:
+        if join.scan in path or len(path) > 3 or rng.random() < 0.2:
+            continue
+        other, here, there = found[join.scan], f"j{len(path)}", f"j{len(path) + 1}"
+        kept = "" if other.predicate is None else f" WHERE {other.predicate}"
+        equal = " AND ".join(f"{here}.{quoted(one)} = {there}.{quoted(two)}" for one, two in join.on)
+        more = "".join(partners_of(rng, found, (*path, join.scan)))
+        yield f" AND EXISTS (SELECT 1 FROM (SELECT * FROM {quoted(other.table)}{kept}) AS {there} WHERE {equal}{more})"
 
 
 def check_bound(statements: Statements, scan: Scan) -> None:
@@ -91,7 +107,8 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             told["understood"] += bool(found)
             told["scans"] += len(found)
             told["predicates"] += sum(one.predicate is not None for one in found)
-            check_same(rng, connection, text, found, expected, f"seed {seed}")
+            told["joins"] += sum(len(one.joins) for one in found)
+            told["rows left out by joins"] += check_same(rng, connection, text, found, expected, f"seed {seed}")
             for scan in found:
                 if scan.predicate is not None:
                     check_bound(statements, scan)
@@ -105,9 +122,10 @@ def check_same(
     found: tuple[Scan, ...],
     expected: Counter[str],
     seed: str,
-) -> None:
-    new, names = pruned(rng, connection, text, found)
-    asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate}" for one in found)
+) -> int:
+    """How many rows the joins alone have left out."""
+    new, names, left_out = pruned(rng, connection, text, found)
+    asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in found)
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{asked}"
     try:
         rows = rows_of(connection, new)
@@ -116,6 +134,7 @@ def check_same(
     assert rows == expected, shown
     for name in names:
         connection.execute(f"DROP TABLE {quoted(name)}")
+    return left_out
 
 
 def check_worth(told: Counter[str]) -> None:
@@ -124,6 +143,8 @@ def check_worth(told: Counter[str]) -> None:
     assert told["understood"] > 0.8 * told["queries"], told
     assert told["with rows"] > 0.3 * told["queries"], told
     assert told["predicates"] > 0.25 * told["scans"], told
+    assert told["joins"] > 0.05 * told["scans"], told
+    assert told["rows left out by joins"] > 0.2 * told["queries"], told
 
 
 def test_a_query_in_a_text_within_the_statement_is_read_as_it_would_be_alone() -> None:
