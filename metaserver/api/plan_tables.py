@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.api.describe import Answer, describe
 from metaserver.api.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, add_joins, told_of
@@ -46,6 +47,9 @@ _IN_THREAD_BYTES = 4000
 """Longer requests are read and bound beside the event loop."""
 _IN_THREAD_FILES, _IN_THREAD_MANIFESTS = 100_000, 200
 """Plans of larger snapshots are weighed there, too."""
+_READ_BYTES, _BYTES_PER_READ_BYTE = 1 << 20, 40
+_DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
+"""What is remembered of questions: how they read, and which of them no table is made for."""
 
 _INTEGER = {"type": "integer"}
 PLAN_TABLE_SCHEMA: dict[str, Any] = {
@@ -142,6 +146,11 @@ class _Made(msgspec.Struct, rename="kebab"):
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
 MAKING: web.AppKey[SingleFlight[tuple[object, ...], _Made]] = web.AppKey("plan-tables-making")
+_Read = tuple[_Wanted, Expression]
+READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
+"""By the table's metadata file and the body: names mean what that file says."""
+DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], _Made]] = web.AppKey("plan-tables-declined")
+"""By the name that a table would have had, which tells all that its plan depends on, and `kept-max`."""
 
 
 @describe(
@@ -160,11 +169,7 @@ async def make_plan_table(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
     loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
-    body = await read_body(request)
-    if len(body) <= _IN_THREAD_BYTES:
-        wanted, question = _understood(body, loaded.metadata)
-    else:
-        wanted, question = await asyncio.to_thread(_understood, body, loaded.metadata)
+    wanted, question = await _understood(request.app[READ], await read_body(request), loaded)
     found, told = await told_of(request, loaded.metadata, wanted.joins)
     if found.members:
         question = question.joined_with(found.members)
@@ -172,14 +177,34 @@ async def make_plan_table(request: web.Request) -> web.Response:
     return json_answer(msgspec.structs.replace(made, joins=told))
 
 
-def _understood(body: bytes, metadata: TableMetadata) -> tuple[_Wanted, Question]:
+async def _understood(
+    known: MemoryCache[tuple[str, bytes], _Read], body: bytes, loaded: LoadedTable
+) -> tuple[_Wanted, Question]:
+    entry, metadata = loaded.entry, loaded.metadata
+    assert entry is not None
+    if len(body) > _IN_THREAD_BYTES:
+        return await asyncio.to_thread(lambda: _asked(_read(body, metadata), metadata))
+    key = (entry.metadata_location, body)
+    found = known.get(key)
+    if found is None:
+        found = _read(body, metadata)
+        known.put(key, found, _BYTES_PER_READ_BYTE * len(body))
+    return _asked(found, metadata)
+
+
+def _read(body: bytes, metadata: TableMetadata) -> _Read:
     wanted = parse_body(body, _Wanted)
     if wanted.lease_s is not None and wanted.lease_s < 1:
         raise BadRequest(f"lease-s is {wanted.lease_s}; it must be at least 1")
     if wanted.kept_max is not None and not 0 <= wanted.kept_max <= 1:
         raise BadRequest(f"kept-max is {wanted.kept_max}; it is a share, from 0 to 1")
+    return wanted, _filter(wanted, metadata)
+
+
+def _asked(read: _Read, metadata: TableMetadata) -> tuple[_Wanted, Question]:
+    wanted, filter = read
     snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, None)
-    asked = ScanRequest(filter=_filter(wanted, metadata), snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
+    asked = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
     question = Question.ask(metadata, asked)
     _ = question.text
     return wanted, question
@@ -204,6 +229,9 @@ async def _made(app: web.Application, loaded: LoadedTable, wanted: _Wanted, ques
     lease_s = min(wanted.lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
     name = plan_name(entry, snapshot.snapshot_id, question.text)
     if name is not None:
+        declined = app[DECLINED].get((name, wanted.kept_max))
+        if declined is not None:
+            return declined
         shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s)
         if shared is not None:
             return _unless_more(_told(shared), wanted.kept_max)
@@ -219,15 +247,17 @@ async def _make(
     metadata, snapshot = question.metadata, question.snapshot
     assert snapshot is not None
     scan = await app[PLANNER].plan(question, entry)
-
-    def weigh() -> tuple[Kept, tuple[int, int, int, int | None]]:
-        return kept_of(scan, metadata.format_version), _sizes(scan)
-
     small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
-    kept, sizes = weigh() if small else await asyncio.to_thread(weigh)
+    sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
     made = _unless_more(_Made(name, snapshot.snapshot_id, None, *sizes), kept_max)
+    if made.name is None:
+        if name is not None and scan.complete:
+            app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
+        return made
+    version = metadata.format_version
+    kept = kept_of(scan, version) if small else await asyncio.to_thread(kept_of, scan, version)
     too_many = kept.entries > app[SETTINGS].plan_table_files_limit
-    if made.name is None or too_many or not await app[CATALOG].plan_tables.has_room():
+    if too_many or not await app[CATALOG].plan_tables.has_room():
         return msgspec.structs.replace(made, name=None)
     plan_id = str(app[CLOCK].uuid7())
     return _told(await _stored(app, entry, question, kept, made, plan_id, lease_s))
@@ -297,6 +327,8 @@ async def _open(app: web.Application) -> None:
 def add_routes(app: web.Application) -> None:
     add_joins(app)
     app[MAKING] = SingleFlight()
+    app[READ] = MemoryCache(_READ_BYTES)
+    app[DECLINED] = MemoryCache(_DECLINED_BYTES)
     app.on_startup.append(_open)
     # aiohttp's own pattern for a variable leaves out braces, which names may hold.
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/plan-tables", make_plan_table)

@@ -21,6 +21,7 @@ from tests.api.indexed import begin, define, register, shown, write
 from tests.api.planned import T, append, numbers, tens
 from tests.server.rig import running
 
+PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
 FILES = 30
 WANTED = range(0, FILES, 3)
 """The files with a row that matches: even ids lie in rows, odd ones do not."""
@@ -98,3 +99,12 @@ async def test_a_kept_answer_is_not_given_once_the_indexes_are_others(paged: Api
     assert numbers(await paged("POST", f"{T}/plan", odd)) == [1]
     await index(paged, range(FILES))
     assert numbers(await paged("POST", f"{T}/plan", odd)) == []
+
+
+async def test_a_plan_table_that_was_declined_is_made_once_an_index_leaves_files_out(paged: Api) -> None:
+    asked = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
+    for _ in range(2):
+        assert (await paged("POST", PLAN_TABLES, asked)).json["name"] is None
+    await index(paged, range(FILES))
+    made = (await paged("POST", PLAN_TABLES, asked)).json
+    assert (made["files"], made["name"] is not None) == (0, True)
