@@ -98,6 +98,35 @@ WRITING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("grouping by the key", "time"),
     ),
 }
+TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "trino_point": (
+        ("by record index", "a statement"),
+        ("by bloom index", "a statement"),
+        ("by bitmap index", "a statement"),
+        ("by record index", "a plan table, new, p50"),
+    ),
+    "trino_overhead": (
+        ("SELECT 1", "p50"),
+        ("a table, no condition", "p50"),
+        ("a condition that no index knows", "p50"),
+        ("a condition that all files hold", "p50"),
+        ("1,000 clients at once", "failed"),
+        ("100,000 statements, a talker behind", "memory at the end"),
+        ("1,024 MB in 1 page", "adapter's memory, more at the peak"),
+    ),
+}
+TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "trino_ssb": tuple(
+        (layout, measure)
+        for layout in (
+            "as written, bitmap",
+            "by date, bitmap",
+            "z-order on date, discount, quantity, bitmap",
+            "Hilbert on date, cities, brand, bitmap",
+        )
+        for measure in ("files over the bound, mean", "fewer files, mean", "faster, mean")
+    ),
+}
 
 
 def section(folder: Path = RESULTS) -> str:
@@ -106,7 +135,8 @@ def section(folder: Path = RESULTS) -> str:
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
     written = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
-    if not shown and not plans and not indexes and not written:
+    adapted = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
+    if not shown and not plans and not indexes and not written and not adapted:
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if shown:
@@ -140,6 +170,22 @@ def section(folder: Path = RESULTS) -> str:
             "Ratio: how many times better Seamark is than the peer: Iceberg's MERGE INTO, Hudi's bucket index,"
             f" Iceberg's own reader, PyIceberg; or than without buckets; each in one run ({_machine(written)}).",
             *_busy(written),
+            "",
+        ]
+    if adapted:
+        lines += _table(adapted, TRINO_CLAIMS, servers=[OURS])
+        lines += [
+            "Ratio: how many times better Trino is with the adapter before it than alone, in turns in one run"
+            f" ({_machine(adapted)}).",
+            *_busy(adapted),
+            "",
+        ]
+    if asked:
+        lines += _table(asked, TRINO_CLAIMS, servers=[OURS])
+        lines += [
+            "The Star Schema Benchmark on stock Trino, with the proxy and without, geometric means over its 13 queries;"
+            f" the bound are the files that hold a row of the answer; in one run ({_machine(asked)}).",
+            *_busy(asked),
             "",
         ]
     return "\n".join(lines)
