@@ -114,8 +114,6 @@ TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("100,000 statements, a talker behind", "memory at the end"),
         ("1,024 MB in 1 page", "adapter's memory, more at the peak"),
     ),
-}
-TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "trino_ssb": tuple(
         (layout, measure)
         for layout in (
@@ -176,16 +174,9 @@ def section(folder: Path = RESULTS) -> str:
         lines += _table(adapted, TRINO_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Trino is with the adapter before it than alone, in turns in one run"
-            f" ({_machine(adapted)}).",
+            f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound are the files that hold a row of"
+            " the answer.",
             *_busy(adapted),
-            "",
-        ]
-    if asked:
-        lines += _table(asked, TRINO_CLAIMS, servers=[OURS])
-        lines += [
-            "The Star Schema Benchmark on stock Trino, with the proxy and without, geometric means over its 13 queries;"
-            f" the bound are the files that hold a row of the answer; in one run ({_machine(asked)}).",
-            *_busy(asked),
             "",
         ]
     return "\n".join(lines)
