@@ -174,8 +174,8 @@ def section(folder: Path = RESULTS) -> str:
         lines += _table(adapted, TRINO_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Trino is with the adapter before it than alone, in turns in one run"
-            f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound are the files that hold a row of"
-            " the answer.",
+            f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound are the files that hold a row"
+            " of the answer.",
             *_busy(adapted),
             "",
         ]
