@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,46 +14,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from connector.errors import BadRequest, NotFound, ServerFailed, Unreachable
 from connector.trino import reading
 from connector.trino.breaker import FAILURES_MAX
-from connector.trino.rewriting import Limits, Rewriter, Rewriting
-from connector.trino.seamark import Known, PlanTable, Wanted
+from connector.trino.rewriting import Limits, Rewriting
+from connector.trino.seamark import PlanTable, Wanted
 from connector.trino.sessions import Session, prepare, session_of
+from tests.connector.trino.played import Seamark, rewriter
 
-COLUMNS = {
-    "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},
-    "u": {"uid": "long", "y": "int"},
-}
 SESSION = Session(catalog="lake", schema="db")
-PATIENT = Limits(budget_s=10.0)
-
-
-@dataclass
-class Seamark:
-    """Names the n-th plan `t~plan~n`. `plan` may say otherwise, or raise."""
-
-    plan: Callable[[Wanted], Any] = lambda wanted: {}
-    wait_s: float = 0.0
-    version: str = "1"
-    asked: list[Wanted] = field(default_factory=list)
-    looked_at: list[tuple[str, ...]] = field(default_factory=list)
-
-    async def plan_table(self, wanted: Wanted) -> PlanTable:
-        number = len(self.asked)
-        self.asked.append(wanted)
-        await asyncio.sleep(self.wait_s)
-        usual = {"name": f"{wanted.table[-1]}~plan~{number}", "snapshot_id": wanted.snapshot_id or 7}
-        sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return PlanTable(**{**usual, **sizes, **self.plan(wanted)})
-
-    async def columns(self, table: tuple[str, ...]) -> Known | None:
-        self.looked_at.append(table)
-        return Known(self.version, COLUMNS[table[-1]]) if table[-1] in COLUMNS else None
-
-
-@asynccontextmanager
-async def rewriter(seamark: Any, limits: Limits = PATIENT) -> AsyncIterator[Rewriter]:
-    made = Rewriter(seamark, ["lake", "Other"], limits)
-    yield made
-    made.close()
 
 
 async def rewritten(statement: str, session: Session = SESSION, **seamark: Any) -> tuple[Rewriting, list[Wanted]]:

@@ -1,0 +1,199 @@
+"""The questions of one statement to the catalog, in the time that it has: which plan tables may stand for its scans.
+
+A table that stands in a statement more than once is read there at one snapshot, as Trino would: all its places become
+plans of the same snapshot, or none does. So do all places of a table by whose rows another one's were left out: they
+are to read the snapshot that those rows are of, which is the one that was current when the statement came. Where that
+cannot be, the other table is asked about once more, without its joins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import structlog
+
+from connector.errors import ClientError, Refused
+from connector.trino.joining import Partner, Place, depth_first
+from connector.trino.seamark import PlanTable, Seamark, Wanted
+
+_JOINS_SHARE = 0.6
+"""Of the time that is left: a question without joins is to have some, too."""
+_log = structlog.get_logger("seamark.trino-proxy")
+T = TypeVar("T")
+K = TypeVar("K")
+Plans = dict[Place, PlanTable]
+
+
+class Asking:
+    """Belongs to one statement. `why`: there is one plan less."""
+
+    def __init__(self, seamark: Seamark, kept_max: float, until_s: float) -> None:
+        self._seamark = seamark
+        self._kept_max = kept_max
+        self._until_s = until_s
+        self._failed = False
+        self.why = ""
+
+    def has_failed(self) -> bool:
+        """Not being able to answer; a refusal is an answer."""
+        return self._failed
+
+    async def plans(self, places: Sequence[Place], partners: Mapping[Place, tuple[Partner, ...]]) -> Plans:
+        """Of the places that are to read plan tables."""
+        groups: defaultdict[object, list[Place]] = defaultdict(list)
+        for place in places:
+            groups[place.read].append(place)
+        pins = {one.place.read: one.snapshot_id for each in partners.values() for one in depth_first(each)}
+        wanted = {}
+        for place in places:
+            joins, pin = partners.get(place, ()), pins.get(place.read)
+            if place.scan.predicate is not None or joins or pin is not None:
+                at = place.scan.snapshot_id if pin is None else pin
+                wanted[place] = _wanted(place, at, self._kept_max if pin is None else 1.0, joins)
+        found = await self._plans(wanted)
+        again = {}
+        for place, each in partners.items():
+            plan = found.get(place)
+            if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_sure(each, plan, found):
+                found.pop(place, None)
+                if place.scan.predicate is not None or place.read in pins:
+                    again[place] = replace(wanted[place], joins=())
+        again |= self._others(groups, found, again)
+        found |= await self._plans(again)
+        _settle(groups, partners, found)
+        needed = {one.place.read for place, plan in found.items() for one in _used(partners.get(place, ()), plan)}
+        for read in pins.keys() - needed:
+            # It was to be read at one snapshot with another table; that has come to nothing.
+            if all(place in found and self._keeps_most(found[place]) for place in groups[read]):
+                _drop(found, groups[read])
+        return {place: plan for place, plan in found.items() if plan.name is not None}
+
+    def _others(
+        self, groups: Mapping[object, list[Place]], found: Plans, again: Mapping[Place, Wanted]
+    ) -> dict[Place, Wanted]:
+        """What is to be asked about as others of the same table have plans."""
+        wanted: dict[Place, Wanted] = {}
+        for group in groups.values():
+            answers = [found[place] for place in group if place in found]
+            if len(group) > 1 and any(answer.name is not None for answer in answers):
+                if len({answer.snapshot_id for answer in answers}) > 1:  # committed in between
+                    _drop(found, group)
+                    continue
+                snapshot_id = answers[0].snapshot_id
+                for place in group:
+                    if place in again or place not in found or found[place].name is None:
+                        keep = place in found or place in again
+                        wanted[place] = _wanted(place, snapshot_id, 1.0, keep=keep)
+        return wanted
+
+    def _keeps_most(self, plan: PlanTable) -> bool:
+        return plan.files > self._kept_max * plan.considered_files
+
+    async def _plans(self, wanted: Mapping[Place, Wanted]) -> Plans:
+        return await self.all({place: self._plan(one) for place, one in wanted.items()})
+
+    async def _plan(self, wanted: Wanted) -> PlanTable:
+        if not wanted.joins:
+            return await self._seamark.plan_table(wanted)
+        left_s = self._until_s - asyncio.get_running_loop().time()
+        async with asyncio.timeout(left_s * _JOINS_SHARE):
+            return await self._seamark.plan_table(wanted)
+
+    async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
+        """The answers that come in time, and are no refusals."""
+        if not questions:
+            return {}
+        left_s = self._until_s - asyncio.get_running_loop().time()
+        tasks = {key: asyncio.create_task(question) for key, question in questions.items()}
+        try:
+            _, late = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        if late:
+            self._failed, self.why = True, "Seamark was too slow"
+            await asyncio.wait(late)
+        return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
+
+    def _is_answered(self, task: asyncio.Task[Any]) -> bool:
+        error = None if task.cancelled() else task.exception()
+        match error:
+            case None:
+                return not task.cancelled()
+            case TimeoutError():
+                self.why = "joins took too long"
+            case Refused():  # no such table, a view, a predicate that cannot be bound
+                self.why = f"Seamark refused: {error.kind or error.status}"
+            case ClientError():
+                self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
+                _log.warning("not answered", error=error.message)
+            case _:
+                raise error
+        return False
+
+
+def used_joins(partners: Sequence[Partner], plan: PlanTable) -> list[tuple[str, int]]:
+    """The columns by which files were left out, and by how many keys."""
+    told = zip(depth_first(partners), plan.joins, strict=False)
+    return [
+        ("+".join(column for column, _ in one.on), each.keys or 0)
+        for one, each in told
+        if each.used and one in partners
+    ]
+
+
+def _wanted(
+    place: Place,
+    snapshot_id: int | None,
+    kept_max: float,
+    joins: Sequence[Partner] = (),
+    *,
+    keep: bool = True,
+) -> Wanted:
+    """`keep`: with the predicate; one that was refused is asked about without."""
+    predicate = place.scan.predicate if keep else None
+    past = place.scan.snapshot_id is not None
+    return Wanted(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
+
+
+def _used(partners: Sequence[Partner], plan: PlanTable) -> list[Partner]:
+    """By whose rows files were left out."""
+    if plan.name is None:
+        return []
+    return [one for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
+
+
+def _is_sure(partners: Sequence[Partner], plan: PlanTable, found: Plans) -> bool:
+    """Whether each table by whose rows files were left out is read at the snapshot that those rows are of."""
+    told = {one: each.snapshot_id for one, each in zip(depth_first(partners), plan.joins, strict=False)}
+    for one in _used(partners, plan):
+        other = found.get(one.place)
+        if other is None or other.name is None or not other.snapshot_id == told[one] == one.snapshot_id:
+            return False
+    return True
+
+
+def _settle(
+    groups: Mapping[object, Sequence[Place]], partners: Mapping[Place, tuple[Partner, ...]], found: Plans
+) -> None:
+    """Until it holds of all: the places of a table are read at one snapshot, and so are their partners."""
+    while True:
+        apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
+        unsure = [place for place, plan in found.items() if not _is_sure(partners.get(place, ()), plan, found)]
+        wrong = [place for place in (*unsure, *(one for group in apart for one in group)) if place in found]
+        if not wrong:
+            return
+        _drop(found, wrong)
+
+
+def _have_names(group: Sequence[Place], found: Plans) -> bool:
+    return all(place in found and found[place].name is not None for place in group)
+
+
+def _drop(plans: Plans, places: Sequence[Place]) -> None:
+    for place in places:
+        plans.pop(place, None)

@@ -1,0 +1,251 @@
+"""Large tables are asked about with what small ones demand of their rows, and the small ones are read as of then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from connector.errors import Forbidden, ServerFailed
+from connector.trino.joining import SMALL_BYTES, TIMES_SMALLER
+from connector.trino.rewriting import Limits, Rewriting
+from connector.trino.seamark import Joined, JoinTold, Known, PlanTable, Wanted
+from connector.trino.sessions import Session
+from tests.connector.trino.played import PATIENT, Seamark, rewriter
+
+LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
+TABLES = {
+    "sales": Known("1", {"item": "long", "day": "date", "ship": "date", "price": "long"}, 10, LARGE, 1000),
+    "items": Known("1", {"i_key": "long", "brand": "long", "color": "string"}, 20, SMALL, 3),
+    "brands": Known("1", {"b_key": "long", "name": "string"}, 30, SMALL, 1),
+    "days": Known("1", {"d_day": "date", "year": "int"}, 40, SMALL, 1),
+}
+STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'"
+RED = "\"color\" = 'red'"
+
+
+def used(wanted: Wanted) -> dict[str, Any]:
+    """All joins are, at the snapshots that were named."""
+
+    def told(joins: tuple[Joined, ...]) -> list[JoinTold]:
+        return [each for one in joins for each in (JoinTold(one.snapshot_id, 77, True), *told(one.joins))]
+
+    return {"joins": tuple(told(wanted.joins))}
+
+
+async def rewritten(
+    statement: str,
+    plan: Callable[[Wanted], dict[str, Any]] = used,
+    limits: Limits = PATIENT,
+    tables: Mapping[str, Known] = TABLES,
+) -> tuple[Rewriting, list[Wanted]]:
+    server = Seamark(plan=plan, tables={**TABLES, **tables})
+    async with rewriter(server, limits) as made:
+        return await made.rewrite(statement, Session("lake", "db")), server.asked
+
+
+def of(table: str, asked: list[Wanted]) -> list[Wanted]:
+    return [one for one in asked if one.table[-1] == table]
+
+
+async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_is_pinned() -> None:
+    done, asked = await rewritten(STAR)
+    assert [one.joins for one in of("sales", asked)] == [(Joined(("db", "items"), (("item", "i_key"),), RED, 20),)]
+    (items,) = of("items", asked)
+    assert (items.predicate, items.snapshot_id, items.kept_max, items.joins) == (RED, 20, 1.0, ())
+    assert (done.statement or "").count("~plan~") == 2
+    told = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
+    assert done.told.startswith(f"rewritten; scans=2; {told}")
+    assert done.depends_on_data
+
+
+async def test_what_goes_over_the_wire_is_the_contract() -> None:
+    nested = Joined(("db", "brands"), (("brand", "b_key"),), "\"name\" = 'x'", 30)
+    assert Joined(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
+        "table": ["a", "items"],
+        "on": {"item": "i_key", "day": "d"},
+        "snapshot-id": 20,
+        "joins": [
+            {"table": ["db", "brands"], "on": {"brand": "b_key"}, "predicate": "\"name\" = 'x'", "snapshot-id": 30}
+        ],
+    }
+
+
+async def test_a_snowflake_is_asked_about_arm_by_arm_and_all_of_it_is_pinned() -> None:
+    sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
+    done, asked = await rewritten(sql)
+    ((join,),) = [one.joins for one in of("sales", asked)]
+    assert (join.table, join.predicate) == (("db", "items"), None)
+    assert [(one.table, one.on, one.predicate) for one in join.joins] == [
+        (("db", "brands"), (("brand", "b_key"),), "\"name\" = 'x'")
+    ]
+    assert [(one.table[-1], one.snapshot_id) for one in asked if one.table[-1] != "sales"] == [
+        ("items", 20),
+        ("brands", 30),
+    ]
+    assert (done.statement or "").count("~plan~") == 3
+    assert "joins=db.sales.item:77,db.items.brand:77; " in done.told
+
+
+async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
+    sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
+    done, asked = await rewritten(sql)
+    (sales,) = of("sales", asked)
+    assert {(one.on, one.predicate) for one in sales.joins} == {
+        ((("day", "d_day"),), '"year" = 1'),
+        ((("ship", "d_day"),), '"year" = 2'),
+    }
+    assert {one.snapshot_id for one in of("days", asked)} == {40}
+    assert (done.statement or "").count("~plan~") == 3
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("SELECT 1 FROM sales, items WHERE item = i_key", {}),
+        ("SELECT 1 FROM sales, items WHERE item = i_key AND i_key = 5", {}),
+        (STAR, {"items": Known("1", TABLES["items"].columns, 20, LARGE // TIMES_SMALLER + 1, 9)}),
+        (STAR, {"items": Known("1", TABLES["items"].columns, None, 0, 0)}),
+        (STAR, {"items": Known("1", None, 20, SMALL, 1)}),
+        (STAR, {"sales": Known("1", TABLES["sales"].columns, 10, LARGE, 1)}),
+        (f"{STAR} AND FALSE OR price > 3", {}),
+        ("SELECT 1 FROM sales, hive.x.items WHERE item = i_key AND color = 'red' AND price > 3", {}),
+        ("SELECT 1 FROM sales s, items FOR VERSION AS OF 5 i WHERE s.item = i.i_key AND i.color = 'red'", {}),
+    ],
+)
+async def test_no_join_is_asked_about_that_would_say_nothing_or_cost_much(sql: str, tables: dict[str, Known]) -> None:
+    _, asked = await rewritten(sql, tables=tables)
+    assert all(one.joins == () for one in of("sales", asked))
+
+
+async def test_a_statement_with_joins_alone_is_asked_about_once() -> None:
+    _, asked = await rewritten(STAR)
+    assert len(asked) == 2
+
+
+# Where the small table cannot be read as it was evaluated, the large one is asked about without
+
+
+def told(**changes: Any) -> Callable[[Wanted], dict[str, Any]]:
+    """Of each join, but so changed."""
+
+    def plan(wanted: Wanted) -> dict[str, Any]:
+        joins = used(wanted)["joins"]
+        return {"joins": tuple(JoinTold(**{**_fields(one), **changes}) for one in joins)}
+
+    return plan
+
+
+def _fields(one: JoinTold) -> dict[str, Any]:
+    return {"snapshot_id": one.snapshot_id, "keys": one.keys, "used": one.used}
+
+
+def without(table: str, error: Exception | None = None) -> Callable[[Wanted], dict[str, Any]]:
+    """There is no plan of the table; or an error."""
+
+    def plan(wanted: Wanted) -> dict[str, Any]:
+        if wanted.table[-1] != table:
+            return used(wanted)
+        if error is not None:
+            raise error
+        return {"name": None}
+
+    return plan
+
+
+def with_joins(error: Exception) -> Callable[[Wanted], dict[str, Any]]:
+    def plan(wanted: Wanted) -> dict[str, Any]:
+        if wanted.joins:
+            raise error
+        return {}
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        told(snapshot_id=21),
+        lambda wanted: {},
+        without("items"),
+        without("items", Forbidden("", status=403)),
+        lambda wanted: {**used(wanted), **({"snapshot_id": 21} if wanted.table[-1] == "items" else {})},
+        with_joins(Forbidden("", status=403)),
+    ],
+)
+async def test_in_doubt_the_large_table_is_asked_about_again_without(
+    plan: Callable[[Wanted], dict[str, Any]],
+) -> None:
+    done, asked = await rewritten(f"{STAR} AND price > 3", plan)
+    assert [bool(one.joins) for one in of("sales", asked)] == [True, False]
+    assert "joins=" not in done.told
+    number = asked.index(of("sales", asked)[1])
+    assert f'"sales~plan~{number}"' in (done.statement or "")
+
+
+async def test_without_a_predicate_of_its_own_it_is_not_asked_about_again() -> None:
+    done, asked = await rewritten(STAR, with_joins(Forbidden("", status=403)))
+    assert len(of("sales", asked)) == 1
+    assert '"sales~plan~' not in (done.statement or "")
+
+
+async def test_a_join_that_was_left_out_binds_nobody() -> None:
+    """And a table of which all is left is none that is worth another name."""
+
+    def plan(wanted: Wanted) -> dict[str, Any]:
+        sizes = {"files": 3, "considered_files": 3} if wanted.table[-1] == "items" else {}
+        return {**told(used=False, keys=None)(wanted), **sizes}
+
+    done, _ = await rewritten(f"{STAR} AND price > 3", plan)
+    assert '"sales~plan~' in (done.statement or "")
+    assert '"items~plan~' not in (done.statement or "")
+    assert "joins=" not in done.told
+
+
+async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> None:
+    """Of two places of the small table one gets no plan."""
+
+    def plan(wanted: Wanted) -> dict[str, Any]:
+        if wanted.table[-1] == "items" and wanted.predicate is None:
+            raise Forbidden("", status=403)
+        return used(wanted)
+
+    done, asked = await rewritten(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
+    assert of("sales", asked)[0].joins
+    assert done.statement is None
+
+
+async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() -> None:
+    class Slow(Seamark):
+        async def plan_table(self, wanted: Wanted) -> PlanTable:
+            await asyncio.sleep(30.0 if wanted.joins else 0.0)
+            return await super().plan_table(wanted)
+
+    server = Slow(plan=used, tables=TABLES)
+    async with rewriter(server, Limits(budget_s=1.0)) as made:
+        done = await made.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
+        assert '"sales~plan~' in (done.statement or "")
+        assert made.open_breakers == []
+        done = await made.rewrite(STAR, Session("lake", "db"))
+        assert '"sales~plan~' not in (done.statement or "")
+
+
+async def test_a_failing_server_is_no_reason_to_ask_twice() -> None:
+    done, _ = await rewritten(STAR, with_joins(ServerFailed("")))
+    assert '"sales~plan~' not in (done.statement or "")
+
+
+async def test_tables_that_are_all_joined_to_each_other_are_looked_at_for_a_bounded_time() -> None:
+    tables = {
+        f"t{number}": Known("1", {f"k{number}": "long", f"x{number}": "long"}, 1, SMALL, 2) for number in range(30)
+    }
+    names = ", ".join(tables)
+    equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
+    _, asked = await rewritten(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
+    assert all(_count(one.joins) <= 32 for one in asked)
+
+
+def _count(joins: tuple[Joined, ...]) -> int:
+    return sum(1 + _count(one.joins) for one in joins)
