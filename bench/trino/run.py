@@ -1,25 +1,33 @@
-"""`python -m bench.trino.run [NAME …] [--quick] [--statements N] [--talked N]`: the benches of Trino's adapter, printed
-and written. Without names all.
+"""`python -m bench.trino.run [NAME …] [--quick] [--statements N] [--talked N] [--scale N] [--files N] [--rounds N]`:
+the benches of Trino's adapter, printed and written. Without names all.
 
 `--statements` are sent to Trino, `--talked` to a coordinator that only talks, while `overhead` looks at the adapter's
-memory. Trino is what `make trino` fetches, and a JDK 25.
+memory. `ssb` has scale 1, 6 M facts, in 1,000 files, and asks each query three times: `--scale`, `--files` and
+`--rounds` say otherwise; its tables are made once, below .cache/bench/trino. Trino is what `make trino` fetches, and a
+JDK 25.
 """
 
 from __future__ import annotations
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.trino import overhead, point
+from bench.trino import overhead, point, ssb
 
-BENCHES: dict[str, Bench] = {"overhead": overhead.run, "point": point.run}
+BENCHES: dict[str, Bench] = {"overhead": overhead.run, "point": point.run, "ssb": ssb.run}
 
 
 def main() -> None:
     parser = parser_of("bench.trino.run", __doc__, BENCHES)
     parser.add_argument("--statements", type=int, help="instead of 5,000")
     parser.add_argument("--talked", type=int, help="instead of 100,000")
+    parser.add_argument("--scale", type=float, help="instead of 1")
+    parser.add_argument("--files", type=int, help="instead of 1,000")
+    parser.add_argument("--rounds", type=int, help="instead of 3")
     chosen = parser.parse_args()
-    given = {"statements": chosen.statements, "talked": chosen.talked}
-    options = {"overhead": {name: value for name, value in given.items() if value is not None}}
+    taken = {"overhead": ("statements", "talked"), "ssb": ("scale", "files", "rounds")}
+    options = {
+        bench: {name: value for name in names if (value := getattr(chosen, name)) is not None}
+        for bench, names in taken.items()
+    }
     run_benches(
         BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, options=lambda name: options.get(name, {})
     )

@@ -1,0 +1,97 @@
+"""A statement by Trino's client protocol, and what Trino tells of the query that it ran, whoever sent it.
+
+Planning is as Trino timed it; the wall time is the client's, from the first byte sent to the last row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import urllib3
+
+from bench.ssb.spark import FACT
+
+_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
+_AMOUNT = re.compile(r"([\d.]+)(\w+)")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`files` are of the facts that Trino was given, `splits` and `kilobytes` what it read of them. `told` is the
+    proxy's header, empty without one."""
+
+    rows: list[tuple[Any, ...]]
+    wall_ms: float
+    planning_ms: float
+    files: int
+    splits: int
+    kilobytes: float
+    told: str
+
+
+class Failed(Exception):
+    """Trino refused a statement, or failed; in its words."""
+
+
+class Client:
+    """Of one address, over one connection; statistics come from the coordinator itself."""
+
+    def __init__(self, url: str, coordinator: str) -> None:
+        self._url, self._coordinator = url, coordinator
+        self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(total=300))
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def ask(self, sql: str, schema: str) -> Answer:
+        headers = {"X-Trino-User": "bench", "X-Trino-Catalog": "seamark", "X-Trino-Schema": schema}
+        rows: list[tuple[Any, ...]] = []
+        started = time.perf_counter()
+        first = self._pool.request("POST", f"{self._url}/v1/statement", body=sql.encode(), headers=headers)
+        page = json.loads(first.data)
+        while True:
+            rows += map(tuple, page.get("data") or ())
+            if "nextUri" not in page:
+                break
+            page = json.loads(self._pool.request("GET", page["nextUri"], headers=headers).data)
+        wall_ms = (time.perf_counter() - started) * 1000
+        if "error" in page:
+            raise Failed(f"{page['error']['errorName']}: {page['error']['message'][:500]}")
+        return self._answer(page["id"], rows, wall_ms, first.headers.get("X-Seamark-Plan", ""))
+
+    def query(self, query_id: str) -> dict[str, Any]:
+        """All that the coordinator tells of it."""
+        path = f"{self._coordinator}/v1/query/{query_id}"
+        found: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
+        return found
+
+    def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, told: str) -> Answer:
+        query = self.query(query_id)
+        stats = query["queryStats"]
+        (facts,) = (one for one in query["inputs"] if one["table"].partition("~")[0] == FACT)
+        scans = [
+            one
+            for one in stats["operatorSummaries"]
+            if str(one["stageId"]) == facts["fragmentId"] and "Scan" in one["operatorType"]
+        ]
+        return Answer(
+            rows,
+            wall_ms,
+            _milliseconds(stats["planningTime"]),
+            int(facts["connectorInfo"]["totalDataFiles"]),
+            sum(one["totalDrivers"] for one in scans),
+            sum(float(one["physicalInputDataSize"].removesuffix("B")) for one in scans) / 1000,
+            told,
+        )
+
+
+def _milliseconds(text: str) -> float:
+    """Of a duration as Trino writes it, `343.47ms`."""
+    found = _AMOUNT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no duration")
+    return float(found[1]) * _MS[found[2]]

@@ -1,0 +1,144 @@
+"""The benchmark's tables on a server that stays: each namespace holds all five, its facts in a layout and with indexes.
+
+Made once for a scale and a number of files, below `.cache/bench/trino`: the server's home and its warehouse are kept as
+they are, and a run starts a server over them. Facts are written once by Spark, in an order nobody asks for, and
+clustered by our job (`connector/spark/clustering.py`) into each layout; the other tables, and layouts that differ by
+their indexes alone, are clones, whose metadata names the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pyspark.sql import SparkSession
+
+from bench.ssb.generate import TABLES, generate
+from bench.ssb.spark import FACT, write_table
+from connector.building import build
+from connector.indexes import IndexClient
+from connector.spark.clustering import Through, cluster
+from connector.spark.index_job import SparkWorkers
+from connector.spark.session import connect
+from tests.services.process import CACHE
+from tests.services.seamark import Seamark
+from tests.services.spark import spark_session
+
+FORMAT = 1
+"""Raised when other tables are made, so that a kept lake is made anew."""
+LAKES = CACHE / "bench" / "trino"
+BASE = "base"
+BASE_FILES = 16
+KEYS = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate")
+INDEXED = (*KEYS, "lo_discount", "lo_quantity")
+JOINS = {
+    "customer": Through((BASE, "customer"), {"lo_custkey": "c_custkey"}),
+    "supplier": Through((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
+    "part": Through((BASE, "part"), {"lo_partkey": "p_partkey"}),
+}
+SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of the facts in the namespace `name`. `of` is one whose files they have; else they are clustered by `by`."""
+
+    name: str
+    index: str | None
+    by: tuple[str, ...] = ()
+    curve: str = "hilbert"
+    of: str | None = None
+
+    @property
+    def told(self) -> str:
+        files = next(one for one in LAYOUTS if one.name == (self.of or self.name))
+        return f"{_TOLD[files.name]}, {'min/max' if self.index is None else self.index}"
+
+
+_TOLD = {
+    "written": "as written",
+    "dated": "by date",
+    "zorder": "z-order on date, discount, quantity",
+    "hilbert": "Hilbert on date, cities, brand",
+}
+LAYOUTS = (
+    Layout("written", "bitmap", ("lo_orderkey",)),
+    Layout("dated", "bitmap", ("lo_orderdate",)),
+    Layout("zorder", None, ("lo_orderdate", "lo_discount", "lo_quantity"), "zorder"),
+    Layout("zorder_bloom", "bloom", of="zorder"),
+    Layout("zorder_bitmap", "bitmap", of="zorder"),
+    Layout("hilbert", "bitmap", ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")),
+)
+
+
+@contextmanager
+def lake(scratch: Path, scale: float, files: int) -> Iterator[tuple[Seamark, Path]]:
+    """A server with all layouts, and the folder of the Parquet files that they were made from."""
+    data = generate(CACHE / "ssb", scale)
+    folder = LAKES.resolve() / f"sf{scale:g}-{files}"
+    marker = folder / "made.json"
+    wanted = {"format": FORMAT, "folder": str(folder)}
+    if not marker.exists() or json.loads(marker.read_text()) != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with _server(folder) as server:
+            _make(server, scratch, data, files)
+        marker.write_text(json.dumps(wanted))
+    with _server(folder) as server:
+        yield server, data
+
+
+def _server(folder: Path) -> Seamark:
+    warehouse = (folder / "warehouse").as_uri()
+    return Seamark(folder / "home", warehouse=warehouse, env={"SEAMARK_LOG_LEVEL": "warning"})
+
+
+def _make(server: Seamark, scratch: Path, data: Path, files: int) -> None:
+    with (
+        closing(IndexClient(server.base_url, timeout_s=600)) as client,
+        spark_session(scratch / "spark", SPARK) as spark,
+    ):
+        connect(spark, "sea", server.base_url)
+        spark.sql(f"CREATE NAMESPACE sea.{BASE}")
+        for table in TABLES:
+            write_table(spark, data, table, f"sea.{BASE}.{table}", BASE_FILES)
+        for layout in LAYOUTS:
+            body = json.dumps({"namespace": [layout.name]}).encode()
+            client._request("POST", "/v1/namespaces", {}, body)
+            for table in TABLES:
+                _clone(client, (layout.of or BASE if table == FACT else BASE, table), (layout.name, table))
+            _lay(client, spark, layout, files)
+
+
+def _clone(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
+    """Another table, with the files of one: nobody deletes files of either."""
+    loaded = client.load_table(source, history=True)
+    metadata = json.loads(loaded.metadata)
+    folder = Path(urlsplit(metadata["location"]).path).parents[1] / "/".join(target)
+    metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
+    metadata["properties"] = {**metadata["properties"], "gc.enabled": "false"}
+    path = folder / "metadata" / f"00000-{uuid.uuid4()}.metadata.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(metadata))
+    body = json.dumps({"name": target[1], "metadata-location": path.as_uri()}).encode()
+    client._request("POST", f"/v1/namespaces/{target[0]}/register", {}, body)
+
+
+def _lay(client: IndexClient, spark: SparkSession, layout: Layout, files: int) -> None:
+    """Indexes that are there before are built by the tasks that write the files; what is left, from the files."""
+    fact = (layout.name, FACT)
+    names = [f"of_{column}" for column in INDEXED] if layout.index else []
+    for name, column in zip(names, INDEXED, strict=False):
+        client.put_index(fact, name, kind=layout.index, columns=[column])
+    if layout.by:
+        cluster(spark, fact, layout.by, joins=JOINS, curve=layout.curve, files=files, client=client)
+    for name in names:
+        report = build(client, fact, name, SparkWorkers(spark))
+        if report.left:
+            raise RuntimeError(f"{name} of {layout.name} lacks {report.left} files: {report.skipped[:3]}")

@@ -1,0 +1,210 @@
+"""How near do SSB's queries come to reading only the files that they need, and what is that worth to stock Trino?
+
+The same Trino answers each query as it is, and through the proxy, in turns in one run. THE BOUND is how many files hold
+a row that the whole WHERE clause is true for, joins included, as DuckDB finds it in the data files. Every answer is
+held against DuckDB's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from math import exp, log
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import duckdb
+
+from bench.report import OURS, Report, Row
+from bench.ssb.generate import TABLES, table_path
+from bench.ssb.queries import QUERIES, Oracle
+from bench.ssb.spark import FACT
+from bench.trino.asking import Answer, Client
+from bench.trino.lake import LAYOUTS, Layout, lake
+from connector.client import SeamarkClient
+from tests.services.trino import trino_server
+from tests.services.trino_proxy import trino_proxy
+
+DIRECT, BOUND = "direct", "bound"
+OVER_BOUND_MAX = 1.05
+WALL_BETTER_MIN = 5.0
+SLOWER_MAX, SLOWER_MS_MAX = 1.05, 20.0
+CLUSTERED = "hilbert"
+QUICK = {"scale": 0.01, "files": 40, "rounds": 1}
+WARM_ROUNDS = 1
+
+
+class AnswersDiffer(Exception):
+    """An engine's rows are not DuckDB's."""
+
+
+@dataclass
+class Case:
+    """One query on one layout: what each of the two took in each round."""
+
+    layout: Layout
+    query: str
+    total: int
+    """Files of the facts."""
+    bound: int
+    taken: dict[str, list[Answer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
+
+    def median(self, who: str, what: str) -> float:
+        return statistics.median(getattr(one, what) for one in self.taken[who])
+
+    @property
+    def files(self) -> int:
+        """That Trino was given by way of the proxy; of several rounds the most."""
+        return max(one.files for one in self.taken[OURS])
+
+    @property
+    def over_bound(self) -> float:
+        return max(1, self.files) / max(1, self.bound)
+
+    @property
+    def fewer(self) -> float:
+        """How many times fewer files Trino opens than by itself, which leaves out some, too, as joins run."""
+        return max(1.0, self.median(DIRECT, "splits")) / max(1.0, self.median(OURS, "splits"))
+
+    @property
+    def faster(self) -> float:
+        return self.median(DIRECT, "wall_ms") / self.median(OURS, "wall_ms")
+
+    @property
+    def slower_ms(self) -> float:
+        """By how much it is beyond what may be slower."""
+        direct = self.median(DIRECT, "wall_ms")
+        return max(0.0, self.median(OURS, "wall_ms") - max(direct * SLOWER_MAX, direct + SLOWER_MS_MAX))
+
+
+async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: int = 1000, rounds: int = 3) -> Report:
+    if quick:
+        scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
+    with ExitStack() as opened:
+        server, data = opened.enter_context(lake(folder, scale, files))
+        oracle = opened.enter_context(closing(Oracle(data)))
+        client = opened.enter_context(closing(SeamarkClient(server.base_url)))
+        trino = opened.enter_context(trino_server(folder / "trino", uri=server.base_url, jvm=()))
+        proxy = opened.enter_context(trino_proxy(folder / "proxy", "--trino", trino.base_url, seamark=server.base_url))
+        asked = {
+            name: opened.enter_context(closing(Client(url, trino.base_url)))
+            for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
+        }
+        bounds = {one.name: bounds_of(client, one, data) for one in LAYOUTS if one.of is None}
+        cases = []
+        for layout in (one for one in LAYOUTS if one.of is None):
+            same = [one for one in LAYOUTS if layout.name in (one.name, one.of)]
+            for number in range(-WARM_ROUNDS, rounds):
+                for query, sql in QUERIES.items():
+                    if number == -WARM_ROUNDS:
+                        total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
+                        cases += [Case(one, query, total, bound) for one in same]
+                    mine = [one for one in cases if one.query == query and one.layout in same]
+                    _ask_in_turns(mine, sql, asked, oracle, backwards=number % 2 == 1, counted=number >= 0)
+    return _report(cases, scale, rounds)
+
+
+def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, dict[str, int]]:
+    """All files of a layout's facts, and for each query how many hold a row that it needs."""
+    paths = [urlsplit(path).path for path in client.files((layout.name, FACT))["file_path"].to_pylist()]
+    with closing(duckdb.connect()) as db:
+        for table in TABLES:
+            source = f"read_parquet({paths}, filename=true)" if table == FACT else f"'{table_path(data, table)}'"
+            db.execute(f'CREATE VIEW "{table}" AS FROM {source}')
+        found = {}
+        for query, sql in QUERIES.items():
+            rest = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
+            (found[query],) = db.execute(f"SELECT count(DISTINCT filename) FROM {rest}").fetchall()[0]
+    return len(paths), found
+
+
+def _ask_in_turns(
+    cases: Sequence[Case], sql: str, asked: Mapping[str, Client], oracle: Oracle, *, backwards: bool, counted: bool
+) -> None:
+    """Direct once, as all of these cases have the same files, and each case by the proxy."""
+    turns = [(DIRECT, cases[0]), *((OURS, one) for one in cases)]
+    for who, case in reversed(turns) if backwards else turns:
+        answer = asked[who].ask(sql, case.layout.name)
+        if difference := oracle.difference(sql, answer.rows):
+            raise AnswersDiffer(f"{case.query} on {case.layout.told}, {who}: {difference}")
+        for one in (case,) if who == OURS else cases:
+            if counted:
+                one.taken[who].append(answer)
+
+
+# What is told
+
+
+def _report(cases: Sequence[Case], scale: float, rounds: int) -> Report:
+    report = Report(
+        "trino_ssb",
+        "How near do SSB's queries come to reading only the files that they need, and what is it worth to Trino?",
+        peer="the same Trino without the proxy; of files the bound",
+    )
+    by_layout = {one.name: [case for case in cases if case.layout == one] for one in LAYOUTS}
+    for layout in LAYOUTS:
+        report.rows += _summary(layout, by_layout[layout.name])
+    for case in cases:
+        report.rows += _rows(case)
+    total = max(case.total for case in cases)
+    report.notes += [
+        f"SSB at scale {scale:g}; lineorder in up to {total:,} files; medians of {rounds} rounds, direct and by the "
+        "proxy in turns, after one of each that is not counted. All answers equal DuckDB's.",
+        "Files are those of the facts that Trino was given; the bound is those that hold a row of the answer, joins "
+        "included. Fewer files: of splits that Trino read, as it leaves out files, too, while a join runs.",
+        "Wall time is the client's, planning is Trino's own and lies within it.",
+        f"Slower: wall time beyond what is allowed, {SLOWER_MAX - 1:.0%} or {SLOWER_MS_MAX:g} ms, whichever is more.",
+        *_left_alone(cases),
+    ]
+    return report
+
+
+def _summary(layout: Layout, cases: Sequence[Case]) -> list[Row]:
+    worst = max(cases, key=lambda one: one.over_bound)
+    slowest = max(cases, key=lambda one: one.slower_ms)
+    bound_goal = OVER_BOUND_MAX if layout.index == "bitmap" else None
+    wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED else None
+    return [
+        Row(layout.told, "files over the bound, worst", "×", {OURS: worst.over_bound}, goal=bound_goal),
+        Row(layout.told, "files over the bound, mean", "×", {OURS: mean([one.over_bound for one in cases])}),
+        Row(layout.told, "fewer files, mean", "×", {OURS: mean([one.fewer for one in cases])}, lower_is_better=False),
+        Row(
+            layout.told,
+            "faster, mean",
+            "×",
+            {OURS: mean([one.faster for one in cases])},
+            lower_is_better=False,
+            goal=wall_goal,
+        ),
+        Row(layout.told, f"slower, worst ({slowest.query})", "ms", {OURS: slowest.slower_ms}, goal=0.0),
+    ]
+
+
+def mean(ratios: Sequence[float]) -> float:
+    """Geometric."""
+    return exp(statistics.fmean(log(one) for one in ratios))
+
+
+def _rows(case: Case) -> list[Row]:
+    name = f"{case.layout.told}, {case.query}"
+    rows = [Row(name, "files", "files", {OURS: float(case.files), BOUND: float(case.bound)}, peer=BOUND)]
+    for measure, unit, what in (
+        ("wall", "ms", "wall_ms"),
+        ("planning", "ms", "planning_ms"),
+        ("splits", "splits", "splits"),
+        ("read", "kB", "kilobytes"),
+    ):
+        rows.append(Row(name, measure, unit, {who: case.median(who, what) for who in (OURS, DIRECT)}, peer=DIRECT))
+    return rows
+
+
+def _left_alone(cases: Sequence[Case]) -> list[str]:
+    """Which queries Trino got as they came, and what the proxy told of them."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for case in cases:
+        why = next((one.told for one in case.taken[OURS] if not one.told.startswith("rewritten")), None)
+        if why is not None:
+            told.setdefault((case.layout.told, why), []).append(case.query)
+    return [f"As it came, {layout}: {', '.join(which)} ({why})" for (layout, why), which in told.items()]

@@ -1,0 +1,114 @@
+"""What the bench of SSB on Trino counts: bounds against plain Python over the rows; what becomes of answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bench.report import OURS
+from bench.ssb.generate import generate, table_path
+from bench.ssb.queries import QUERIES
+from bench.trino.asking import Answer, _milliseconds
+from bench.trino.lake import LAYOUTS
+from bench.trino.ssb import DIRECT, Case, bounds_of, mean
+
+
+class Files:
+    """As much of a client as bounds take."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+
+    def files(self, table: tuple[str, str]) -> pa.Table:
+        assert table == (LAYOUTS[0].name, "lineorder")
+        return pa.table({"file_path": [path.as_uri() for path in self._paths]})
+
+
+def test_the_bound_is_how_many_files_hold_a_row_of_the_answer(tmp_path: Path) -> None:
+    data = generate(tmp_path / "ssb", 0.002)
+    facts = pq.read_table(table_path(data, "lineorder"))
+    paths = []
+    for number in range(0, facts.num_rows, 500):
+        paths.append(tmp_path / f"{number}.parquet")
+        pq.write_table(facts.slice(number, 500), paths[-1])
+    client: Any = Files(paths)
+    total, bounds = bounds_of(client, LAYOUTS[0], data)
+    assert total == len(paths) > 20
+    dimensions = {
+        name: {row[key]: row for row in pq.read_table(table_path(data, name)).to_pylist()}
+        for name, key in (("date", "d_datekey"), ("supplier", "s_suppkey"), ("customer", "c_custkey"))
+    }
+
+    def counted(query: str) -> int:
+        found = 0
+        for path in paths:
+            rows = pq.read_table(path).to_pylist()
+            found += any(WANTED[query](row, dimensions) for row in rows)
+        return found
+
+    for query in WANTED:
+        assert bounds[query] == counted(query), query
+    assert 0 < bounds["Q1.2"] < bounds["Q1.1"] < total
+    assert bounds.keys() == QUERIES.keys()
+
+
+WANTED: dict[str, Any] = {
+    "Q1.1": lambda row, by: (
+        by["date"][row["lo_orderdate"]]["d_year"] == 1993 and 1 <= row["lo_discount"] <= 3 and row["lo_quantity"] < 25
+    ),
+    "Q1.2": lambda row, by: (
+        by["date"][row["lo_orderdate"]]["d_yearmonthnum"] == 199401
+        and 4 <= row["lo_discount"] <= 6
+        and 26 <= row["lo_quantity"] <= 35
+    ),
+    "Q3.1": lambda row, by: (
+        by["customer"][row["lo_custkey"]]["c_region"] == "ASIA"
+        and by["supplier"][row["lo_suppkey"]]["s_region"] == "ASIA"
+        and 1992 <= by["date"][row["lo_orderdate"]]["d_year"] <= 1997
+    ),
+}
+
+
+def test_every_query_has_a_bound_of_the_facts_that_it_joins() -> None:
+    with duckdb.connect() as db:
+        for name, sql in QUERIES.items():
+            rest = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
+            assert "lineorder" in rest, name
+            assert "order by" not in rest, name
+            assert len(db.extract_statements(f"SELECT 1 FROM {rest}")) == 1
+
+
+def answer(wall_ms: float, files: int, splits: int) -> Answer:
+    return Answer([], wall_ms, 1.0, files, splits, 1.0, "")
+
+
+def test_what_is_slower_is_beyond_a_share_and_some_milliseconds() -> None:
+    case = Case(LAYOUTS[0], "Q1.1", total=100, bound=10)
+    case.taken = {DIRECT: [answer(1000, 100, 80)] * 3, OURS: [answer(1040, 12, 11), answer(990, 11, 10)] * 2}
+    assert (case.files, case.over_bound, case.fewer) == (12, 1.2, 80 / 10.5)
+    assert case.slower_ms == 0
+    case.taken[OURS] = [answer(1080, 12, 12)]
+    assert case.slower_ms == pytest.approx(30)
+    case.taken[DIRECT] = [answer(100, 100, 100)]
+    case.taken[OURS] = [answer(121, 100, 100)]
+    assert case.slower_ms == pytest.approx(1)
+
+
+def test_nothing_read_counts_as_one_file() -> None:
+    case = Case(LAYOUTS[0], "Q1.1", total=100, bound=0)
+    case.taken = {DIRECT: [answer(10, 100, 0)], OURS: [answer(10, 0, 0)]}
+    assert (case.over_bound, case.fewer) == (1, 1)
+
+
+def test_means_are_geometric_and_durations_are_read() -> None:
+    assert mean([1.0, 4.0]) == pytest.approx(2)
+    assert [_milliseconds(one) for one in ("343.47ms", "1.77s", "125.07us", "2.50m", "0.00ns")] == pytest.approx(
+        [343.47, 1770, 0.12507, 150_000, 0]
+    )
+    with pytest.raises(ValueError):
+        _milliseconds("soon")
