@@ -5,7 +5,8 @@ the text of a statement alone may be another one that gives the same rows (`rewr
 it gave any, the original takes its place (`holding.py`). `X-Seamark-Plan` in the answer to a statement says what was
 done.
 
-The proxy keeps nothing between requests but caches and counts: it may be killed, and there may be many of it.
+The proxy keeps nothing between requests but caches and counts, and whose plans' leases to renew (`waiting.py`): it may
+be killed, and there may be many of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from connector.trino.holding import Answer, Failure, Held, target_of
 from connector.trino.rewriting import Limits, Rewriter, Rewriting
 from connector.trino.seamark import check_url, open_seamark
 from connector.trino.sessions import prepare, session_of
+from connector.trino.waiting import Waiting
 from metaserver.wire import encode_json
 
 STATEMENTS = "/v1/statement"
@@ -86,7 +88,8 @@ class Proxy:
         self._counts = counts
         self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
         self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
-        self._cancelling: set[asyncio.Task[None]] = set()
+        self._waiting = Waiting(settings.lease_s)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.answering = 0
         self.draining = False
 
@@ -134,6 +137,8 @@ class Proxy:
             return await self._statement(
                 request, [coordinator] if coordinator else self._coordinators.in_turn(), target
             )
+        if renewing := self._waiting.due(path):
+            self._later(self._rewriter.renew(renewing))
         if coordinator is None:
             coordinator = self._coordinators.of_page(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
@@ -237,18 +242,20 @@ class Proxy:
             raise
         if isinstance(answer, Failure):
             return answer
+        if answer.next_uri is not None:
+            self._waiting.add(target_of(answer.next_uri, follow.get("X-Forwarded-Prefix", "")), rewriting.plans)
         if answer.is_allowed:
             answer.headers[PLAN_HEADER] = rewriting.told
         return _response(answer)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Waits for cancellations that are under way; each takes seconds at most."""
-        await asyncio.gather(*self._cancelling, return_exceptions=True)
+        """Waits for cancellations and renewals that are under way; each takes seconds at most."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -287,6 +287,29 @@ async def test_a_plan_that_is_asked_for_again_is_renewed_once_half_of_its_lease_
     assert await late.held(back["name"]) == [0]
 
 
+async def test_a_name_is_renewed_by_itself_whatever_has_become_of_its_table(late: Late, tmp_path: Path) -> None:
+    """For a statement that waits: asked again, the question is another plan's once the table has changed."""
+    name = (await late.plan(predicate="id = 5"))["name"]
+    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
+    for _ in range(4):
+        late.clock.ahead_ms += LEASE_S * 900
+        answer = await late("POST", f"{OWN}/{name}/lease", {"lease-s": LEASE_S})
+        assert answer.json == {"expires-at-ms": pytest.approx(late.clock.now_ms() + LEASE_S * 1000, abs=5000)}
+        assert await late.held(name) == [0]
+    # One that has ended comes back with its files; not without.
+    late.clock.ahead_ms += LEASE_S * 1100
+    assert (await late("HEAD", f"{STANDARD}/{name}")).status == 404
+    assert (await late("POST", f"{OWN}/{name}/lease", {})).status == 200
+    assert await late.held(name) == [0]
+    late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
+    await housekeeping_round(late.server.parts)
+    for gone in (name, NAME, "t", "nosuch"):
+        assert (await late("POST", f"{OWN}/{gone}/lease", {})).error[:2] == (404, "NoSuchTableException")
+    for bad in ({"lease-s": 0}, {"lease": 5}, []):
+        assert (await late("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
+
+
 async def test_files_go_some_time_after_the_lease_and_the_plan_can_be_made_again(late: Late, tmp_path: Path) -> None:
     made = await late.plan(predicate="id = 5")
     other = await late.plan(predicate="id = 15", **{"lease-s": 1000})
@@ -458,11 +481,13 @@ async def test_a_plan_table_gives_no_more_rights_than_its_table(tmp_path: Path) 
         assert answer.status == 200, "a reader's right"
         name = answer.json["name"]
         assert (await rita("GET", f"{STANDARD}/{name}")).status == 200
+        assert (await rita("POST", f"{OWN}/{name}/lease", {})).status == 200
         for method, path, body in (
             ("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5"}),
             ("GET", f"{STANDARD}/{name}", None),
             ("GET", f"{STANDARD}/{name}/credentials", None),
             ("POST", f"{STANDARD}/{name}/plan", {}),
+            ("POST", f"{OWN}/{name}/lease", {}),
         ):
             refused = (await deep(method, path, body)).error
             assert refused[:2] == (403, "ForbiddenException")

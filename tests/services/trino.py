@@ -141,10 +141,11 @@ def trino_server(
     spooling: bool = False,
     certificate: Path | None = None,
     jvm: Sequence[str] = SHORT_LIVED[:1],
+    properties: Mapping[str, str] | None = None,
 ) -> Iterator[Trino]:
     """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
     readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are
-    options beside those of the file, whose garbage collector stays."""
+    options beside those of the file, whose garbage collector stays, `properties` come on top."""
     home = java_25_home()
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")
@@ -165,6 +166,7 @@ def trino_server(
     if certificate:
         node |= {"http-server.https.enabled": "true", "http-server.https.port": str(https_port)}
         node |= {"http-server.https.keystore.path": str(certificate)}
+    node |= properties or {}
     options = [f"@{ETC / 'jvm.config'}", *jvm]
     argv = [str(home / "bin" / "java"), *options, "-cp", f"{JARS / 'lib'}/*"]
     argv += [f"-D{key}={value}" for key, value in node.items()]

@@ -55,7 +55,7 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
             trino.asked.append(body.decode())
             scripts[number] = play(body.decode())
         else:
-            number, token = map(int, path.split("/")[-2:])
+            number, token = int(path.split("/")[-3]), int(path.split("/")[-1])
             if request.method == "DELETE":
                 trino.deleted.append((number, token))
                 return web.Response(status=204)
@@ -70,7 +70,8 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
         base = f"{about['X-Forwarded-Proto']}://{about['X-Forwarded-Host']}{about.get('X-Forwarded-Prefix', '')}"
         page |= {"id": f"q{number}", "infoUri": f"{base}/ui/#q{number}"}
         if token + 1 < len(scripts[number]):
-            page["nextUri"] = f"{base}/v1/statement/executing/{number}/{token + 1}"
+            stage = "queued" if page["stats"]["state"] == "QUEUED" else "executing"
+            page["nextUri"] = f"{base}/v1/statement/{stage}/{number}/slug/{token + 1}"
         return web.json_response(page, status=page.pop("status", 200), headers={"Set-Cookie": f"token={token}"})
 
     async with faked(answer) as fake:
@@ -80,10 +81,11 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
 
 @dataclass
 class Seamark:
-    """`asked` are (path, body) of the questions."""
+    """`asked` are (path, body) of the questions, `renewed` those of the leases."""
 
     fake: Fake
     asked: list[tuple[str, Any]] = field(default_factory=list)
+    renewed: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -99,8 +101,11 @@ async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s
     """`plan` is asked with the table (`db/t`) and the body of the request."""
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
-        path = request.rel_url.raw_path.removeprefix("/api/v1/tables/").removesuffix("/plan-tables")
+        path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")
         asked = json.loads(body)
+        if route == "lease":
+            seamark.renewed.append((path, asked))
+            return web.json_response({"expires-at-ms": 1})
         seamark.asked.append((path, asked))
         await asyncio.sleep(wait_s)
         made = plan(path, asked) if plan is not None else {}

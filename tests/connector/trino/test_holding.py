@@ -126,7 +126,7 @@ async def test_a_statement_that_takes_long_is_handed_over_as_it_is() -> None:
     slow = {**QUEUED, "wait": 0.2}
     async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (_, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert json.loads(body)["nextUri"].endswith("/0/3")
+        assert json.loads(body)["nextUri"].endswith("/0/slug/3")
         rows, _, _ = await result(rig)
         assert rows == [[1]]
 
@@ -141,7 +141,7 @@ async def test_a_coordinator_that_goes_away_meanwhile_is_the_clients_to_see() ->
     async with staged(playing(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
         status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         page = json.loads(body)
-        assert (status, page["stats"]["state"], page["nextUri"][-3:]) == (200, "PLANNING", "0/2")
+        assert (status, page["stats"]["state"], page["nextUri"][-8:]) == (200, "PLANNING", "0/slug/2")
         assert (await rig.ask("GET", page["nextUri"].removeprefix(rig.url)))[0] == 502
         assert no_plan(trino) == []
 

@@ -1,0 +1,71 @@
+"""A statement may wait in Trino's queue for longer than its plans' leases, as long as its client waits, too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from connector.trino.waiting import Waiting
+from tests.connector.trino.protocol import END, QUEUED, ROWS, Trino, fake_seamark, fake_trino
+from tests.connector.trino.rig import proxied
+
+STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
+PLANS = [("db", "t~plan~0")]
+
+
+def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() -> None:
+    waiting = Waiting(lease_s=0)
+    assert waiting.due("/v1/statement/queued/q1/slug/1") == ()
+    waiting.add("/v1/statement/queued/q1/slug/1", PLANS)
+    waiting.add("/v1/statement/executing/q2/slug/1", PLANS)
+    waiting.add("/v1/statement/queued/q3/slug/1", [])
+    for target in ("queued/q1/slug/2", "queued/q1/slug/3"):
+        assert waiting.due(f"/v1/statement/{target}") == PLANS
+    for target in ("executing/q1/slug/4", "queued/q2/slug/1", "queued/q3/slug/1", "queued/q1", "queued"):
+        assert waiting.due(f"/v1/statement/{target}") == ()
+
+
+def test_plans_are_not_renewed_each_time() -> None:
+    waiting = Waiting(lease_s=1000)
+    waiting.add("/v1/statement/queued/q1/slug/1", PLANS)
+    assert waiting.due("/v1/statement/queued/q1/slug/2") == ()
+
+
+def test_no_more_is_remembered_than_there_is_room_for() -> None:
+    waiting = Waiting(lease_s=0)
+    for number in range(100_000):
+        waiting.add(f"/v1/statement/queued/q{number}/slug/1", PLANS)
+    known = sum(bool(waiting.due(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000))
+    assert 1000 < known < 50_000
+    assert waiting.due("/v1/statement/queued/q99999/slug/2") == PLANS
+
+
+async def fetch(trino: Trino, several: bool) -> list[str]:
+    """The plans that were renewed until there were rows, where clients ask every tenth of a second."""
+    async with (
+        fake_seamark() as seamark,
+        fake_trino(lambda _: [END]) as other,
+        proxied(trino.url, *[other.url] * several, seamark=seamark.url, lease_s=1, hold_s=0) as rig,
+    ):
+        _, headers, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
+        assert headers["X-Seamark-Plan"] == "planned"
+        page = json.loads(body)
+        while "nextUri" in page:
+            await asyncio.sleep(0.1)
+            _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
+            page = json.loads(body)
+    assert all(asked == {"lease-s": 1} for _, asked in seamark.renewed)
+    return [path for path, _ in seamark.renewed]
+
+
+async def test_the_proxy_renews_what_a_statement_in_the_queue_will_read() -> None:
+    async with fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
+        for several in (False, True):
+            renewed = await fetch(trino, several)
+            assert 2 <= len(renewed) <= 4
+            assert set(renewed) == {"db/t~plan~0"}
+
+
+async def test_what_runs_is_not_renewed() -> None:
+    async with fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
+        assert await fetch(trino, False) == []
