@@ -4,9 +4,9 @@ The rule kept: doubt and failure leave the statement alone. All of it has a budg
 then is not waited for. Only scans that are fully understood (`scans.py`), of tables of the catalogs that are named, are
 asked about, each time anew: a client that has committed must see it, so no plan is remembered.
 
-A table that stands in a statement more than once is read there at one snapshot, as Trino would: all its places become
-plans of the same snapshot, or none does. Inside an explicit transaction Trino keeps to the snapshots that it has seen,
-so statements of one are left alone.
+A table that stands in a statement more than once is read there at one snapshot, as Trino would, and so is one by whose
+rows another's files were left out (`joining.py`, `asking.py`). Inside an explicit transaction Trino keeps to the
+snapshots that it has seen, so statements of one are left alone.
 
 Literals without a time zone mean the session's. That it is the one that the client says holds only where Trino's
 `sql.forced-session-time-zone` is not set, which is the operator's to say (`Limits.trust_time_zone`).
@@ -16,22 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import defaultdict
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 from urllib.parse import quote
 
 import structlog
 
-from connector.errors import ClientError, Refused
+from connector.errors import ClientError
+from connector.trino import joining
+from connector.trino.asking import Asking, used_joins
 from connector.trino.breaker import Breaker
+from connector.trino.joining import Partner, Place
 from connector.trino.lexing import executed
 from connector.trino.literals import quoted_name
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Reading, Text
 from connector.trino.scans import Scan, replacement
-from connector.trino.seamark import Name, PlanTable, Seamark, Wanted
+from connector.trino.seamark import Known, Name, PlanTable, Seamark
 from connector.trino.sessions import Session, is_hinted_off
 from connector.trino.splicing import Replacement, splice
 from metaserver.wire import PLAN_MARK, PLANS_FOLDER
@@ -47,8 +48,6 @@ _EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
 _NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """In names of Trino's own: of system tables, and of what is a plan already."""
 _log = structlog.get_logger("seamark.trino-proxy")
-T = TypeVar("T")
-K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +74,6 @@ class Rewriting:
     """The plan tables that `statement` reads."""
     depends_on_data: bool = False
     """`told` does: it is for those alone who may read the tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A scan whose table may be asked for."""
-
-    scan: Scan
-    catalog: str
-    table: tuple[str, ...]
 
 
 class Rewriter:
@@ -142,22 +132,25 @@ class Rewriter:
     async def _within(self, text: Text, session: Session, until_s: float) -> Rewriting:
         if not self._seamark.may_ask():
             return Rewriting(None, "unchanged; Seamark failed lately")
-        asking = _Asking(self._server, self._limits.kept_max, until_s)
+        asking = Asking(self._server, self._limits.kept_max, until_s)
         try:
-            reading = await self._reading(text, session, asking, until_s)
+            reading, known = await self._reading(text, session, asking, until_s)
         except TimeoutError:
             return Rewriting(None, "unchanged; not read in time")
         if asking.has_failed():
             self._seamark.failed()
             return Rewriting(None, f"unchanged; {asking.why}")
-        places = [place for scan in reading.scans if (place := self._place(scan, session)) is not None]
+        found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
+        numbered = {number: place for number, place in found.items() if place is not None}
+        places = list(numbered.values())
         if not any(place.scan.predicate is not None for place in places):
             return Rewriting(None, "unchanged; no scan that could leave files out")
         if len(places) > SCANS_MAX:
             return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
         if not self._trino.may_ask():
             return Rewriting(None, "unchanged; Trino failed lately to read plan tables")
-        plans = await asking.plans(places)
+        partners = joining.partners(numbered, known)
+        plans = await asking.plans(places, partners)
         if asking.has_failed():
             self._seamark.failed()
         else:
@@ -165,7 +158,7 @@ class Rewriter:
         if not plans:
             why = asking.why or "plans keep too many of the files"
             return Rewriting(None, f"unchanged; {why}", depends_on_data=True)
-        return _rewritten(text, places, plans)
+        return _rewritten(text, places, plans, partners)
 
     # How a text reads
 
@@ -177,16 +170,18 @@ class Rewriter:
             return Text(statement, utc=utc)
         return Text(text, found.parameters, found.name, utc)
 
-    async def _reading(self, text: Text, session: Session, asking: _Asking, until_s: float) -> Reading:
+    async def _reading(
+        self, text: Text, session: Session, asking: Asking, until_s: float
+    ) -> tuple[Reading, dict[Names, Known]]:
         """With the columns of the tables, where they could tell more than the text alone."""
         plain = await self._reader.read(text, {}, until_s)
         several = len(set(plain.asked)) > 1
         if not several and (text.utc or not _TIMES.search(text.text)):
-            return plain
+            return plain, {}
         tables = {names: named[1] for names in plain.asked if (named := self._named(names, session)) is not None}
         found = await asking.all({names: self._server.columns(table) for names, table in tables.items()})
         known = {names: one for names, one in found.items() if one is not None}
-        return await self._reader.read(text, known, until_s) if known else plain
+        return (await self._reader.read(text, known, until_s) if known else plain), known
 
     def _named(self, names: Names, session: Session) -> tuple[str, tuple[str, ...]] | None:
         """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
@@ -195,91 +190,9 @@ class Rewriter:
             return None
         return catalog, (*schema.split("."), table)
 
-    def _place(self, scan: Scan, session: Session) -> _Place | None:
+    def _place(self, scan: Scan, session: Session) -> Place | None:
         named = self._named((scan.catalog, scan.schema, scan.table), session)
-        return None if named is None else _Place(scan, *named)
-
-
-class _Asking:
-    """Asks for the plans of one statement. `why`: there is one plan less."""
-
-    def __init__(self, seamark: Seamark, kept_max: float, until_s: float) -> None:
-        self._seamark = seamark
-        self._kept_max = kept_max
-        self._until_s = until_s
-        self._failed = False
-        self.why = ""
-
-    def has_failed(self) -> bool:
-        """Not being able to answer; a refusal is an answer."""
-        return self._failed
-
-    async def plans(self, places: Sequence[_Place]) -> dict[_Place, PlanTable]:
-        """Of the places that are to read plan tables."""
-        asked = [place for place in places if place.scan.predicate is not None]
-        first = await self._plans({one: _wanted(one, one.scan.snapshot_id, self._kept_max) for one in asked})
-        groups: defaultdict[object, list[_Place]] = defaultdict(list)
-        for place in places:
-            groups[place.catalog, place.table, place.scan.snapshot_id].append(place)
-        again: dict[_Place, Wanted] = {}
-        for group in groups.values():
-            answers = [first[place] for place in group if place in first]
-            if len(group) > 1 and any(answer.name is not None for answer in answers):
-                if len({answer.snapshot_id for answer in answers}) > 1:  # committed in between
-                    _drop(first, group)
-                    continue
-                snapshot_id = answers[0].snapshot_id
-                left = [place for place in group if place not in first or first[place].name is None]
-                again |= {place: _wanted(place, snapshot_id, 1.0, keep=place in first) for place in left}
-        first |= await self._plans(again)
-        for group in groups.values():
-            if len(group) > 1 and not all(place in first and first[place].name is not None for place in group):
-                _drop(first, group)
-        return {place: plan for place, plan in first.items() if plan.name is not None}
-
-    async def _plans(self, wanted: Mapping[_Place, Wanted]) -> dict[_Place, PlanTable]:
-        return await self.all({place: self._seamark.plan_table(one) for place, one in wanted.items()})
-
-    async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
-        """The answers that come in time, and are no refusals."""
-        if not questions:
-            return {}
-        left_s = self._until_s - asyncio.get_running_loop().time()
-        tasks = {key: asyncio.create_task(question) for key, question in questions.items()}
-        try:
-            _, late = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
-        finally:
-            for task in tasks.values():
-                task.cancel()
-        if late:
-            self._failed, self.why = True, "Seamark was too slow"
-            await asyncio.wait(late)
-        return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
-
-    def _is_answered(self, task: asyncio.Task[Any]) -> bool:
-        error = None if task.cancelled() else task.exception()
-        match error:
-            case None:
-                return not task.cancelled()
-            case Refused():  # no such table, a view, a predicate that cannot be bound
-                self.why = f"Seamark refused: {error.kind or error.status}"
-            case ClientError():
-                self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
-                _log.warning("not answered", error=error.message)
-            case _:
-                raise error
-        return False
-
-
-def _wanted(place: _Place, snapshot_id: int | None, kept_max: float, *, keep: bool = True) -> Wanted:
-    """`keep`: with the predicate; one that was refused is asked about without."""
-    predicate = place.scan.predicate if keep else None
-    return Wanted(place.table, predicate, snapshot_id, kept_max, past=place.scan.snapshot_id is not None)
-
-
-def _drop(plans: dict[_Place, PlanTable], group: Sequence[_Place]) -> None:
-    for place in group:
-        plans.pop(place, None)
+        return None if named is None else Place(scan, *named)
 
 
 def _replacements(scan: Scan, name: str) -> list[Replacement]:
@@ -293,19 +206,27 @@ def _replacements(scan: Scan, name: str) -> list[Replacement]:
     return [Replacement(scan.name_start, scan.end, new), Replacement(end, end, alias)]
 
 
-def _rewritten(text: Text, places: Sequence[_Place], plans: Mapping[_Place, PlanTable]) -> Rewriting:
+def _rewritten(
+    text: Text,
+    places: Sequence[Place],
+    plans: Mapping[Place, PlanTable],
+    partners: Mapping[Place, tuple[Partner, ...]],
+) -> Rewriting:
     new = [one for place, plan in plans.items() for one in _replacements(place.scan, str(plan.name))]
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return Rewriting(None, "unchanged; too long with plan tables")
-    each = [
-        f"{quote('.'.join(place.table), safe='.')}={plans[place].files}/{plans[place].considered_files}"
-        for place in places
-        if place in plans
-    ]
+    each, joins = [], []
+    for place in places:
+        if place in plans:
+            plan, name = plans[place], quote(".".join(place.table), safe=".")
+            each.append(f"{name}={plan.files}/{plan.considered_files}")
+            used = used_joins(partners.get(place, ()), plan)
+            joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
+    each += [f"joins={','.join(joins)}"] if joins else []
     files = sum(plan.files for plan in plans.values())
     considered = sum(plan.considered_files for plan in plans.values())
-    told = f"rewritten; scans={len(each)}; files={files}/{considered}; {'; '.join(each)}"
+    told = f"rewritten; scans={len(plans)}; files={files}/{considered}; {'; '.join(each)}"
     names = sorted({(*place.table[:-1], str(plan.name)) for place, plan in plans.items()})
     told = told[:_TOLD_CHARACTERS_MAX]
     return Rewriting(statement, told, text.prepared, files, considered, names, depends_on_data=True)

@@ -33,6 +33,14 @@ Name = tuple[str, ...]
 """Of a table, with the levels of its namespace."""
 
 
+class JoinTold(msgspec.Struct, frozen=True, rename="kebab"):
+    """What became of a join that was asked about: files were left out by `keys` values, if it was `used`."""
+
+    snapshot_id: int | None
+    keys: int | None
+    used: bool
+
+
 class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     """What stands for a scan; `name` is None where it would keep more of the files than was asked for."""
 
@@ -41,6 +49,25 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     files: int
     bytes: int
     considered_files: int
+    joins: tuple[JoinTold, ...] = ()
+    """In the order of the question, those behind a join right after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Only rows matter that are equal, in the columns `on` (the table's own, the other's), to a row of another table
+    that meets the predicate and the `joins` of its own."""
+
+    table: Name
+    on: tuple[tuple[str, str], ...]
+    predicate: str | None
+    snapshot_id: int
+    joins: tuple[Joined, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        given = {"predicate": self.predicate, "joins": [one.body() for one in self.joins]}
+        said = {name: value for name, value in given.items() if value}
+        return {"table": list(self.table), "on": dict(self.on), "snapshot-id": self.snapshot_id, **said}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +81,7 @@ class Wanted:
     snapshot_id: int | None
     kept_max: float
     past: bool = False
+    joins: tuple[Joined, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +91,11 @@ class Known:
     version: str
     columns: Mapping[str, str] | None
     """None where two differ in case alone."""
+    snapshot_id: int | None = None
+    """The current one."""
+    size_bytes: int = 0
+    files: int = 0
+    """Of data, as the snapshot tells; 0 where it does not."""
 
 
 class _Field(msgspec.Struct):
@@ -75,9 +108,16 @@ class _Schema(msgspec.Struct, rename="kebab"):
     fields: list[_Field]
 
 
+class _Snapshot(msgspec.Struct, rename="kebab"):
+    snapshot_id: int
+    summary: dict[str, str] = {}
+
+
 class _Metadata(msgspec.Struct, rename="kebab"):
     current_schema_id: int
     schemas: list[_Schema]
+    current_snapshot_id: int | None = None
+    snapshots: list[_Snapshot] = []
 
 
 class _Loaded(msgspec.Struct):
@@ -105,6 +145,7 @@ class Seamark:
         body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s}
         body |= {name: value for name, value in given.items() if value is not None}
         body |= {"use-snapshot-schema": True} if wanted.past else {}
+        body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
         _, raw = await self._ask("POST", f"{table_path(wanted.table)}/plan-tables", msgspec.json.encode(body))
         try:
             return msgspec.json.decode(raw, type=PlanTable)
@@ -135,7 +176,14 @@ class Seamark:
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self.url} answers with something that is no table: {error!r}") from None
         columns = {one.name.lower(): one.type if isinstance(one.type, str) else "nested" for one in fields}
-        found = Known(version, columns if len(columns) == len(fields) else None)
+        snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
+        snapshot = next(snapshots, None)
+        found = Known(
+            version,
+            columns if len(columns) == len(fields) else None,
+            None if snapshot is None else snapshot.snapshot_id,
+            *(_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
+        )
         if version:
             self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(columns)))
         return found
@@ -166,6 +214,11 @@ class Seamark:
         if answer.status != 200:
             raise error_of(answer.status, raw, answer.headers.get("X-Request-Id", ""))
         return answer.headers.get("ETag", ""), raw
+
+
+def _total(snapshot: _Snapshot | None, name: str) -> int:
+    text = "" if snapshot is None else snapshot.summary.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def check_url(url: str) -> None:
