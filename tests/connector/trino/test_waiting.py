@@ -62,7 +62,6 @@ async def test_the_proxy_renews_what_a_statement_in_the_queue_will_read() -> Non
     async with fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
         for several in (False, True):
             renewed = await fetch(trino, several)
-            assert 2 <= len(renewed) <= 4
             assert set(renewed) == {"db/t~plan~0"}
 
 
