@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import trino.dbapi
+import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
 from tests.services.seamark import Seamark
@@ -110,9 +113,16 @@ def splits(port: int, sql: str) -> int:
         connection.close()
 
 
-def rewritten(shop: Shop) -> int:
-    with urllib.request.urlopen(f"{shop.proxy.url}/seamark/metrics", timeout=10) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith('seamark_trino_statements_total{outcome="rewritten"}'):
-                return int(float(line.split()[-1]))
-    return 0
+def until_cancelled(cursor: Any, sql: str) -> None:
+    """For a thread."""
+    with contextlib.suppress(trino.exceptions.TrinoUserError):
+        cursor.execute(sql)
+
+
+def eventually(ask: Callable[[], Any]) -> Any:
+    """What it comes to, within half a minute."""
+    for _ in range(300):
+        if found := ask():
+            return found
+        threading.Event().wait(0.1)
+    raise AssertionError("it has not come true")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trino.dbapi
 
-from tests.deploy.shop import FILES, ROWS, Shop, both, connect, post, rewritten, rows_of, splits
+from tests.deploy.shop import FILES, ROWS, Shop, both, connect, eventually, post, rows_of, splits, until_cancelled
 from tests.services.trino import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
@@ -42,21 +42,14 @@ def test_a_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{one} (x{one})" for one in range(4))
     connection = connect(shop.proxy.port)
     cursor = connection.cursor()
-    thread = threading.Thread(target=lambda: _ignored(cursor, f"SELECT count(*) FROM {numbers}"))
+    thread = threading.Thread(target=until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
     thread.start()
-    query_id = _eventually(lambda: cursor.query_id)
-    _eventually(lambda: _state(shop, query_id) == "RUNNING")
+    query_id = eventually(lambda: cursor.query_id)
+    eventually(lambda: _state(shop, query_id) == "RUNNING")
     cursor.cancel()
     thread.join(60)
-    assert _eventually(lambda: _state(shop, query_id) == "FAILED")
+    assert eventually(lambda: _state(shop, query_id) == "FAILED")
     connection.close()
-
-
-def _ignored(cursor: Any, sql: str) -> None:
-    try:
-        cursor.execute(sql)
-    except trino.exceptions.TrinoUserError:
-        pass
 
 
 def _state(shop: Shop, query_id: str) -> str:
@@ -64,22 +57,14 @@ def _state(shop: Shop, query_id: str) -> str:
     return "".join(row[0] for row in rows_of(shop.trino.port, sql))
 
 
-def _eventually(ask: Any) -> Any:
-    for _ in range(300):
-        if found := ask():
-            return found
-        threading.Event().wait(0.1)
-    raise AssertionError("it has not come true")
-
-
 @pytest.mark.parametrize("legacy", [False, True])
 def test_parameters_are_bound_and_plans_are_made_of_them(shop: Shop, legacy: bool) -> None:
     options = {"legacy_prepared_statements": legacy}
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     assert both(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
-    before = rewritten(shop)
+    before = shop.proxy.statements("rewritten")
     rows_of(shop.proxy.port, sql, (4712, "it's"), **options)
-    assert rewritten(shop) == before + 1
+    assert shop.proxy.statements("rewritten") == before + 1
 
 
 def test_a_session_is_the_clients(shop: Shop) -> None:
@@ -99,11 +84,11 @@ def test_a_session_is_the_clients(shop: Shop) -> None:
 def test_transactions_pass_untouched(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
     connection = connect(shop.proxy.port, isolation_level=level)
-    before = rewritten(shop)
+    before = shop.proxy.statements("rewritten")
     assert connection.cursor().execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     connection.commit()
     connection.close()
-    assert rewritten(shop) == before
+    assert shop.proxy.statements("rewritten") == before
 
 
 # What it is for
@@ -267,7 +252,7 @@ def test_statements_run_whatever_becomes_of_who_plans_them(shop: Shop, tmp_path:
         try:
             for _ in range(8):
                 assert rows_of(proxy.port, sql) == [["n5"]]
-            _eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark failed lately"))
+            eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark failed lately"))
         finally:
             os.kill(planner.pid, signal.SIGCONT)
         planner.kill9()
@@ -276,7 +261,7 @@ def test_statements_run_whatever_becomes_of_who_plans_them(shop: Shop, tmp_path:
                 assert rows_of(proxy.port, sql) == [["n5"]]
         finally:
             planner.start()
-        _eventually(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
+        eventually(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
 
 
 def test_the_proxy_ends_when_told_and_finishes_what_is_under_way(shop: Shop, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,14 @@ class TrinoProxy:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def statements(self, outcome: str) -> int:
+        """How many were "rewritten" so far, "unchanged", or begun again as the "original"."""
+        with urllib.request.urlopen(f"{self.url}/seamark/metrics", timeout=60) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith(f'seamark_trino_statements_total{{outcome="{outcome}"}}'):
+                    return int(float(line.split()[-1]))
+        return 0
 
 
 @contextmanager

@@ -1,0 +1,204 @@
+"""Trino's own clients, whatever they are written in, through the proxy: as direct, and their statements get plans."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+
+from tests.deploy.shop import Shop, both, post, rows_of
+from tests.services.java import SHORT_LIVED, java_25_home
+from tests.services.process import ServiceFailed
+from tests.services.trino import CATALOG, JARS, NEEDS_TRINO
+from tests.services.trino_lake import TrinoLake, self_signed
+from tests.services.trino_proxy import trino_proxy
+
+pytestmark = NEEDS_TRINO
+JDBC = Path(__file__).parents[1] / "services" / "JdbcClient.java"
+ONE = "SELECT id, note FROM orders WHERE id = 4711"
+MANY = """SELECT a.id, b.id AS x, rpad(a.note, 300, 'é') AS long FROM orders a, orders b
+WHERE a.id = 12 AND b.id < 8000 ORDER BY b.id"""
+
+
+def client_jar(pattern: str) -> str:
+    found = sorted((JARS / "clients").glob(pattern))
+    if not found:
+        raise ServiceFailed(f"no {pattern} in {JARS / 'clients'}: run `make trino`")
+    return str(found[-1])
+
+
+def java(*arguments: str) -> str:
+    home = java_25_home()
+    assert home is not None
+    argv = [str(home / "bin" / "java"), *SHORT_LIVED, *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
+    """What Trino's command line prints."""
+    options = ["--server", url, "--user", "tests", "--catalog", CATALOG, "--schema", "shop", "--output-format", "JSON"]
+    text = ";".join(statements)
+    return [
+        json.loads(line) for line in java("-jar", client_jar("trino-cli-*"), *options, "--execute", text).splitlines()
+    ]
+
+
+def test_trinos_command_line_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
+    statements = (
+        "USE seamark.shop",
+        ONE,
+        MANY,
+        "PREPARE p FROM SELECT note FROM orders WHERE id = ?",
+        "EXECUTE p USING 77",
+    )
+    direct = command_line(shop.trino.base_url, *statements)
+    assert {"id": 4711, "note": "n4711"} in direct
+    assert {"note": "n77"} in direct
+    before = shop.proxy.statements("rewritten")
+    assert command_line(shop.proxy.url, *statements) == direct
+    assert shop.proxy.statements("rewritten") == before + 3
+
+
+def test_the_jdbc_driver_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
+    """Its prepared statements are the server's: they come as EXECUTE, or EXECUTE IMMEDIATE, and texts in headers."""
+    prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
+    among = (
+        "SELECT count(*) AS n, max(o.note) FROM orders o, countries WHERE country = code AND id IN (?, ?) AND name < ?"
+    )
+    asked = [ONE, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY, "0"]
+    asked += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
+    driver = ["-cp", client_jar("trino-jdbc-*"), str(JDBC)]
+    for options in ("", "?explicitPrepare=false"):
+        before = shop.proxy.statements("rewritten")
+        direct, proxied = (
+            java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *asked)
+            for port in (shop.trino.port, shop.proxy.port)
+        )
+        assert proxied == direct
+        assert shop.proxy.statements("rewritten") == before + 5
+        results = direct.split("\n\n")
+        assert results[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
+        assert results[1].splitlines()[1:] == ["4712\tn4712\t"]
+        assert len(results[2].splitlines()) == 8001
+        assert results[3].splitlines()[1:] == ["2\tn8\t"]
+        assert results[4].splitlines()[1:] == []
+
+
+def test_sqlalchemy_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
+    before, found = shop.proxy.statements("rewritten"), []
+    for port in (shop.trino.port, shop.proxy.port):
+        engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
+        try:
+            tables, inspector = sqlalchemy.MetaData(), sqlalchemy.inspect(engine)
+            columns = {name: inspector.get_columns(name) for name in inspector.get_table_names()}
+            orders, countries = (
+                sqlalchemy.Table(name, tables, *[sqlalchemy.Column(one["name"], one["type"]) for one in columns[name]])
+                for name in ("orders", "countries")
+            )
+            chosen = sqlalchemy.select(orders.c.id, orders.c.note, countries.c.name).select_from(
+                orders.join(countries, orders.c.country == countries.c.code)
+            )
+            with engine.connect() as connection:
+                rows = connection.execute(chosen.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
+            found.append((rows, {name: [(one["name"], str(one["type"])) for one in columns[name]] for name in columns}))
+        finally:
+            engine.dispose()
+    assert found[0] == found[1]
+    assert found[0][0] == [(12, "n12", "France"), (4711, "n4711", "Germany")]
+    assert shop.proxy.statements("rewritten") == before + 1
+
+
+@pytest.mark.parametrize("encoding", ["json", "json+zstd", "json+lz4"])
+def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
+    before = shop.proxy.statements("rewritten")
+    rows = both(shop, MANY, encoding=encoding)
+    assert len(rows) == 8000
+    assert shop.proxy.statements("rewritten") == before + 1
+    assert rows == rows_of(shop.trino.port, MANY)
+    assert both(shop, ONE, encoding=encoding) == [[4711, "n4711"]]
+
+
+def test_the_addresses_of_spooled_results_are_the_proxys(shop: Shop, tmp_path: Path) -> None:
+    """Also of several coordinators: each has a path of its own."""
+    other = shop.trino.base_url.replace("127.0.0.1", "localhost")
+    flags = ("--trino", shop.trino.base_url, "--trino", other)
+    with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
+        for url in (shop.proxy.url, several.url):
+            segments = [one for one in segments_of(url, MANY) if one["type"] == "spooled"]
+            assert segments
+            for one in segments:
+                start = f"{url}/seamark/c/" if url == several.url else f"{url}/v1/spooled/"
+                assert one["uri"].startswith(start)
+                assert one["ackUri"].startswith(start)
+                with urllib.request.urlopen(one["uri"], timeout=60) as answer:
+                    assert len(answer.read()) == one["metadata"]["segmentSize"]
+                with urllib.request.urlopen(one["ackUri"], timeout=60) as answer:
+                    assert answer.status == 200
+        assert len(rows_of(several.port, MANY, encoding="json+zstd")) == 8000
+
+
+def segments_of(url: str, sql: str) -> Iterator[dict[str, Any]]:
+    headers = {"X-Trino-User": "tests", "X-Trino-Catalog": CATALOG, "X-Trino-Schema": "shop"}
+    headers["X-Trino-Query-Data-Encoding"] = "json"
+    ask = urllib.request.Request(f"{url}/v1/statement", data=sql.encode(), headers=headers)
+    while True:
+        with urllib.request.urlopen(ask, timeout=60) as answer:
+            page = json.load(answer)
+        assert "error" not in page, page
+        yield from page["data"]["segments"] if isinstance(page.get("data"), dict) else []
+        if "nextUri" not in page:
+            return
+        assert page["nextUri"].startswith(url)
+        ask = urllib.request.Request(page["nextUri"], headers=headers)
+
+
+# https
+
+
+def https_url(lake: TrinoLake) -> str:
+    return f"https://localhost:{lake.trino.https_port}"
+
+
+@pytest.mark.parametrize("believing", ["--trino-ca", "--trino-insecure"])
+def test_coordinators_that_have_https_are_reached_where_their_certificate_is_believed(
+    shop: Shop, trino_lake: TrinoLake, tmp_path: Path, believing: str
+) -> None:
+    flags = [believing, str(trino_lake.authority)] if believing == "--trino-ca" else [believing]
+    with trino_proxy(
+        tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "3000", *flags, seamark=shop.planner.base_url
+    ) as proxy:
+        assert rows_of(proxy.port, ONE) == [[4711, "n4711"]]
+        told, first = post(proxy.port, ONE)
+        assert told.startswith("rewritten; scans=1")
+        assert first["nextUri"].startswith(proxy.url)
+
+
+def test_a_coordinator_whose_certificate_is_not_believed_gets_nothing(
+    shop: Shop, trino_lake: TrinoLake, tmp_path: Path
+) -> None:
+    with trino_proxy(tmp_path, "--trino", https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(proxy.port, ONE)
+        assert refused.value.code == 502
+        assert b"certificate" in refused.value.read().lower()
+
+
+def test_clients_and_coordinators_may_both_have_https(
+    shop: Shop, trino_lake: TrinoLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # where it is set, requests believes nothing else
+    flags = ["--trino-ca", str(trino_lake.authority), "--tls-cert", str(certificate), "--tls-key", str(key)]
+    with trino_proxy(
+        tmp_path, "--trino", https_url(trino_lake), *flags, "--budget-ms", "3000", seamark=shop.planner.base_url
+    ) as proxy:
+        rows = rows_of(proxy.port, MANY, host="localhost", http_scheme="https", encoding="json+zstd")
+        assert len(rows) == 8000
