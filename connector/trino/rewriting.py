@@ -85,6 +85,7 @@ class Rewriter:
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: Limits) -> None:
         self._server = seamark
         self._catalogs = frozenset(name.lower() for name in catalogs)
+        self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
         self._limits = limits
         self._seamark = Breaker()
         self._trino = Breaker()
@@ -103,6 +104,8 @@ class Rewriter:
         text = self._text(statement, session)
         if not _PRUNES.search(text.text):
             return Rewriting(None, "unchanged; nothing to prune by")
+        if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
+            return Rewriting(None, "unchanged; of other catalogs")  # not worth reading either
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         done = await self._within(text, session, begun_s + self._limits.budget_s)

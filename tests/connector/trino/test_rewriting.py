@@ -75,9 +75,10 @@ async def test_names_are_the_sessions_where_the_statement_leaves_them_out(
         ("SELECT 1", SESSION, "nothing to prune by"),
         ("SELECT * FROM t", SESSION, "nothing to prune by"),
         ("SELECT * FROM hive.db.t WHERE id = 1", SESSION, "no scan that could leave files out"),
-        ("SELECT * FROM t WHERE id = 1", Session("hive", "db"), "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session("hive", "db"), "of other catalogs"),
+        ("SELECT * FROM t AS lakes WHERE id = 1", Session("hive", "db"), "no scan that could leave files out"),
         ("SELECT * FROM t WHERE id = 1", Session("lake"), "no scan that could leave files out"),
-        ("SELECT * FROM t WHERE id = 1", Session(), "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session(), "of other catalogs"),
         ('SELECT * FROM "t$files" WHERE id = 1', SESSION, "no scan that could leave files out"),
         ('SELECT * FROM "t~plan~9" WHERE id = 1', SESSION, "no scan that could leave files out"),
         ("SELECT * FROM t WHERE id + x = 1", SESSION, "no scan that could leave files out"),
@@ -96,6 +97,13 @@ async def test_in_doubt_a_statement_goes_on_as_it_came_and_nobody_is_asked(
     assert done.statement is None
     assert done.told.partition("; ms=")[0] == f"unchanged; {why}"
     assert wanted == []
+
+
+async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_another() -> None:
+    for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
+        done, wanted = await rewritten(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
+        assert done.statement == f'SELECT * FROM {name}.db."t~plan~0" AS "t" WHERE id = 1'
+        assert len(wanted) == 1
 
 
 @pytest.mark.parametrize(
