@@ -1,0 +1,198 @@
+"""Conditions on small tables leave out files of the large one that they are joined to, and the rows stay the same."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+
+from tests.deploy.shop import Shop, both, post, rows_of
+from tests.services.trino import NEEDS_TRINO
+
+pytestmark = NEEDS_TRINO
+FILES = 16
+ITEMS_PER_FILE = 10
+COLORS = FILES
+DAY = datetime.date(2026, 1, 1)
+SESSION = {"X-Trino-Schema": "star"}
+
+
+@pytest.fixture(scope="module")
+def star(shop: Shop) -> Iterator[Shop]:
+    """`star.sales`: each of its files has ten items of one colour, in all countries, on all days of its month."""
+    catalog = load_catalog("seamark", type="rest", uri=shop.seamark.base_url)
+    catalog.create_namespace("star")
+    keys = list(range(FILES * ITEMS_PER_FILE))
+    create(
+        catalog,
+        "items",
+        {"i_key": keys, "color": [f"c{one // ITEMS_PER_FILE}" for one in keys], "i_brand": [one % 8 for one in keys]},
+    )
+    create(catalog, "brands", {"b_key": list(range(8)), "brand": [f"b{one}" for one in range(8)]})
+    days = [DAY + datetime.timedelta(days=one) for one in range(40 * FILES)]
+    create(catalog, "days", {"d_day": days, "month": [one.month for one in days], "year": [one.year for one in days]})
+    create(catalog, "nations", {"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
+    for part in range(FILES):
+        numbers = range(100)
+        rows = {
+            "s_item": [part * ITEMS_PER_FILE + one % ITEMS_PER_FILE for one in numbers],
+            "s_day": [DAY + datetime.timedelta(days=40 * part + one % 40) for one in numbers],
+            "s_code": [("FR", "DE", "IT", None)[one % 4] for one in numbers],
+            "price": [1000 * part + one for one in numbers],
+        }
+        if part == 0:
+            create(catalog, "sales", rows)
+        else:
+            catalog.load_table("star.sales").append(pa.table(rows))
+    yield shop
+    catalog.close()
+
+
+def create(catalog: Catalog, name: str, rows: dict[str, list[Any]]) -> None:
+    table = pa.table(rows)
+    catalog.create_table(f"star.{name}", schema=table.schema).append(table)
+
+
+def told_of(star: Shop, sql: str) -> str:
+    return post(star.proxy.port, sql, **SESSION)[0].partition("; ms=")[0]
+
+
+def same(star: Shop, sql: str) -> list[list[Any]]:
+    return both(star, sql, schema="star")
+
+
+@pytest.mark.parametrize(
+    ("sql", "files", "joins"),
+    [
+        ("SELECT count(*), sum(price) FROM sales, items WHERE s_item = i_key AND color = 'c7'", 1, "s_item:10"),
+        ("SELECT count(*) FROM sales s JOIN items i ON s.s_item = i.i_key AND i.color IN ('c7', 'c9')", 2, "s_item:20"),
+        ("SELECT sum(price) FROM sales WHERE s_item IN (SELECT i_key FROM items WHERE color = 'c3')", 1, "s_item:10"),
+        (
+            "SELECT sum(price) FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item AND color = 'c3')",
+            1,
+            "s_item:10",
+        ),
+        (
+            "SELECT year, sum(price) FROM sales, items, days WHERE s_item = i_key AND s_day = d_day AND month = 2 "
+            "AND color < 'c13' GROUP BY 1 ORDER BY 1",
+            3,
+            "s_item:50,star.sales.s_day:56",
+        ),
+        (
+            "SELECT count(*) FROM sales, items, brands WHERE s_item = i_key AND i_brand = b_key AND brand = 'none'",
+            0,
+            "s_item:0",
+        ),
+        (
+            "WITH red AS (SELECT i_key AS k FROM items WHERE color = 'c5' ORDER BY 1 LIMIT 3) "
+            "SELECT s_item, max(price) FROM sales JOIN red ON k = s_item GROUP BY 1 ORDER BY 1",
+            1,
+            "s_item:10",
+        ),
+        (
+            "SELECT i_key, price FROM items LEFT JOIN sales ON s_item = i_key WHERE color = 'c2' ORDER BY 1, 2",
+            1,
+            "s_item:10",
+        ),
+    ],
+)
+def test_only_files_are_read_that_hold_partners(star: Shop, sql: str, files: int, joins: str) -> None:
+    same(star, sql)
+    told = told_of(star, sql)
+    assert told.startswith("rewritten; "), told
+    assert f"; star.sales={files}/{FILES}; " in told
+    assert f"; joins=star.sales.{joins}" in told
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM sales LEFT JOIN items ON s_item = i_key AND color = 'c7'",
+        "SELECT count(*) FROM sales WHERE s_item NOT IN (SELECT i_key FROM items WHERE color = 'c7')",
+        "SELECT count(*) FROM sales, items WHERE s_item = i_key AND color = 'c7' OR price < 50",
+        "SELECT count(*) FROM sales FULL JOIN items ON s_item = i_key AND color = 'c7'",
+        "SELECT count(*), count(code) FROM sales JOIN nations ON s_code = code AND name = 'Italy'",
+    ],
+)
+def test_where_all_files_can_matter_all_are_read(star: Shop, sql: str) -> None:
+    same(star, sql)
+    assert "star.sales=" not in told_of(star, sql)
+
+
+def test_a_table_that_changes_is_read_as_it_was_when_the_statement_was_planned(star: Shop) -> None:
+    """Every item gets another colour all the time, and one file's items have each: were rows of the one snapshot
+    joined to files that were chosen by another one, there would be none."""
+    catalog = load_catalog("seamark", type="rest", uri=star.seamark.base_url)
+    keys = list(range(FILES * ITEMS_PER_FILE))
+    create(catalog, "turning", {"t_key": keys, "hue": [one // ITEMS_PER_FILE for one in keys]})
+    table, done = catalog.load_table("star.turning"), threading.Event()
+
+    def turn() -> None:
+        shift = 0
+        while not done.is_set():
+            shift += 1
+            table.overwrite(pa.table({"t_key": keys, "hue": [(one // ITEMS_PER_FILE + shift) % FILES for one in keys]}))
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    seen = set()
+    try:
+        sql = "SELECT count(*), min(s_item) / 10 FROM sales, turning WHERE s_item = t_key AND hue = 3"
+        for _ in range(25):
+            ((count, first),) = rows_of(star.proxy.port, sql, schema="star")
+            assert count == 100
+            seen.add(first)
+    finally:
+        done.set()
+        thread.join(60)
+        catalog.drop_table("star.turning")
+        catalog.close()
+    assert len(seen) > 3
+
+
+def test_random_stars_give_the_same_rows(star: Shop) -> None:
+    rng, less = random.Random(7), 0
+    for _ in range(40):
+        sql = statement(rng)
+        same(star, sql)
+        less += "joins=star.sales." in told_of(star, sql)
+    assert less > 20
+
+
+def statement(rng: random.Random) -> str:
+    """Sales joined to some of the other tables, in some way."""
+    arms = {
+        "items": ("s_item = i_key", [f"color = 'c{rng.randrange(18)}'", f"i_key BETWEEN 30 AND {rng.randrange(90)}"]),
+        "days": ("s_day = d_day", [f"month = {rng.randint(1, 13)}", "year = 2027"]),
+        "nations": ("s_code = code", ["name < 'Ger'", "code IS NOT NULL"]),
+    }
+    sql, where = "sales", [f"price > {rng.randrange(3000)}"] if rng.random() < 0.3 else []
+    for name in rng.sample(sorted(arms), rng.randint(1, 3)):
+        equal, conditions = arms[name]
+        condition = rng.choice(conditions)
+        match rng.randrange(5):
+            case 0:
+                sql += f" JOIN {name} ON {equal} AND {condition}"
+            case 1:
+                sql += f" LEFT JOIN {name} ON {equal}"
+                where.append(condition)
+            case 2:
+                sql += f" CROSS JOIN {name}"
+                where += [equal, condition]
+            case 3:
+                where.append(f"EXISTS (SELECT 1 FROM {name} WHERE {equal} AND {condition})")
+            case 4:
+                mine, other = equal.split(" = ")
+                where.append(f"{mine} IN (SELECT {other} FROM {name} WHERE {condition})")
+    if "items" in sql and rng.random() < 0.4:
+        where.append(
+            "i_brand IN (SELECT b_key FROM brands WHERE brand < 'b3')" if "JOIN items" in sql else "s_item > 3"
+        )
+    clause = f" WHERE {' AND '.join(where)}" if where else ""
+    return f"SELECT s_item, s_day, s_code, price FROM {sql}{clause} ORDER BY price, s_item, s_code LIMIT 200"
