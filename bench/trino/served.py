@@ -13,6 +13,8 @@ from tests.services.trino import trino_server
 from tests.services.trino_proxy import trino_proxy
 
 TRINO = "trino"
+_QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "5000"}
+"""Of a thousand statements that it runs at once Trino fails some by itself, on a machine with few cores."""
 
 
 @contextmanager
@@ -25,7 +27,7 @@ def adapter(folder: Path, of: Target, seamark: str, *flags: str) -> Iterator[Tar
 @contextmanager
 def both(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
     """Trino, and the adapter before it."""
-    with trino_server(folder / "trino", uri=server.base_url) as trino:
+    with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
         alone = Target(TRINO, trino.base_url, (trino.process.pid,), folder)
         with adapter(folder, alone, server.base_url) as ours:
             yield alone, ours
