@@ -296,6 +296,12 @@ class Statements:
         one, other = self.rng.choice(pairs)
         return f"{self.reference(one, both)} = {self.reference(other, both)}"
 
+    def across(self, scope: Scope) -> str:
+        """Columns of two tables are equal."""
+        owner = self.rng.choice([one.owner for one in scope])
+        sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
+        return self.equality(*sides, scope)
+
     def source(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
         shape = self.rng.random()
@@ -351,8 +357,10 @@ class Statements:
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             if depth > 1 and self.chance(0.2):
                 parts.append(self.subquery(scope, named, depth, outer))
-            elif outer and self.chance(0.3):
+            elif outer and self.chance(0.5):
                 parts.append(self.correlated(scope, outer))
+            elif self.chance(0.2):
+                parts.append(self.across(scope))
             else:
                 parts.append(self.simple(scope))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])

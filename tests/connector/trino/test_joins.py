@@ -92,6 +92,13 @@ def test_scans_that_are_joined_have_each_other() -> None:
             "SELECT * FROM sales f, (SELECT i_key, day FROM items, days) x WHERE s_item = i_key AND s_day = day",
             ["s_day=days.day", "s_item=items.i_key"],
         ),
+        (
+            "WITH d AS (SELECT * FROM days) SELECT * FROM sales f, (SELECT a.day, b.s_item AS k FROM d a, d b) x "
+            "WHERE f.s_day = x.day AND f.s_item = x.k",
+            ["s_day=days.day", "s_item=days.s_item"],
+        ),
+        ("SELECT * FROM items JOIN days ON s_item = i_key JOIN sales USING (s_item)", ["s_item=days.s_item"]),
+        ("SELECT * FROM days a RIGHT JOIN days b USING (s_item) JOIN sales USING (s_item)", []),
         # What is between counts or orders the rows that are to be left out.
         ("SELECT * FROM (SELECT s_item FROM sales LIMIT 5) f JOIN items ON s_item = i_key", []),
         ("SELECT * FROM (SELECT s_item, rank() OVER () AS r FROM sales) f JOIN items ON s_item = i_key", []),
@@ -179,6 +186,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
             "SELECT * FROM sales f WHERE EXISTS (SELECT 1 FROM days WHERE day = f.s_day AND s_item = s_item)",
             ["s_day=days.day"],
         ),
+        ("SELECT * FROM sales x WHERE EXISTS (SELECT 1 FROM sales x, days WHERE day = x.s_day)", ["s_day=days.day"]),
         ("SELECT * FROM sales f WHERE EXISTS (SELECT 1 FROM unknown u, days WHERE day = s_day)", []),
         (
             "SELECT * FROM sales WHERE s_day IN (SELECT day FROM days WHERE days.s_item = sales.s_item)",
