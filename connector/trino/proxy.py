@@ -89,7 +89,7 @@ class Proxy:
         self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
         self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
         self._waiting = Waiting(settings.lease_s)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._cancelling: set[asyncio.Task[None]] = set()
         self.answering = 0
         self.draining = False
 
@@ -138,7 +138,7 @@ class Proxy:
                 request, [coordinator] if coordinator else self._coordinators.in_turn(), target
             )
         if renewing := self._waiting.due(path):
-            self._later(self._rewriter.renew(renewing))
+            await self._rewriter.renew(renewing)  # before Trino may look for them
         if coordinator is None:
             coordinator = self._coordinators.of_page(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
@@ -174,7 +174,7 @@ class Proxy:
             header = _PLANNED if rewriting.depends_on_data else told
             return await self._unchanged(request, candidates, target, read, told, header)
         try:
-            held = await self._hold(request, candidates[0], target, read, rewriting)
+            held = await self._hold(request, candidates[0], target, read, rewriting, begun_s)
         except (aiohttp.ClientError, TimeoutError) as error:
             _log.warning("coordinator did not take the rewritten statement", error=repr(error))
             told = f"original; {type(error).__name__}"
@@ -215,7 +215,13 @@ class Proxy:
         return await self._forwarder.forward(request, candidates, target, body, told=says), told
 
     async def _hold(
-        self, request: web.BaseRequest, coordinator: Coordinator, target: str, body: bytes, rewriting: Rewriting
+        self,
+        request: web.BaseRequest,
+        coordinator: Coordinator,
+        target: str,
+        body: bytes,
+        rewriting: Rewriting,
+        begun_s: float,
     ) -> web.Response | Failure:
         assert rewriting.statement is not None
         headers = self._forwarder.headers_up(request, coordinator)
@@ -243,19 +249,20 @@ class Proxy:
         if isinstance(answer, Failure):
             return answer
         if answer.next_uri is not None:
-            self._waiting.add(target_of(answer.next_uri, follow.get("X-Forwarded-Prefix", "")), rewriting.plans)
+            goes_on = target_of(answer.next_uri, follow.get("X-Forwarded-Prefix", ""))
+            self._waiting.add(goes_on, rewriting.plans, begun_s)
         if answer.is_allowed:
             answer.headers[PLAN_HEADER] = rewriting.told
         return _response(answer)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
 
     async def close(self) -> None:
-        """Waits for cancellations and renewals that are under way; each takes seconds at most."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Waits for cancellations that are under way; each takes seconds at most."""
+        await asyncio.gather(*self._cancelling, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -290,5 +297,5 @@ def _response(answer: Answer) -> web.Response:
 def _shown(path: str) -> str:
     """As logs have it: without what opens a query's results to whoever knows it."""
     parts = path.split("/")
-    keep = 6 if f"/{STATEMENTS.strip('/')}/" in path else 4
+    keep = 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
     return "/".join(parts[: keep + (3 if path.startswith(f"{OWN}/c/") else 0)][:9])

@@ -112,12 +112,20 @@ class Rewriter:
         return replace(done, told=f"{done.told}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def renew(self, plans: Sequence[Name]) -> None:
-        """Of a statement that has not been read yet. What cannot be renewed is good for as long as it is."""
-        for error in await asyncio.gather(*map(self._server.renew, plans), return_exceptions=True):
-            if isinstance(error, ClientError):
-                _log.warning("not renewed", error=error.message)
-            elif error is not None:
-                raise error
+        """Of a statement that has not been read yet. What is not renewed within the budget is good for as long as it
+        is."""
+        try:
+            async with asyncio.timeout(self._limits.budget_s), asyncio.TaskGroup() as group:
+                for one in plans:
+                    group.create_task(self._renew(one))
+        except TimeoutError:
+            _log.warning("not renewed", error="Seamark was too slow")
+
+    async def _renew(self, plan: Name) -> None:
+        try:
+            await self._server.renew(plan)
+        except ClientError as error:
+            _log.warning("not renewed", error=error.message)
 
     def worked(self) -> None:
         self._trino.succeeded()

@@ -36,11 +36,12 @@ class Waiting:
         self._every_s = min(lease_s / 4, _EVERY_S_MAX)
         self._waits: MemoryCache[str, _Waits] = MemoryCache(_BYTES)
 
-    def add(self, target: str, plans: Sequence[Name]) -> None:
-        """A statement that reads `plans` and goes on at `target`, if that is in the queue."""
+    def add(self, target: str, plans: Sequence[Name], made_s: float) -> None:
+        """A statement that reads `plans`, and goes on at `target`, if that is in the queue. `made_s`: when they were
+        asked for, by the monotonic clock."""
         query = _queued(target)
         if query is not None and plans:
-            self._waits.put(query, _Waits(plans, time.monotonic()), _BYTES_PER_PLAN * len(plans))
+            self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
 
     def due(self, target: str) -> Sequence[Name]:
         """The plans to renew now that a client asks for `target`."""

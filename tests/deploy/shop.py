@@ -119,9 +119,9 @@ def until_cancelled(cursor: Any, sql: str) -> None:
         cursor.execute(sql)
 
 
-def eventually(ask: Callable[[], Any]) -> Any:
-    """What it comes to, within half a minute."""
-    for _ in range(300):
+def eventually(ask: Callable[[], Any], within_s: float = 60) -> Any:
+    """What it comes to, within a time."""
+    for _ in range(int(10 * within_s)):
         if found := ask():
             return found
         threading.Event().wait(0.1)

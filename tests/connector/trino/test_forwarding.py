@@ -344,6 +344,21 @@ async def test_health_and_counts_are_told_without_asking_trino() -> None:
         assert (await rig.ask("POST", "/seamark/healthz"))[0] == 405
 
 
+@pytest.mark.parametrize("several", [False, True])
+async def test_logs_do_not_have_what_opens_the_results_of_a_query(
+    several: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with faked(echo) as trino, proxied(trino.url, *[nowhere()] * several) as rig:
+        prefix = rig.proxy._coordinators.all[0].prefix
+        for path in ("statement/queued/q1/SECRET/1", "statement/executing/q2/SECRET/1", "spooled/download/SECRET"):
+            assert (await rig.ask("GET", f"{prefix}/v1/{path}"))[0] == 200
+        await asyncio.sleep(0)
+    logged = capsys.readouterr().out
+    assert "q1" in logged
+    assert "q2" in logged
+    assert "SECRET" not in logged
+
+
 async def test_clients_may_come_by_https(tmp_path: Path) -> None:
     made = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from contextlib import AsyncExitStack
 
+from connector.trino.rewriting import Limits
 from connector.trino.waiting import Waiting
 from tests.connector.trino.protocol import END, QUEUED, ROWS, Trino, fake_seamark, fake_trino
 from tests.connector.trino.rig import proxied
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
+SLOW = Limits(budget_s=10)
 PLANS = [("db", "t~plan~0")]
 
 
 def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() -> None:
     waiting = Waiting(lease_s=0)
     assert waiting.due("/v1/statement/queued/q1/slug/1") == ()
-    waiting.add("/v1/statement/queued/q1/slug/1", PLANS)
-    waiting.add("/v1/statement/executing/q2/slug/1", PLANS)
-    waiting.add("/v1/statement/queued/q3/slug/1", [])
+    waiting.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
+    waiting.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
+    waiting.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
     for target in ("queued/q1/slug/2", "queued/q1/slug/3"):
         assert waiting.due(f"/v1/statement/{target}") == PLANS
     for target in ("executing/q1/slug/4", "queued/q2/slug/1", "queued/q3/slug/1", "queued/q1", "queued"):
@@ -27,14 +31,18 @@ def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() ->
 
 def test_plans_are_not_renewed_each_time() -> None:
     waiting = Waiting(lease_s=1000)
-    waiting.add("/v1/statement/queued/q1/slug/1", PLANS)
+    waiting.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
     assert waiting.due("/v1/statement/queued/q1/slug/2") == ()
+    # But at once, where the coordinator has taken long to answer.
+    waiting.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
+    assert waiting.due("/v1/statement/queued/q1/slug/2") == PLANS
+    assert waiting.due("/v1/statement/queued/q1/slug/3") == ()
 
 
 def test_no_more_is_remembered_than_there_is_room_for() -> None:
     waiting = Waiting(lease_s=0)
     for number in range(100_000):
-        waiting.add(f"/v1/statement/queued/q{number}/slug/1", PLANS)
+        waiting.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
     known = sum(bool(waiting.due(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000))
     assert 1000 < known < 50_000
     assert waiting.due("/v1/statement/queued/q99999/slug/2") == PLANS
@@ -45,7 +53,7 @@ async def fetch(trino: Trino, several: bool) -> list[str]:
     async with (
         fake_seamark() as seamark,
         fake_trino(lambda _: [END]) as other,
-        proxied(trino.url, *[other.url] * several, seamark=seamark.url, lease_s=1, hold_s=0) as rig,
+        proxied(trino.url, *[other.url] * several, seamark=seamark.url, lease_s=1, hold_s=0, limits=SLOW) as rig,
     ):
         _, headers, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert headers["X-Seamark-Plan"] == "planned"
@@ -68,3 +76,17 @@ async def test_the_proxy_renews_what_a_statement_in_the_queue_will_read() -> Non
 async def test_what_runs_is_not_renewed() -> None:
     async with fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
         assert await fetch(trino, False) == []
+
+
+async def test_a_server_that_is_gone_is_no_failure_of_what_waits() -> None:
+    async with AsyncExitStack() as there, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
+        seamark = await there.enter_async_context(fake_seamark())
+        async with proxied(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, limits=SLOW) as rig:
+            _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
+            await there.aclose()
+            await asyncio.sleep(0.3)
+            for stage in ("queued", "queued", "queued", "executing"):
+                page = json.loads(body)
+                assert f"/{stage}/" in page["nextUri"]
+                status, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
+                assert status == 200
