@@ -105,8 +105,9 @@ class Proxy:
         finally:
             self.answering -= 1
         self._answered[response.status // 100].inc()
-        if told or self._logs_all:
-            self._log_access(request, response, told, time.monotonic() - begun_s)
+        if told or self._logs_all:  # once the answer is on its way
+            ended_s = time.monotonic() - begun_s
+            asyncio.get_running_loop().call_soon(self._log_access, request, response, told, ended_s)
         return response
 
     def _log_access(self, request: web.BaseRequest, response: web.StreamResponse, told: str, seconds: float) -> None:
