@@ -47,13 +47,15 @@ class Asking:
         groups: defaultdict[object, list[Place]] = defaultdict(list)
         for place in places:
             groups[place.read].append(place)
-        pins = {one.place.read: one.snapshot_id for each in partners.values() for one in depth_first(each)}
+        pins = {one.place.read: one for each in partners.values() for one in depth_first(each)}
         wanted = {}
         for place in places:
             joins, pin = partners.get(place, ()), pins.get(place.read)
-            if place.scan.predicate is not None or joins or pin is not None:
-                at = place.scan.snapshot_id if pin is None else pin
-                wanted[place] = _wanted(place, at, self._kept_max if pin is None else 1.0, joins)
+            if pin is not None:
+                # Of one file none is left out: so all statements share one plan of it.
+                wanted[place] = _wanted(place, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+            elif place.scan.predicate is not None or joins:
+                wanted[place] = _wanted(place, place.scan.snapshot_id, self._kept_max, joins)
         found = await self._plans(wanted)
         again = {}
         for place, each in partners.items():
@@ -94,7 +96,8 @@ class Asking:
         return plan.files > self._kept_max * plan.considered_files
 
     async def _plans(self, wanted: Mapping[Place, Wanted]) -> Plans:
-        return await self.all({place: self._plan(one) for place, one in wanted.items()})
+        answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
+        return {place: answers[one] for place, one in wanted.items() if one in answers}
 
     async def _plan(self, wanted: Wanted) -> PlanTable:
         if not wanted.joins:

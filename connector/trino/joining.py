@@ -44,6 +44,8 @@ class Partner:
 
     place: Place
     snapshot_id: int
+    files: int
+    """Of its table."""
     on: tuple[tuple[str, str], ...]
     partners: tuple[Partner, ...]
 
@@ -99,7 +101,7 @@ class _Choosing:
             behind = self.limiting(join.scan, (*path, number))
             # What is asked of the key alone is asked of this table's own column, too.
             if behind or not place.scan.named <= {column for _, column in join.on}:
-                found.append(Partner(place, table.snapshot_id, join.on, behind))
+                found.append(Partner(place, table.snapshot_id, table.files, join.on, behind))
             else:
                 self._left += 1
         return tuple(found)
