@@ -254,12 +254,15 @@ async def _make(
         if name is not None and scan.complete:
             app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
         return made
+    plan_id = str(app[CLOCK].uuid7())
+    if not scan.complete:  # the next plan may leave out more: a name that nobody else is given
+        name = plan_name(entry, snapshot.snapshot_id, f"{question.text} {plan_id}")
+        made = msgspec.structs.replace(made, name=name)
     version = metadata.format_version
     kept = kept_of(scan, version) if small else await asyncio.to_thread(kept_of, scan, version)
     too_many = kept.entries > app[SETTINGS].plan_table_files_limit
     if too_many or not await app[CATALOG].plan_tables.has_room():
         return msgspec.structs.replace(made, name=None)
-    plan_id = str(app[CLOCK].uuid7())
     return _told(await _stored(app, entry, question, kept, made, plan_id, lease_s))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,10 @@ def numbers(loaded: dict[str, Any]) -> list[int]:
     return sorted(int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths)
 
 
-@pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Late]:
+@asynccontextmanager
+async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
     settings = some_settings(
-        tmp_path, plan_table_lease_s=LEASE_S, plan_table_grace_s=GRACE_S, housekeeping_interval_s=1e6
+        tmp_path, plan_table_lease_s=LEASE_S, plan_table_grace_s=GRACE_S, housekeeping_interval_s=1e6, **given
     )
     clock = Clock()
     with closing(bind(settings, shared=False)) as sock:
@@ -87,6 +87,12 @@ async def late(tmp_path: Path) -> AsyncIterator[Late]:
             await late.table()
             await append(late, "t", tens(30), snapshot_id=1, manifests=3)
             yield late
+
+
+@pytest.fixture
+async def late(tmp_path: Path) -> AsyncIterator[Late]:
+    async with served(tmp_path) as late:
+        yield late
 
 
 def plans(tmp_path: Path) -> list[Path]:
@@ -230,6 +236,14 @@ async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: 
     assert (await late.plan(predicate="id = 6"))["name"] != first["name"]
     await append(late, "t", tens(30)[:1], snapshot_id=2, parent=1)
     assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
+
+
+async def test_a_plan_that_was_not_made_to_its_end_is_nobody_elses(tmp_path: Path) -> None:
+    """Else who asks again would be given too many files for as long as somebody does."""
+    async with served(tmp_path, plan_time_budget_s=0) as late:
+        made = [await late.plan(predicate="id = 5") for _ in range(3)]
+        assert len({one["name"] for one in made}) == 3
+        assert [await late.held(one["name"]) for one in made] == [list(range(30))] * 3
 
 
 async def test_of_identical_plans_at_the_same_time_one_is_made(late: Late, tmp_path: Path) -> None:
