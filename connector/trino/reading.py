@@ -22,7 +22,7 @@ from connector.trino.scans import Scan, scans
 from connector.trino.scopes import Columns
 from connector.trino.seamark import Known
 
-_CACHE_BYTES = 16 << 20
+_CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000
 _log = structlog.get_logger("seamark.trino-proxy")
 
