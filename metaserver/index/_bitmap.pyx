@@ -108,7 +108,6 @@ cdef extern from *:
 
 cdef uint32_t EMPTY = 0xFFFFFFFF
 cdef enum:
-    SLICES_MAX = 32
     SAME = 256
     FEW = 16
 
@@ -455,24 +454,17 @@ def split_ranks(const uint32_t[::1] ranks, int count):
     return rows
 
 
-ctypedef const uint64_t *Words
+cdef uint64_t[SAME] NONE
+cdef uint64_t[SAME] EVERY
+memset(NONE, 0, sizeof(NONE))
+memset(EVERY, 0xFF, sizeof(EVERY))
 
-
-SLICES_BYTES = 8 * 2 * SEAMARK_BLOCK + 16 * SLICES_MAX
+SLICES_BYTES = 16 * SLICES_MAX
 """Of one `Slices`, beside what it was made of."""
 
 
 cdef class Slices:
     """Slices of ranks as they lie in memory, lowest first: uint64[words] each, or a bool where all bits are the same."""
-
-    cdef Words[SLICES_MAX] starts
-    cdef int[SLICES_MAX] moves
-    cdef uint64_t[SAME] none
-    cdef uint64_t[SAME] every
-    cdef readonly int count
-    cdef readonly Py_ssize_t rows
-    cdef Py_ssize_t words
-    cdef list held
 
     def __cinit__(self, list slices, Py_ssize_t rows):
         cdef const uint64_t[::1] view
@@ -483,17 +475,15 @@ cdef class Slices:
         self.rows = rows
         self.words = (rows + 63) // 64
         self.held = slices
-        memset(self.none, 0, sizeof(self.none))
-        memset(self.every, 0xFF, sizeof(self.every))
         for i in range(self.count):
             self.moves[i] = not isinstance(slices[i], bool)
             if not self.moves[i]:
-                self.starts[i] = &self.every[0] if slices[i] else &self.none[0]
+                self.starts[i] = &EVERY[0] if slices[i] else &NONE[0]
                 continue
             view = slices[i]
             if view.shape[0] != self.words:
                 raise ValueError(f"a slice of {view.shape[0]} words cannot be of {rows} rows")
-            self.starts[i] = &view[0] if self.words else &self.none[0]
+            self.starts[i] = &view[0] if self.words else &NONE[0]
 
     def where(self, const uint64_t[::1] cuts, const uint64_t[::1] points, bint every):
         """Bits of the rows whose rank is one of `points`, or less than an odd number of `cuts`, or than an even number

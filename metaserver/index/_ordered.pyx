@@ -90,14 +90,6 @@ def pack_numbers(const uint64_t[::1] numbers):
 cdef class Numbers:
     """`count` ascending numbers in a buffer that `pack_numbers` made. ValueError where the buffer cannot be that."""
 
-    cdef readonly Py_ssize_t count
-    cdef Py_ssize_t blocks
-    cdef uint64_t unit, least
-    cdef const uint64_t *firsts
-    cdef const uint64_t *packed
-    cdef const uint32_t *words
-    cdef object held
-
     def __cinit__(self, const uint8_t[::1] memory, Py_ssize_t count):
         cdef Py_ssize_t room = memory.shape[0], block
         self.held = memory
@@ -119,7 +111,7 @@ cdef class Numbers:
         if 16 * <Py_ssize_t>self.words[self.blocks] != room - HEAD - 12 * self.blocks - 4:
             raise ValueError("an ordered dictionary has an impossible length")
 
-    cdef inline uint64_t _step(self, Py_ssize_t base, int width, int k) noexcept nogil:
+    cdef uint64_t _step(self, Py_ssize_t base, int width, int k) noexcept nogil:
         """The difference k of a block whose words begin at `base`."""
         if width == 0:
             return self.least * self.unit

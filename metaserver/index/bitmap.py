@@ -30,13 +30,13 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from cache.memory import MemoryCache
-from metaserver.index import _bitmap
+from metaserver.index import _bitmap, _ordered, _rows
 from metaserver.index.dictionary import BYTES, CODES, Bounds, distinct_of
-from metaserver.index.key_set import KeySet
+from metaserver.index.key_set import KeySet, Places, WantedKeys
 from metaserver.index.keys import Bits, KeyRanges, Keys, has_codes
 from metaserver.index.pieces import head_bytes
 from metaserver.index.postings import PIECES_MAX, Marks, Postings, build_postings
-from metaserver.index.slices import CLIPPED, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
+from metaserver.index.slices import CLIPPED, EQUALITY, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
 
 VERSION = 1
 DECODED_BYTES = 32 << 20
@@ -189,19 +189,37 @@ class Bitmap:
         self._check(keys)
         return self._postings.files_with_keys(keys, self._has_keys, self.section)
 
-    def has_only(self, keys: KeySet) -> bool:
+    def has_only(self, keys: WantedKeys) -> bool:
         """Whether every row of every file is known to have one of the keys."""
         self._check(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
-    def rows_with_keys(self, file: int, keys: KeySet, among: Bits | None = None) -> Bits:
+    def rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
         """The rows of the file, or of those `among`, that have one of the keys; of keys that are bytes a superset."""
         self._check(keys)
         section = self.section(file)
         marks = keys.marks(distinct_of(section.dictionary))
         return section.rows_marked(marks, among, partial(self._slices, file))
 
-    def _check(self, keys: KeySet) -> None:
+    def column(self, file: int, table: tuple[Places | None, int, int]) -> _rows.Column | None:
+        """What `_rows.any_row` wants to know of a file, of codes in a table; None where it is stored otherwise."""
+        section = self._sections.get(file) or self.section(file)
+        ready = section.ready
+        if ready is None:
+            dictionary = section.dictionary
+            if section.layout == EQUALITY or not isinstance(dictionary, _ordered.Numbers):
+                return None
+            ready = dictionary, self._slices(file), section.keyless
+            if section.is_flat:
+                section.ready = ready
+        return *ready, *table
+
+    def share(self, keys: WantedKeys) -> float:
+        """Which part of all that it holds are these keys, as far as that is known; 1 where it is not."""
+        self._check(keys)
+        return self._postings.share(keys)
+
+    def _check(self, keys: WantedKeys) -> None:
         """ValueError where they are of another form."""
         if has_codes(keys.kind) != (self._form == CODES):
             raise ValueError(f"a bitmap index of another form cannot be asked for keys of type {keys.kind}")

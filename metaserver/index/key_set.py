@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,27 @@ _SPAN_MAX = 1 << 27
 """Bits of a table of codes: 16 MiB,"""
 _SPAN_A_KEY = 1 << 12
 """or so many for each key; codes that are further apart are searched."""
+
+
+class KeySpan:
+    """All codes from one to another, both included."""
+
+    def __init__(self, kind: str, low: int, high: int) -> None:
+        self.kind = kind
+        self.table: tuple[Places | None, int, int] | None = (
+            (None, low, high - low + 1) if high - low < CODE_MAX else None
+        )
+        """As of `KeySet`."""
+        self._low, self._high = np.uint64(low), np.uint64(high)
+
+    def marks(self, distinct: Distinct) -> Bytes:
+        """As of `KeySet`."""
+        assert distinct.codes is not None
+        found: Bytes = ((distinct.codes >= self._low) & (distinct.codes <= self._high)).view(np.uint8)
+        return found
+
+
+WantedKeys: TypeAlias = "KeySet | KeySpan"
 
 
 class KeySet:
@@ -111,15 +133,16 @@ class KeySet:
         return found
 
     def _coded(self, codes: Codes) -> Bytes:
-        table = self._table
-        if table is not None:
-            return _bitmap.marks_of(codes, *table)
+        table = self.table
+        if table is not None and table[0] is not None:
+            return _bitmap.marks_of(codes, table[0], *table[1:])
         assert self.distinct.codes is not None
         return _among(self.distinct.codes, codes)
 
     @cached_property
-    def _table(self) -> tuple[Places, int, int] | None:
-        """(bits of all codes from the least on, that, how many); None where they are too far apart."""
+    def table(self) -> tuple[Places | None, int, int] | None:
+        """Of codes: (bits of all codes from the least on, that, how many); None where they are too far apart, or
+        none."""
         codes = self.distinct.codes
         if codes is None or not len(codes):
             return None

@@ -24,7 +24,7 @@ import pyarrow as pa
 from metaserver.index import _bitmap, _ordered, bits
 from metaserver.index.bits import MARGIN, Coding
 from metaserver.index.dictionary import CODES, Bounds, Places, aligned, distinct_of, opened, pack
-from metaserver.index.key_set import KeySet
+from metaserver.index.key_set import KeySet, WantedKeys
 from metaserver.index.keys import Bytes
 from metaserver.index.pieces import Head, Piece, Pieces, write_pieces
 from metaserver.index.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
@@ -217,7 +217,7 @@ class Postings:
         self._arrays: dict[int, npt.NDArray[Any]] = {}
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
         self._starts: _ordered.Numbers | None = None
-        self._marked: tuple[KeySet, Marks] | None = None
+        self._marked: tuple[WantedKeys, Marks] | None = None
 
     def verify(self) -> None:
         self._pieces.verify()
@@ -270,11 +270,17 @@ class Postings:
                 found[number] = keys.marks(distinct_of(section(number).dictionary)).any()
         return found
 
-    def has_only(self, keys: KeySet) -> bool:
+    def has_only(self, keys: WantedKeys) -> bool:
         """Whether every key of every file is known to be one of these."""
         return self.layout != EDGES and bool(self._marks_of(keys).all())
 
-    def _marks_of(self, keys: KeySet) -> Marks:
+    def share(self, keys: WantedKeys) -> float:
+        """Which part of the distinct keys are among these; 1 where that is not known."""
+        if self.layout == EDGES or not self._keys:
+            return 1.0
+        return float(np.count_nonzero(self._marks_of(keys))) / self._keys
+
+    def _marks_of(self, keys: WantedKeys) -> Marks:
         """uint8[distinct keys]: those that are among the wanted. The last that was asked is remembered."""
         marked = self._marked
         if marked is None or marked[0] is not keys:

@@ -103,6 +103,8 @@ class Section:
         self.bitmaps = bitmaps
         """How many are stored: slices, or one a value."""
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
+        self.ready: tuple[_ordered.Numbers, _bitmap.Slices, Bits | None] | None = None
+        """Dictionary, slices and `keyless`, put there by who asks for them often, where that takes no room."""
 
     def verify(self) -> None:
         """Reads everything. ValueError where anything is not as it was written."""
@@ -148,11 +150,9 @@ class Section:
         """The rows in `among` (None: all) whose rank's byte in `marks`, uint8[cardinality], is 1. Neither null nor NaN.
 
         `slices` as of `rows_where`."""
-        found = bits.all_of(self.rows) if among is None else among
-        for piece, flag in ((NULL_ROWS, NULLS), (NAN_ROWS, NANS)):
-            gone = self._marks(piece, flag)
-            if gone is not None:
-                found = found & ~gone
+        found, gone = bits.all_of(self.rows) if among is None else among, self.keyless
+        if gone is not None:
+            found = found & ~gone
         wanted = int(np.count_nonzero(marks))
         if wanted == 0:
             return bits.none_of(self.rows)
@@ -162,6 +162,18 @@ class Section:
             ranks = np.flatnonzero(marks)
             return found & self._any_of(ranks.tolist(), (ranks + 1).tolist())
         return slices().where_marked(marks, found)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether rows are read where they lie, and all of them have a key."""
+        codings = {self._pieces.coding(FIRST + number) for number in range(self.bitmaps)}
+        return not self.flags & (NULLS | NANS) and codings <= {Coding.FLAT, Coding.ZEROS, Coding.ONES}
+
+    @property
+    def keyless(self) -> Bits | None:
+        """The rows that are null or NaN; None where there are none."""
+        nulls, nans = self._marks(NULL_ROWS, NULLS), self._marks(NAN_ROWS, NANS)
+        return nulls if nans is None else nans if nulls is None else nulls | nans
 
     def _marks(self, piece: int, flag: int) -> Bits | None:
         if not self.flags & flag:

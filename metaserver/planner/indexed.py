@@ -33,6 +33,7 @@ from metaserver.index.cold import ColdIndex
 from metaserver.index.definitions import IndexDefinition
 from metaserver.index.hashing import hash_keys
 from metaserver.index.indexes import OpenIndex
+from metaserver.index.key_set import KeySet, KeySpan, WantedKeys
 from metaserver.index.keys import Bits, Key, Keys, family, has_codes
 from metaserver.index.questions import (
     BitmapQuestion,
@@ -44,8 +45,10 @@ from metaserver.index.questions import (
     RecordQuestion,
     key_of_predicate,
 )
+from metaserver.index.ranks import Distinct
 from metaserver.index.terms import LOWER, Term, lowered
 from metaserver.planner.coverage import Coverage
+from metaserver.planner.joint_rows import Conjunct, has_row
 from metaserver.planner.meaning import Meaning, key_ranges
 from metaserver.planner.members import Members, narrowest_first
 from metaserver.planner.scan import IndexUse
@@ -431,24 +434,53 @@ class Probe:
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
         """File by file: leaves out those of which no row is in all bitmaps."""
         kept = np.ones(self.view.rows, dtype=np.uint8)
-        demands = self._by_key
+        conjuncts, rest = self._conjuncts()
         for row in selection.places().tolist():
             if expired():
                 break
-            found = self._rows(self.projected.expression, row)
-            for demand in demands:
-                if found is not None and not found.any():
-                    break
-                found = self._rows_of_keys(demand, row, found)
-            if found is not None and not found.any():
+            if not has_row(conjuncts, row, partial(self._rows, rest, row)):
                 kept[row] = 0
         selection.intersect(kept)
 
-    def _rows_of_keys(self, demand: Demand, row: int, among: Bits | None) -> Bits | None:
-        """The rows among these that have one of the keys; None: any."""
-        return self._told(
-            demand, row, lambda bitmap, file: bitmap.rows_with_keys(file, demand.members.keys, among), among
-        )
+    def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
+        """What is asked of bitmaps that are here as keys that are wanted, the narrowest first; and what else."""
+        expression = self.projected.expression
+        children = expression.children if isinstance(expression, And) else (expression,)
+        wanted: list[tuple[IndexDefinition, WantedKeys]] = []
+        rest: list[Expression] = []
+        for child in children:
+            keys = self._wanted_keys(child) if isinstance(child, Bound) and self._is_bitmap(child) else None
+            if keys is None or not isinstance(child, Bound):
+                rest.append(child)
+            else:
+                wanted.append((self.projected.by_field[child.column_id], keys))
+                if not self._is_here(wanted[-1][0]):  # of those afar, `_rows` knows which to fetch
+                    rest.append(child)
+        wanted += [(demand.definition, demand.members.keys) for demand in self._by_key]
+        found = [
+            Conjunct(keys, self.coverage[definition.id], self.opened, self.damaged)
+            for definition, keys in wanted
+            if definition.id in self.coverage
+        ]
+        return sorted((one for one in found if one.tells), key=lambda one: one.share), all_of(*rest)
+
+    def _is_here(self, definition: IndexDefinition) -> bool:
+        coverage = self.coverage.get(definition.id)
+        return coverage is not None and all(part.location in self.opened for part in coverage.parts)
+
+    def _wanted_keys(self, predicate: Bound) -> WantedKeys | None:
+        """Codes that a predicate asks for, where it asks for nothing else."""
+        question = self._question(Asked(self.projected.by_field[predicate.column_id], (predicate,)))
+        if not isinstance(question, BitmapQuestion):
+            return None
+        ranges = question.ranges
+        if ranges.nulls or ranges.nans or not has_codes(ranges.kind) or not ranges.closed:
+            return None
+        low, high = ranges.closed[0].low, ranges.closed[0].high
+        if len(ranges.closed) == 1 and isinstance(low, int) and isinstance(high, int):
+            return KeySpan(ranges.kind, low, high)
+        points = ranges.points
+        return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
     def _rows(self, expression: Expression, row: int) -> Bits | None:
         """Rows of the file that may match; None: any."""
@@ -479,27 +511,32 @@ class Probe:
         question = self._question(asked)
         if not isinstance(question, BitmapQuestion):
             return None
-        ranges = question.ranges
-        return self._told(asked, row, lambda bitmap, file: bitmap.rows(file, ranges), None)
+        found = self._place(asked, row)
+        if found is None:
+            return None
+        location, file, bitmap = found
+        try:
+            return bitmap.rows(file, question.ranges)
+        except ValueError as error:
+            self.damaged[location] = str(error)
+            return None
 
-    def _told(
-        self, asked: Asked | Demand, row: int, ask: Callable[[Bitmap, int], Bits], otherwise: Bits | None
-    ) -> Bits | None:
-        """What the bitmap index says of a file; `otherwise` where it says nothing."""
+    def _place(self, asked: Asked, row: int) -> tuple[str, int, Bitmap] | None:
+        """The index file that describes a file, its number there, and the bitmaps, which are of as many rows."""
         coverage = self.coverage.get(asked.definition.id)
         found = None if coverage is None else coverage.file_at(row)
         bitmap = None if found is None else self._bitmap_of(*found)
         if found is None or bitmap is None:
-            return otherwise
+            return None
         location, file = found
         records = (self.opened.get(location) or self.afar[location]).files.records[file]
         try:
             if bitmap.section(file).rows != records:
                 raise ValueError(f"file {file} has {records} rows; its bitmap is of others")
-            return ask(bitmap, file)
         except ValueError as error:
             self.damaged[location] = str(error)
-            return otherwise
+            return None
+        return location, file, bitmap
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
         """One that can be asked for the rows of this file of it."""

@@ -73,7 +73,7 @@ class Members:
         if self.kind == "string":
             assert isinstance(key, bytes)
             return key.decode()
-        return value_of(Form.INTEGERS if has_codes(self.kind) else Form.STRINGS, self.kind, packed_key(key))
+        return value_of(Form.INTEGERS if has_codes(self.kind) else Form.STRINGS, self.kind, packed_key(key, self.kind))
 
 
 def parted(members: Iterable[Members]) -> tuple[Expression, tuple[Members, ...]]:

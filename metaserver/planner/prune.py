@@ -320,7 +320,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     _drop(selection, column, column.nulls_only, _nulls_only)
     if kind == "uuid":
         return
-    low, high = (packed_key(keys.at(place)) for place in (0, len(keys) - 1))
+    low, high = (packed_key(keys.at(place), kind) for place in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
@@ -328,14 +328,19 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     integers = _integer_sides(column)
     if integers is not None and keys.distinct.codes is not None:
         lower, upper = integers
-        listed = (keys.distinct.codes ^ np.uint64(1 << 63)).view(np.int64)
+        listed = (keys.distinct.codes ^ np.uint64(_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask
         _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
 
 
-def packed_key(key: int | bytes) -> int | bytes:
+def packed_key(key: int | bytes, kind: str) -> int | bytes:
     """A key of an index as statistics have it."""
-    return key if isinstance(key, bytes) else key - (1 << 63)
+    return key if isinstance(key, bytes) else key - _bias(kind)
+
+
+def _bias(kind: str) -> int:
+    """What codes of integers have above their values (`keys.py`)."""
+    return 0 if kind == "boolean" else 1 << 63
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:
