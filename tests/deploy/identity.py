@@ -1,0 +1,144 @@
+"""Statements asked twice, of Trino itself and through the proxy, whose answers must be the same; and tables for them,
+of many small files, so that plans leave some out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import trino.exceptions
+from pyiceberg.catalog import Catalog, load_catalog
+
+from bench.ssb.generate import TABLES, generate, table_path
+from tests.deploy.shop import connect
+from tests.services.trino_lake import TrinoLake
+from tests.services.trino_proxy import TrinoProxy, trino_proxy
+
+SCALE = 0.01
+_FILES = 30
+"""Of each table that has rows enough."""
+_TPCH = {
+    "lineitem": "l_shipdate",
+    "orders": "o_orderdate",
+    "customer": "c_mktsegment, c_nationkey",
+    "part": "p_brand, p_size",
+    "partsupp": "ps_partkey",
+    "supplier": "s_nationkey",
+    "nation": "n_name",
+    "region": "r_name",
+}
+_SSB = {
+    "lineorder": "lo_discount, lo_quantity",
+    "date": "d_datekey",
+    "customer": "c_region, c_city",
+    "part": "p_brand1",
+    "supplier": "s_region, s_city",
+}
+"""Tables, and by what they are laid out."""
+
+
+@dataclass
+class Asked:
+    """What a statement came to: rows as a multiset, or the name of an error."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    columns: list[tuple[str, str]] = field(default_factory=list)
+    changed: int | None = None
+    error: str = ""
+
+
+class Both:
+    """The coordinator, and the proxy before it; asked at the same time."""
+
+    def __init__(self, direct: int, proxy: TrinoProxy) -> None:
+        self.proxy = proxy
+        self.told: Counter[str] = Counter()
+        self._ports = (direct, proxy.port)
+        self._threads = ThreadPoolExecutor(2)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def ask(self, sql: str, parameters: Sequence[Any] = (), *, schemas: tuple[str, str], **options: Any) -> Asked:
+        """The answer, which is the same both ways. `schemas`: the direct statement's, and the proxy's."""
+        direct, proxied = self._threads.map(
+            lambda port, schema: _asked(port, sql, parameters, schema=schema, **options), self._ports, schemas
+        )
+        shown = f"{sql}\n-- with {parameters} in {schemas}"
+        assert proxied.error == direct.error, shown
+        assert proxied.columns == direct.columns, shown
+        assert proxied.rows == direct.rows, shown
+        assert proxied.changed == direct.changed, shown
+        self.told["asked"] += 1
+        self.told["failed"] += bool(direct.error)
+        self.told["with rows"] += bool(direct.rows)
+        return direct
+
+
+def _asked(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> Asked:
+    connection = connect(port, timezone="UTC", **options)
+    try:
+        cursor = connection.cursor()
+        cursor.execute(sql, list(parameters) or None)
+        rows = Counter(map(repr, cursor.fetchall()))
+        columns = [(one[0], one[1]) for one in cursor.description or []]
+        changed = cursor.rowcount if cursor.update_type else None
+        return Asked(rows, columns, changed)
+    except trino.exceptions.TrinoQueryError as error:
+        return Asked(error=error.error_name)
+    finally:
+        connection.close()
+
+
+@contextmanager
+def open_both(folder: Path, lake: TrinoLake) -> Iterator[Both]:
+    """Whatever is slow, plans are waited for, and errors of the rewritten statements are never the client's."""
+    flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
+    with trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
+        both = Both(lake.trino.port, proxy)
+        try:
+            yield both
+        finally:
+            both.close()
+
+
+# Tables
+
+
+def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
+    """TPC-H's in the namespace `tpch`, the Star Schema Benchmark's in `ssb`."""
+    program = Path(sys.executable).parent / "tpchgen-cli"
+    argv = [str(program), "parquet", "-s", f"{SCALE:g}", "-o", str(folder / "tpch"), "--quiet"]
+    (folder / "tpch").mkdir()
+    subprocess.run(argv, check=True, capture_output=True)
+    star = generate(folder / "ssb", SCALE)
+    catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url)
+    with duckdb.connect() as db:
+        for schema, tables, paths in (
+            ("tpch", _TPCH, {name: folder / "tpch" / f"{name}.parquet" for name in _TPCH}),
+            ("ssb", _SSB, {name: table_path(star, name) for name in TABLES}),
+        ):
+            catalog.create_namespace(schema)
+            for name, order in tables.items():
+                rows = db.sql(f"FROM '{paths[name]}' ORDER BY {order}").to_arrow_table()
+                write_files(catalog, f"{schema}.{name}", rows, _FILES)
+    catalog.close()
+
+
+def write_files(catalog: Catalog, table: str | tuple[str, ...], rows: pa.Table, files: int) -> None:
+    """The rows in their order, in about as many files, by one commit."""
+    step = max(1, -(-len(rows) // files))
+    created = catalog.create_table(table, schema=rows.schema)
+    if len(rows):
+        with created.transaction() as change:
+            for start in range(0, len(rows), step):
+                change.append(rows.slice(start, step))

@@ -1,0 +1,219 @@
+"""What may break while a statement runs: its client sees Trino's answer, or Trino's own error, as without the proxy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trino.exceptions
+from pyiceberg.catalog import load_catalog
+
+from tests.deploy.identity import write_files
+from tests.deploy.shop import connect, eventually, post, rows_of, until_cancelled
+from tests.services.seamark import Seamark
+from tests.services.trino import NEEDS_TRINO, Trino, trino_server
+from tests.services.trino_proxy import TrinoProxy, trino_proxy
+
+pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
+RUNNING_MAX = 2
+LEASE_S = 4
+ONE = "SELECT note FROM orders WHERE id = 4711"
+MANY = "SELECT id, x, rpad(note, 200, 'x') FROM orders CROSS JOIN UNNEST(sequence(1, 300)) t (x) WHERE orders.id < 3000"
+"""More rows than coordinator and client have room for: most are read while the client is fetching."""
+LONG = f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{one} (x{one})' for one in range(4))}"
+
+
+@dataclass
+class Lake:
+    """All of it a test's own to break; `catalog` is the server that Trino asks, `planner` the proxy."""
+
+    catalog: Seamark
+    planner: Seamark
+    trino: Trino
+    proxy: TrinoProxy
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        return self.trino.port, self.proxy.port
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    folder = tmp_path_factory.mktemp("faults")
+    with Seamark(folder / "catalog") as catalog:
+        database = f"sqlite:///{catalog.home / 'seamark.db'}"
+        planner = Seamark(folder / "planner", warehouse=catalog.warehouse, database=database)
+        few = {"query.max-concurrent-queries": str(RUNNING_MAX)}
+        fill(catalog, "shop")
+        with (
+            planner,
+            trino_server(folder / "trino", uri=catalog.base_url, properties=few) as coordinator,
+            trino_proxy(
+                folder / "proxy",
+                *("--trino", coordinator.base_url, "--budget-ms", "10000", "--lease", str(LEASE_S), "--hold", "2"),
+                seamark=planner.base_url,
+            ) as proxy,
+        ):
+            yield Lake(catalog, planner, coordinator, proxy)
+
+
+def fill(seamark: Seamark, schema: str) -> None:
+    """`orders`: forty files, by id."""
+    catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
+    catalog.create_namespace(schema)
+    rows = pa.table({"id": range(10_000), "note": [f"n{one}" for one in range(10_000)]})
+    write_files(catalog, f"{schema}.orders", rows, 40)
+    catalog.close()
+
+
+def fetching(port: int, sql: str, meanwhile: Callable[[], None], **options: Any) -> int | str:
+    """How many rows there were, where that happened after the first ones were fetched; or what Trino had to say."""
+    connection = connect(port, **options)
+    try:
+        cursor = connection.cursor()
+        cursor.execute(sql)
+        assert len(cursor.fetchmany(10)) == 10
+        meanwhile()
+        return 10 + len(cursor.fetchall())
+    except trino.exceptions.TrinoQueryError as error:
+        return str(error.error_name)
+    except trino.exceptions.Error as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+
+
+def nothing() -> None:
+    pass
+
+
+def test_the_server_that_is_killed_while_a_statement_runs_ends_it_no_other_way_than_without_the_proxy(
+    lake: Lake,
+) -> None:
+    def kill() -> None:
+        lake.catalog.kill9()
+        lake.planner.kill9()
+
+    assert fetching(lake.proxy.port, MANY, nothing) == 900_000
+    assert post(lake.proxy.port, MANY)[0].startswith("rewritten")
+    found = []
+    for port in lake.ports:
+        try:
+            found.append(fetching(port, MANY, kill))
+        finally:
+            lake.catalog.start()
+            lake.planner.start()
+    assert found == [900_000, 900_000]
+
+
+def test_a_catalog_that_is_gone_once_the_plan_is_made_is_trinos_own_error(lake: Lake) -> None:
+    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+    lake.catalog.kill9()
+    try:
+        names = []
+        for port in lake.ports:
+            with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
+                rows_of(port, ONE)
+            assert "~plan~" not in caught.value.message
+            names.append(caught.value.error_name)
+        assert names[0] == names[1]
+    finally:
+        lake.catalog.start()
+    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+
+
+def test_a_statement_may_wait_in_trinos_queue_for_longer_than_its_plans_lease(lake: Lake) -> None:
+    blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
+    cursors = [one.cursor() for one in blockers]
+    with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
+        running = [threads.submit(until_cancelled, cursor, LONG) for cursor in cursors]
+        try:
+            eventually(lambda: all(state(lake, cursor.query_id) == "RUNNING" for cursor in cursors), within_s=200)
+            before = lake.proxy.statements("rewritten")
+            waiting = threads.submit(rows_of, lake.proxy.port, ONE)
+            eventually(lambda: lake.proxy.statements("rewritten") > before, within_s=200)
+            with pytest.raises(TimeoutError):
+                waiting.result(3 * LEASE_S)
+        finally:
+            for cursor in cursors:
+                cursor.cancel()
+        assert waiting.result(120) == [["n4711"]]
+        for one in running:
+            one.result(120)
+    for connection in blockers:
+        connection.close()
+
+
+def test_a_plan_whose_lease_ends_before_trino_reads_it_is_no_failure(lake: Lake) -> None:
+    """Trino stands still in between."""
+    lake.trino.process.send(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(rows_of, lake.proxy.port, ONE)
+            with pytest.raises(TimeoutError):
+                asked.result(2 * LEASE_S)
+            lake.trino.process.send(signal.SIGCONT)
+            assert asked.result(120) == [["n4711"]]
+    finally:
+        lake.trino.process.send(signal.SIGCONT)
+
+
+def test_a_snapshot_that_is_expired_meanwhile_is_trinos_own_matter(lake: Lake) -> None:
+    expire = "ALTER TABLE orders EXECUTE expire_snapshots(retention_threshold => '0s')"
+    session = {"seamark.expire_snapshots_min_retention": "0s"}
+    found: list[object] = []
+    for schema, port in zip(("direct", "proxied"), lake.ports, strict=True):
+        fill(lake.catalog, schema)
+        rows_of(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
+        past = rows_of(
+            lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema
+        )[-2][0]
+        asked = MANY.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
+
+        def expire_it(schema: str = schema) -> None:
+            rows_of(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
+            rows_of(lake.trino.port, expire, schema=schema, session_properties=session)
+
+        found.append((fetching(port, asked, expire_it, schema=schema), again(port, asked, schema)))
+    assert found[1][1] == found[0][1]
+    assert {found[0][0], found[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
+
+
+def again(port: int, sql: str, schema: str) -> str:
+    with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
+        rows_of(port, sql, schema=schema)
+    return str(caught.value.error_name)
+
+
+def test_the_coordinator_that_is_killed_and_started_again_is_what_its_clients_see(lake: Lake) -> None:
+    def restart() -> None:
+        lake.trino.process.stop(first=signal.SIGKILL)
+        lake.trino.start()
+
+    assert fetching(lake.proxy.port, MANY, restart) == fetching(lake.trino.port, MANY, restart)
+    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+    lake.trino.process.stop(first=signal.SIGKILL)
+    try:
+        with pytest.raises(trino.exceptions.Http502Error):
+            rows_of(lake.proxy.port, ONE)
+    finally:
+        lake.trino.start()
+    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+
+
+def state(lake: Lake, query_id: str | None) -> str:
+    """No statement tells: it would wait in the queue. Nor is one known before its client has asked for it."""
+    asked = urllib.request.Request(f"{lake.trino.base_url}/v1/query/{query_id}", headers={"X-Trino-User": "tests"})
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return str(json.load(answer)["state"])
+    except urllib.error.HTTPError as error:
+        return f"HTTP {error.code}"
