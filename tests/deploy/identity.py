@@ -24,7 +24,7 @@ from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
 
 SCALE = 0.01
-_FILES = 30
+_FILES = 20
 """Of each table that has rows enough."""
 _TPCH = {
     "lineitem": "l_shipdate",
@@ -101,7 +101,7 @@ def _asked(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> As
 
 @contextmanager
 def open_both(folder: Path, lake: TrinoLake) -> Iterator[Both]:
-    """Whatever is slow, plans are waited for, and errors of the rewritten statements are never the client's."""
+    """Whatever is slow, plans are waited for, and errors of rewritten statements are never the client's."""
     flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
     with trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
         both = Both(lake.trino.port, proxy)

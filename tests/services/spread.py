@@ -1,8 +1,8 @@
 """How the files of tests are spread over the processes of pytest-xdist (`pytest -n 2`).
 
-A file stays whole, since its fixtures are started once for all of it. What asks for Spark runs in one process: a second
-Spark costs more to start and to warm up than it saves. What takes longest begins first, so that no process is left
-alone with it at the end. Without `-n` nothing of this has any effect.
+A file stays whole, since its fixtures are started once for all of it. What asks for Spark or Trino runs in one process:
+a second one costs more to start and to warm up than it saves. What takes longest begins first, so that no process
+is left alone with it at the end. Without `-n` nothing of this has any effect.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SPARK = ("tests/engines/", "tests/deploy/", "tests/docs/test_docs.py")
+"""Of which `tests/deploy/` has all that asks for Trino."""
 LONG = ("tests/bench/test_demo.py",)
 """Files of about a minute and more."""
 
 
 class Spread(LoadFileScheduling):
-    """Whole files, and those of Spark as if they were one."""
+    """Whole files, and those of Spark and Trino as if they were one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "Spark" if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
