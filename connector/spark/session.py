@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
 
 from connector.client import CURRENT, At, SeamarkClient, split_name
 from connector.errors import BadRequest
-from connector.planning import OpenTable, open_table, plan, with_rows
+from connector.planning import open_table
 from connector.reading import bound_filter
+from connector.spark.choosing import found_by
 from connector.spark.source import register
-from metaserver.iceberg.expressions import Expression, predicates_of
+from metaserver.iceberg.expressions import predicates_of
 
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
@@ -37,9 +36,7 @@ SHUFFLE_FREE = {
 """Joins and groupings by the keys that tables are bucketed or partitioned by need no exchange; a join with a table that
 is not exchanges that side alone."""
 DAEMON = "connector.spark.daemon"
-TOUCHED_MAX = 1 / 3
-"""Of the rows of the files that are left, the part that may lie in row groups with a chosen row where ours reads them:
-for each row that Spark gets, an Arrow source in Python costs about three times what Iceberg's own reader does."""
+"""`spark.python.daemon.module`; a caller's own goes before it."""
 
 
 def catalog_conf(
@@ -125,26 +122,35 @@ def connect(
     register(spark)
 
 
-def read(spark: SparkSession, table: str, where: str | None = None, *, at: At = CURRENT) -> DataFrame:
+def read(
+    spark: SparkSession,
+    table: str,
+    where: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    at: At = CURRENT,
+) -> DataFrame:
     """A table of a catalog that `connect` made, as `sea.db.events`: the rows that a predicate in SQL is true for.
 
     By Iceberg's own reader, over the files that the server leaves; by ours where bitmap indexes choose rows of those,
-    and these lie in few of their row groups (`TOUCHED_MAX`).
+    and these lie on few of their pages (`choosing.py`). Ours is told only by `columns` which of them are wanted.
     """
     name, *levels = split_name(table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{one}", "") for one in ("uri", "token"))
     if not uri:
         raise BadRequest(f"{name!r} is no catalog of this session: connect(spark, {name!r}, uri) makes it one")
     client = SeamarkClient(uri, token=token or None)
-    if where is not None and _skips_most(spark, client, levels, where, at):
+    if where is not None and _suits_ours(spark, client, levels, where, at):
         options = {"uri": uri, "table": _dotted(levels), "where": where, **_ours(at)}
         options |= {"token": token} if token else {}
+        options |= {} if columns is None else {"columns": ",".join(columns)}
         return spark.read.format("seamark").options(**options).load()
-    native = spark.read.options(**_iceberg(at)).table(".".join(f"`{one}`" for one in (name, *levels)))
-    return native if where is None else native.where(where)
+    native = spark.read.options(**_iceberg(at)).table(".".join(map(_quoted, (name, *levels))))
+    native = native if where is None else native.where(where)
+    return native if columns is None else native.select(*map(_quoted, columns))
 
 
-def _skips_most(spark: SparkSession, client: SeamarkClient, levels: list[str], where: str, at: At) -> bool:
+def _suits_ours(spark: SparkSession, client: SeamarkClient, levels: list[str], where: str, at: At) -> bool:
     opened = open_table(client, levels, at)
     try:
         bound = bound_filter(where, opened)
@@ -153,21 +159,11 @@ def _skips_most(spark: SparkSession, client: SeamarkClient, levels: list[str], w
     in_utc = spark.conf.get("spark.sql.session.timeZone") in ("UTC", "Etc/UTC", "Z")
     if not in_utc and any(one.kind.startswith("timestamp") for one in predicates_of(bound)):
         return False  # texts are times of another zone to Spark
-    return _touched(client, opened, bound) <= TOUCHED_MAX
+    return found_by(client, opened, bound).suits_ours
 
 
-def _touched(client: SeamarkClient, table: OpenTable, where: Expression) -> float:
-    """The part of the rows that lies in row groups with a chosen row, if row groups are of equal size."""
-    touched = held = 0.0
-    for task in with_rows(client, table, where, plan(client, table, where)):
-        held += task.records
-        groups = max(1, len(task.file.get("split-offsets") or ()))
-        if task.rows is None:
-            touched += task.records
-        else:
-            rows = np.asarray(BitMap.deserialize(task.rows).to_array(), dtype=np.int64)
-            touched += len(np.unique(rows * groups // max(1, task.records))) * task.records / groups
-    return touched / held if held else 1.0
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _dotted(levels: list[str]) -> str:

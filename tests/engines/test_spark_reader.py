@@ -39,6 +39,7 @@ from connector.client import At, SeamarkClient
 from connector.indexes import IndexClient
 from connector.planning import open_table, plan
 from connector.reading import TaskReader, scan, wanted_of
+from connector.spark import choosing
 from connector.spark.filters import expression_of
 from connector.spark.reader import PUSHDOWN
 from connector.spark.session import connect, read
@@ -378,7 +379,11 @@ def test_a_stream_reads_each_appended_row_once_over_restarts(rig: Rig, tmp_path:
 # Bitmaps, and who reads
 
 
-def test_ours_reads_where_bitmaps_leave_few_row_groups_and_icebergs_where_not(rig: Rig) -> None:
+def test_ours_reads_where_bitmaps_leave_few_pages_and_icebergs_where_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "EVEN_ROWS", 1000)
+    monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
     groups = "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"
     rig.sql(f"CREATE TABLE {{db}}.big (id bigint, k int, v string) USING iceberg TBLPROPERTIES ({groups})")
     rig.sql("INSERT INTO {db}.big SELECT /*+ REPARTITION(2) */ id, hash(id) % 10000, uuid() FROM range(40000)")
@@ -391,6 +396,12 @@ def test_ours_reads_where_bitmaps_leave_few_row_groups_and_icebergs_where_not(ri
     assert rows(few) == wanted
     assert wanted
     assert "seamark" in plan_of(few)
+    named = ["v", "id"]
+    some = read(rig.spark, "reads.db.big", where, columns=named)
+    assert "seamark" in plan_of(some)
+    assert rows(some) == rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
+    whole = read(rig.spark, "reads.db.big", "k > 77", columns=named)
+    assert rows(whole) == rows(rig.sql("SELECT v, id FROM {db}.big WHERE k > 77"))
     for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
         frame = read(rig.spark, "reads.db.big", other)
         assert "seamark" not in plan_of(frame)

@@ -1,0 +1,68 @@
+"""What is asked before a reader is chosen is what the table holds, and small and scattered reads are not ours."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from connector.building import InProcess, build
+from connector.client import CURRENT
+from connector.indexes import IndexClient
+from connector.planning import open_table
+from connector.reading import bound_filter
+from connector.spark import choosing
+from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, Found, found_by
+from connector.writing import append
+from tests.connector.test_upserts import create
+
+FIELDS = [
+    {"id": 1, "name": "id", "required": True, "type": "long"},
+    {"id": 2, "name": "k", "required": False, "type": "long"},
+]
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_rows_and_pages_are_counted_as_the_files_hold_them(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch, indexed: bool
+) -> None:
+    monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
+    seed = random.SystemRandom().randrange(1 << 30)
+    source = random.Random(seed)
+    create(client, fields=FIELDS)
+    files = [[source.randrange(300) for _ in range(source.randrange(200, 1500))] for _ in range(4)]
+    for number, keys in enumerate(files):
+        ids = [number + 4 * place for place in range(len(keys))]
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("k", pa.int64())])
+        append(client, "db.t", pa.table({"id": ids, "k": keys}, schema))
+    if indexed:
+        client.put_index("db.t", "by_k", kind="bitmap", columns=["k"])
+        with closing(InProcess()) as workers:
+            build(client, "db.t", "by_k", workers)
+    table = open_table(client, "db.t", CURRENT)
+    for asked in (source.randrange(300) for _ in range(10)):
+        found = found_by(client, table, bound_filter(f"k = {asked}", table))
+        wanted = Found()
+        for keys in files:
+            places = [place for place, key in enumerate(keys) if key == asked]
+            if indexed and places:
+                pages = {place // 100 for place in places}
+                wanted.held += len(keys)
+                wanted.touched += min(len(keys), 100 * len(pages))
+                wanted.chosen += len(places)
+            elif not indexed and min(keys) <= asked <= max(keys):
+                wanted.held += len(keys)
+                wanted.touched += len(keys)
+                wanted.chosen += len(keys)
+        assert found == wanted, seed
+
+
+def test_a_reader_is_taken_by_the_pages_that_it_need_not_read() -> None:
+    large = 100 * EVEN_ROWS
+    assert Found(held=large, touched=EVEN_ROWS, chosen=1).suits_ours
+    assert Found(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_ours
+    assert not Found(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_ours
+    assert not Found(held=EVEN_ROWS, touched=1, chosen=1).suits_ours
+    assert not Found().suits_ours
