@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.client import Api
+from connector.client import SeamarkClient
+from metaserver.access.tokens import create_token
+from metaserver.clock import SystemClock
+from metaserver.store.open import open_store
+from metaserver.store.port import CreateNamespace, Grant
+from tests.api.client import SCHEMA, Answer, Api
+from tests.api.test_plan_tables import As
 from tests.planner.stars import Col, StarTable
+from tests.server.rig import running
 
 OWN = "/api/v1/tables/db"
 SUPPLIER = [
@@ -20,13 +29,20 @@ FACT = [Col(1, "f_key", "long"), Col(2, "f_supplier", "long"), Col(3, "f_rate", 
 REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
 
 
-class Star(Api):
+class Star:
     """`db.fact` of 20 files, file n of which has the suppliers from 100 n on; `db.supplier` of 2,000 suppliers, every
     fourth of one region, and `db.nation` of 25, which suppliers are of in turn."""
 
     fact: StarTable
     supplier: StarTable
     nation: StarTable
+
+    def __init__(self, api: Api) -> None:
+        self.server = api.server
+        self._api = api
+
+    async def __call__(self, method: str, path: str, body: Any = None) -> Answer:
+        return await self._api(method, path, body)
 
     async def plan(self, *joins: dict[str, Any], **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN}/fact/plan-tables", {**body, "joins": list(joins)})
@@ -47,7 +63,11 @@ class Star(Api):
 
 @pytest.fixture
 async def star(api: Api) -> Star:
-    star = Star(api.server)
+    return await made_star(api)
+
+
+async def made_star(api: Api) -> Star:
+    star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT)
     files = [star.fact.file([_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
     await star.fact.commit(files)
@@ -78,3 +98,155 @@ async def test_files_stay_that_may_hold_a_row_of_the_joined_table(star: Star) ->
     assert await star.kept(supplier("s_key IN (255, 1990)")) == [2, 19]
     assert await star.kept(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
     assert await star.kept(supplier("s_key > 5000")) == []
+
+
+async def test_what_became_of_each_join_is_told_parents_first(star: Star) -> None:
+    nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
+    joins = [supplier("s_region = 'ASIA'", joins=[nation]), supplier("s_key < 700"), supplier("s_key < 0")]
+    made = await star.plan(*joins)
+    assert made["joins"] == [
+        {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 20, "used": True},
+        {"table": ["db", "nation"], "snapshot-id": 1, "keys": 1, "used": True},
+        {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 700, "used": True},
+        {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 0, "used": True},
+    ]
+    assert made["files"] == 0
+    assert "joins" not in (await star("POST", f"{OWN}/fact/plan-tables", {})).json
+
+
+async def test_names_of_columns_do_not_mind_case_and_conditions_hold_together(star: Star) -> None:
+    upper = {"table": ["db", "supplier"], "on": {"F_SUPPLIER": "S_Key"}, "predicate": "S_KEY BETWEEN 100 AND 999"}
+    assert await star.kept(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
+
+
+async def test_plans_with_the_same_keys_share_a_name_and_no_others(star: Star) -> None:
+    first = (await star.plan(supplier("s_key BETWEEN 250 AND 749")))["name"]
+    assert (await star.plan(supplier("s_key >= 250 AND s_key < 750")))["name"] == first
+    assert (await star.plan(supplier("s_key BETWEEN 250 AND 748")))["name"] != first
+    assert (await star.plan(supplier("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
+    few = (await star.plan(supplier("s_key = 250")))["name"]
+    assert few not in (first, (await star.plan())["name"])
+    await star.supplier.commit([star.supplier.file([_supplier(5000)])])
+    again = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
+    assert (again["name"], again["joins"][0]["snapshot-id"]) == (first, 2)
+
+
+async def test_a_joined_table_is_read_at_the_snapshot_asked_for_and_a_commit_costs_its_new_files(star: Star) -> None:
+    assert (await star.plan(supplier("s_key >= 1900")))["joins"][0]["keys"] == 100
+    for file in star.supplier.data:  # whose columns are in memory now
+        Path(file.path.removeprefix("file://")).unlink()
+    await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
+    told = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
+    assert (told["keys"], told["snapshot-id"]) == (150, 2)
+    told = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
+    assert (told["keys"], told["snapshot-id"]) == (50, 1)
+
+
+async def test_what_cannot_be_told_by_keys_is_left_out_with_a_reason(star: Star) -> None:
+    floats = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate"}, "predicate": "s_key = 5"}
+    kinds = {"table": ["db", "supplier"], "on": {"f_supplier": "s_region"}}
+    made = await star.plan(floats, kinds, supplier("s_key = 255"))
+    assert [(one["used"], one["keys"]) for one in made["joins"]] == [(False, None), (False, None), (True, 1)]
+    assert "not compared" in made["joins"][0]["reason"]
+    assert made["files"] == 1
+    # Of several columns those that can be are.
+    both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
+    assert await star.kept(both) == [0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"join_rows_limit": 1999}, "2,000 rows"),
+        ({"join_read_bytes": 100}, "cannot be read"),
+        ({"join_wait_s": 0.0}, "still being read"),
+    ],
+)
+async def test_a_joined_table_past_a_bound_is_left_out(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    async with running(tmp_path, **settings) as server:
+        star = await made_star(Api(server))
+        made = await star.plan(supplier("s_region = 'ASIA'"))
+        assert [one["used"] for one in made["joins"]] == [False]
+        assert reason in made["joins"][0]["reason"]
+        assert made["files"] == 20
+
+
+async def test_a_data_file_that_is_gone_leaves_the_join_out(star: Star) -> None:
+    Path(star.supplier.data[0].path.removeprefix("file://")).unlink()
+    made = await star.plan(supplier("s_key = 255"))
+    assert (made["joins"][0]["used"], made["files"]) == (False, 20)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    join: dict[str, Any] = {"table": ["db", "supplier"], "on": {"s_key": "s_key"}}
+    for _ in range(levels - 2):
+        join = {**join, "joins": [join]}
+    return supplier(joins=[join])
+
+
+@pytest.mark.parametrize(
+    ("joins", "told"),
+    [
+        ([supplier("nosuch = 5")], "db.supplier: "),
+        ([supplier("s_key =")], "db.supplier: "),
+        ([{"table": ["db", "supplier"], "on": {"nosuch": "s_key"}}], "'nosuch'"),
+        ([{"table": ["db", "supplier"], "on": {"f_supplier": "nosuch"}}], "'nosuch'"),
+        ([{"table": ["db", "supplier"], "on": {}}], "on 0 columns"),
+        ([{"table": ["supplier"], "on": {"f_supplier": "s_key"}}], "name the levels"),
+        ([{"table": ["db", ""], "on": {"f_supplier": "s_key"}}], "Empty"),
+        ([{"table": ["db", "supplier"]}], "on"),
+        ([{**supplier(), "where": "true"}], "where"),
+        ([supplier(**{"snapshot-id": 77})], "Cannot find snapshot 77"),
+        ([nested(5)], "deeper than 4"),
+        ([supplier()] * 33, "33 joins are too many"),
+    ],
+)
+async def test_joins_that_make_no_sense_are_refused_by_what_is_wrong(
+    star: Star, joins: list[dict[str, Any]], told: str
+) -> None:
+    for route in ("plan-tables", "explain"):
+        code, kind, message = (await star("POST", f"{OWN}/fact/{route}", {"joins": joins})).error
+        assert (code, kind) == (400, "BadRequestException")
+        assert told in message
+    assert (await star.plan(nested(4)))["joins"][3]["used"]
+
+
+async def test_a_joined_table_that_is_not_there_is_not_found(star: Star) -> None:
+    for table in (["db", "nosuch"], ["nosuch", "supplier"]):
+        join = {"table": table, "on": {"f_supplier": "s_key"}}
+        answer = await star("POST", f"{OWN}/fact/plan-tables", {"joins": [supplier(), join]})
+        assert answer.status == 404
+        assert "does not exist" in answer.error[2]
+
+
+async def test_who_may_not_read_a_joined_table_is_refused_the_request(tmp_path: Path) -> None:
+    secrets, clock = {}, SystemClock()
+    grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))]}
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, given in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, given)
+        await store.transact([CreateNamespace(path=("secret",), properties={})])
+    async with running(tmp_path, auth="token") as server:
+        root, rita = (As(server, secrets[name]) for name in grants)
+        await made_star(root)
+        created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
+        assert created.status == 200, created.raw
+        theirs = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
+        deeper = supplier(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
+        missing = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
+        for joins, status in (([supplier()], 200), ([theirs], 403), ([deeper], 403), ([missing], 403)):
+            for route in ("plan-tables", "explain"):
+                answer = await rita("POST", f"{OWN}/fact/{route}", {"joins": joins})
+                assert answer.status == status, answer.raw
+                assert (await root("POST", f"{OWN}/fact/{route}", {"joins": joins})).status in (200, 404)
+
+
+async def test_the_client_asks_with_joins_and_tells_what_became_of_them(star: Star) -> None:
+    client = SeamarkClient(star.server.url)
+    join = supplier("s_key BETWEEN 250 AND 449")
+    made = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
+    explained = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
+    assert made.files == explained.files == 3
+    assert made.joins == explained.joins
+    assert made.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
+    assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
