@@ -35,6 +35,7 @@ cdef enum:
     NUMBERS = 128
     FEW = 12
     DEAR = 16
+    SINGLES_MAX = 48
 
 cdef struct Asked:
     const uint64_t *const *starts
@@ -50,6 +51,8 @@ cdef struct Asked:
     uint64_t low, span
     uint8_t *marks
     int64_t looked
+    int wanted
+    uint32_t[SINGLES_MAX] singles
 
 
 
@@ -99,6 +102,7 @@ def any_row(list columns, Py_ssize_t rows, among):
             asked[c].table = &bits[0]
         asked[c].marks = NULL
         asked[c].looked = 0
+        asked[c].wanted = 0
         asked[c].count, asked[c].unit, asked[c].least = dictionary.count, dictionary.unit, dictionary.least
         asked[c].firsts, asked[c].packed, asked[c].words = dictionary.firsts, dictionary.packed, dictionary.words
     with nogil:
@@ -128,13 +132,25 @@ def any_row(list columns, Py_ssize_t rows, among):
 
 cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
     """Leaves of the rows of a word those with a wanted key. False where a rank is beyond the dictionary."""
-    cdef uint64_t left = rows[0], kept = 0, x
+    cdef uint64_t left = rows[0], kept = 0, x, at
     cdef uint64_t[4] ranks
     cdef uint32_t rank, count = <uint32_t>one.count
     cdef int k, plane, group, top, planes = (one.slices + 7) // 8, many = seamark_ones(left)
     one.looked += many
     if one.marks == NULL and one.looked * DEAR > count:
         one.marks = _marks(one)  # where there is no memory, each key is looked up alone
+        if one.marks != NULL:
+            one.wanted = _singles(one)
+    if one.marks != NULL and one.wanted <= SINGLES_MAX and many > FEW:
+        for k in range(one.wanted):
+            x = left
+            rank = one.singles[k]
+            for plane in range(one.slices):
+                at = one.starts[plane][word if one.moves[plane] else 0]
+                x &= at if rank >> plane & 1 else ~at
+            kept |= x
+        rows[0] = kept
+        return True
     if many <= FEW:
         while left:
             group = seamark_first(left)
@@ -169,6 +185,19 @@ cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
             kept |= <uint64_t>_wanted(one, rank) << (8 * group + k)
     rows[0] = kept
     return True
+
+
+cdef int _singles(Asked *one) noexcept nogil:
+    """How many ranks are wanted, or more than are listed; these are compared one by one, slice by slice."""
+    cdef Py_ssize_t rank
+    cdef int wanted = 0
+    for rank in range(one.count):
+        if one.marks[rank]:
+            if wanted == SINGLES_MAX:
+                return SINGLES_MAX + 1
+            one.singles[wanted] = <uint32_t>rank
+            wanted += 1
+    return wanted
 
 
 cdef inline bint _wanted(const Asked *one, uint32_t rank) noexcept nogil:

@@ -1,0 +1,135 @@
+"""Many wanted keys: what sets of them say of dictionaries, and which files and rows bitmap indexes find by them.
+
+Oracles are Python's own sets, over the values of each row.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from metaserver.index import bitmap, key_set
+from metaserver.index._rows import any_row
+from metaserver.index.key_set import KeySet, KeySpan
+from metaserver.index.keys import keys_of, mask_of
+from metaserver.index.ranks import Distinct, ranked
+
+
+def keys_in(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
+    return KeySet(kind, ranked(keys_of(pa.array(values, arrow), kind))[0])
+
+
+def opened(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitmap:
+    builts = [bitmap.build(keys_of(pa.array(values, arrow), kind)) for values in files]
+    return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode(builts))))
+
+
+def drawn(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
+    nulls = rng.choice([0, 0, 0.1])
+    values = [None if rng.random() < nulls else rng.randrange(span) - span // 2 for _ in range(rows)]
+    return [None if one is None else f"v{one}" for one in values] if text else values
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_bitmap_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
+    text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
+    kind, arrow = ("string", pa.string()) if text else ("long", pa.int64())
+    files = [drawn(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
+    index = opened(files, kind, arrow)
+    pool = [one for values in files for one in values if one is not None] + drawn(rng, text, span, 5)
+    wanted = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
+    keys = keys_in(sorted(wanted), kind, arrow)
+    assert index.files_with_keys(keys).tolist() == [int(any(one in wanted for one in values)) for values in files]
+    assert not index.has_only(keys) or all(one in wanted for values in files for one in values)
+    for number, values in enumerate(files):
+        found = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
+        assert found == [one in wanted for one in values]
+        among = rng.choices([True, False], k=len(values))
+        bits = keys_of(pa.array([1 if one else None for one in among], pa.int64()), "long").valid
+        if bits is not None:
+            found = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
+            assert found == [one in wanted and there for one, there in zip(values, among, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_row_with_a_key_in_every_column_is_found_where_there_is_one(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = rng.choice([1, 63, 64, 65, 300, 3000])
+    columns, matching = [], [True] * rows
+    for _ in range(rng.choice([1, 2, 4])):
+        span = rng.choice([70, 300, 2000])
+        values = drawn(rng, False, span, rows)
+        index = opened([values], "long", pa.int64())
+        if rng.random() < 0.4:
+            low, width = rng.randrange(span) - span // 2, rng.choice([1, 5, span // 3])
+            wanted: set[int] = set(range(low, low + width))
+            keys: KeySet | KeySpan = KeySpan("long", low + (1 << 63), low + width - 1 + (1 << 63))
+        else:
+            wanted = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
+            keys = keys_in(sorted(wanted), "long", pa.int64())
+        assert keys.table is not None
+        column = index.column(0, keys.table)
+        if column is None:  # few values have a bitmap each
+            continue
+        columns.append(column)
+        matching = [one and value in wanted for one, value in zip(matching, values, strict=True)]
+    if not columns:
+        return
+    assert any_row(columns, rows, None) == any(matching)
+    among = np.zeros(-(-rows // 64), dtype=np.uint64)
+    assert not any_row(columns, rows, among)
+    for row in rng.sample(range(rows), min(rows, 20)):
+        among[:] = 0
+        among[row // 64] = np.uint64(1 << row % 64)
+        assert any_row(columns, rows, among) == matching[row]
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    index = opened([list(range(100))], "long", pa.int64())
+    keys = keys_in(list(range(0, 100, 3)), "long", pa.int64())
+    assert keys.table is not None
+    column = index.column(0, keys.table)
+    assert column is not None
+    dictionary, slices, gone, table, low, span = column
+    assert table is not None
+    for broken, rows, among in (
+        (column, 99, None),
+        (column, 100, np.zeros(1, dtype=np.uint64)),
+        ((dictionary, slices, np.zeros(1, dtype=np.uint64), table, low, span), 100, None),
+        ((dictionary, slices, gone, table[:0], low, span), 100, None),
+        ((dictionary, slices, gone, table, low, 1000), 100, None),
+    ):
+        with pytest.raises(ValueError, match=r"words|rows|span"):
+            any_row([broken], rows, among)
+    with pytest.raises(ValueError, match="too many"):
+        any_row([column] * 33, 100, None)
+
+
+def test_keys_of_another_type_are_the_same_values_that_it_has() -> None:
+    longs = keys_in([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
+    ints = longs.of_kind("int")
+    assert [ints.at(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
+    assert ints.of_kind("long").digest == keys_in([-5, 7, 2**31 - 1], "long", pa.int64()).digest
+    short = keys_in([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
+    wide = short.of_kind("decimal(30, 2)")
+    assert wide.digest == keys_in([-3, 0, 12], "decimal(30, 2)", pa.decimal128(30, 2)).digest
+    assert wide.of_kind("decimal(9, 2)").digest == short.digest
+    beyond = keys_in([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).of_kind("decimal(9, 2)")
+    assert len(beyond) == 1
+
+
+def test_digests_differ_by_type_and_by_every_key() -> None:
+    one = keys_in([1, 2, 300], "long", pa.int64())
+    assert one.digest == keys_in([300, 2, 1, 1], "long", pa.int64()).digest
+    assert len({one.digest, one.of_kind("int").digest, keys_in([1, 2], "long", pa.int64()).digest}) == 3
+
+
+def test_keys_too_long_to_be_told_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="told apart"):
+        KeySet("string", Distinct(None, np.array([0, 1025]), np.zeros(1025, dtype=np.uint8)))
