@@ -1,8 +1,8 @@
 """A coordinator that only talks: Trino's client protocol at the speed of a socket, without a query behind it.
 
 `python -m bench.trino.upstream PORT`. A statement's text is `<pages> <bytes of each>`; anything else gives one row. The
-answers are as long as those of Trino 483, and chunked as Jetty's are. It keeps nothing between requests: what a
-statement asked for stands in its id.
+answers are as long as those of Trino 483, and chunked as Jetty's are, their end in a packet of its own. It keeps
+nothing between requests: what a statement asked for stands in its id.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class _Talker(asyncio.Protocol):
             self._talking = asyncio.get_running_loop().create_task(self._rows(before, size, after))
         else:
             rows = b"x" * size if 2 <= step < 2 + pages else b""
-            self._transport.write(_HEAD + _chunk(before + rows + after) + b"0\r\n\r\n")
+            self._transport.write(_HEAD + _chunk(before + rows + after)[:-2])
+            asyncio.get_running_loop().call_soon(self._transport.write, b"\r\n0\r\n\r\n")
 
     async def _rows(self, before: bytes, size: int, after: bytes) -> None:
         self._transport.write(_HEAD + _chunk(before))

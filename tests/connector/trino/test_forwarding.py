@@ -210,6 +210,26 @@ async def test_a_statement_that_is_too_long_is_passed_on_unread_as_it_comes() ->
         assert headers["X-Seamark-Plan"] == "unchanged; longer than 1000 bytes"
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+@pytest.mark.parametrize("sizes", [(1,), (700, 1), (16_384, 16_385), (1, 300_000, 1), (1, 1, 1, 1)])
+async def test_an_answer_in_pieces_comes_whole_whenever_its_end_comes(sizes: tuple[int, ...], pause_s: float) -> None:
+    pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+            await asyncio.sleep(pause_s)
+        await response.write_eof()
+        return response
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        for _ in range(3):  # of one connection
+            status, _, body = await rig.ask("GET", "/v1/info")
+            assert (status, body) == (200, b"".join(pieces))
+
+
 async def test_a_length_that_was_announced_is_kept() -> None:
     async with faked(echo) as trino, proxied(trino.url, statement_bytes=1000) as rig:
         for size in (10, 100_000):
