@@ -114,6 +114,9 @@ class Consulting:
             for key, hits in one.hits.items():
                 answers.setdefault(key, {})[location] = hits
         late = any(file.location not in usable and not self._indexes.is_beyond_us(file) for file in files)
+        # Of index files that are asked from afar, none is asked for the keys of joins: once they are here, they are.
+        by_keys = {demand.definition.id for demand in projected.demands}
+        late = late or any(file.location in asked and file.definition in by_keys for file in files)
         afar = {location: one.cold for location, one in asked.items()}
         return Probe(view, projected, coverage, opened, answers, afar, files, until_s, late)
 

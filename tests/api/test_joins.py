@@ -14,6 +14,7 @@ from metaserver.clock import SystemClock
 from metaserver.store.open import open_store
 from metaserver.store.port import CreateNamespace, Grant
 from tests.api.client import SCHEMA, Answer, Api
+from tests.api.test_cold import far_away
 from tests.api.test_plan_tables import As
 from tests.planner.stars import Col, StarTable
 from tests.server.rig import running
@@ -250,3 +251,38 @@ async def test_the_client_asks_with_joins_and_tells_what_became_of_them(star: St
     assert made.joins == explained.joins
     assert made.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
     assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
+
+
+ELSEWHERE = "s_nation IN (1, 6, 11, 16, 21)"
+"""Of 400 suppliers, of whom no file has a row, though each has lesser and greater ones."""
+
+
+async def test_an_index_that_is_far_away_leaves_nothing_out_by_keys_until_it_is_here(tmp_path: Path) -> None:
+    async with running(tmp_path, index_whole_bytes=0) as server:
+        star = await made_star(Api(server))
+        await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
+        storage = far_away(server)
+        answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
+        assert (answer["files"], answer["complete"]) == (20, False)
+        storage.let_go()
+        for _ in range(100):
+            answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
+            if answer["complete"]:
+                break
+            await asyncio.sleep(0.05)
+        assert (answer["files"], answer["complete"]) == (0, True)
+
+
+@pytest.mark.parametrize("part", range(8))
+async def test_a_damaged_index_never_loses_a_file_to_a_join(tmp_path: Path, part: int) -> None:
+    async with running(tmp_path) as server:
+        star = await made_star(Api(server))
+        for column in ("f_supplier", "f_key"):
+            await star.fact.index(f"i_{column}", "bitmap", [column], star.fact.data)
+        for path in tmp_path.glob("warehouse/**/*.puffin"):
+            data = bytearray(path.read_bytes())
+            for at in range(part, len(data), max(8, len(data) // 60)):
+                data[at] ^= 0x55
+            path.write_bytes(data)
+        joins = [supplier(f"{ELSEWHERE} OR s_key = 705")]
+        assert 7 in await star.kept(*joins, where="f_key < 9000 AND f_key <> 3")

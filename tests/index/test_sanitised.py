@@ -23,10 +23,11 @@ TESTS = {
         "tests/index/test_hashing.py",
         "tests/index/test_bloom.py",
         "tests/index/test_bitmap.py",
+        "tests/index/test_key_set.py",
         "tests/index/test_record.py",
     ],
 }
-KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record"}
+KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record", "_rows"}
 """Compiled: those that the tests import, and the plugin of their fixtures."""
 
 
