@@ -1,9 +1,9 @@
 """The benchmark's tables on a server that stays: each namespace holds all five, its facts in a layout and with indexes.
 
-Made once for a scale and a number of files, below `.cache/bench/trino`: the server's home and its warehouse are kept as
-they are, and a run starts a server over them. Facts are written once by Spark, in an order nobody asks for, and
-clustered by our job (`connector/spark/clustering.py`) into each layout; the other tables, and layouts that differ by
-their indexes alone, are clones, whose metadata names the same files.
+Made once for a scale and a number of files, below `.cache/bench/trino`, and kept: a run starts a server over a copy of
+the home that was made with the tables, so that it finds no plan of an earlier one. Facts are written once by Spark, in
+an order nobody asks for, and clustered by our job (`connector/spark/clustering.py`) into each layout; the other tables,
+and layouts that differ by their indexes alone, are clones, whose metadata names the same files.
 """
 
 from __future__ import annotations
@@ -87,16 +87,21 @@ def lake(scratch: Path, scale: float, files: int) -> Iterator[tuple[Seamark, Pat
     if not marker.exists() or json.loads(marker.read_text()) != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        with _server(folder) as server:
+        with _server(folder / "home", folder) as server:
             _make(server, scratch, data, files)
         marker.write_text(json.dumps(wanted))
-    with _server(folder) as server:
-        yield server, data
+    shutil.copytree(folder / "home", scratch / "home")
+    try:
+        with _server(scratch / "home", folder) as server:
+            yield server, data
+    finally:
+        for plans in (folder / "warehouse").glob("*/*/metadata/plans"):
+            shutil.rmtree(plans, ignore_errors=True)
 
 
-def _server(folder: Path) -> Seamark:
+def _server(home: Path, folder: Path) -> Seamark:
     warehouse = (folder / "warehouse").as_uri()
-    return Seamark(folder / "home", warehouse=warehouse, env={"SEAMARK_LOG_LEVEL": "warning"})
+    return Seamark(home, warehouse=warehouse, env={"SEAMARK_LOG_LEVEL": "warning"})
 
 
 def _make(server: Seamark, scratch: Path, data: Path, files: int) -> None:
