@@ -1,23 +1,27 @@
 """When are rows that bitmap indexes choose read faster than by Iceberg's own reader, and what does a full scan cost?
 
-One Spark, one table, two readers, the same query in turns: `format("seamark")` with the predicate, and Iceberg's reader
-over the files that the server planned; then what `connector.spark.session.read` makes of it, which is one of the two.
+One Spark, two tables, two readers, the same query in turns: `format("seamark")` with the predicate, and Iceberg's
+reader over the files that the server planned; then what `connector.spark.session.read` makes of it, one of the two.
 Values of a key are spread evenly, so that no minimum or maximum leaves out a file or a row group; but of one more key,
 by which each file is in order, few row groups hold all rows of a value. All three must find the same.
 
-Bytes are those that system calls brought to the JVM and to Python's workers, from files and from each other. Workers
-that Spark starts to plan and to read import what they run: the query that finds no row tells how much that is.
+The smaller table has row groups of 4 MB, so that there are some to skip; the larger Iceberg's of 128 MB, in which only
+pages are left out. Their files lie below `.cache/bench/writing` and are made when they are not there.
+
+Bytes are those that system calls brought to the JVM and to Python's workers, from files and from each other. What a
+query costs whatever it reads, the one that finds no row tells.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,111 +30,183 @@ from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake, lake
-from bench.writing.tables import ARROW, NAMESPACE
+from bench.writing.tables import ARROW, BASES, NAMESPACE, at_once, cloned, create, kept, making, metadata_of, register
 from bench.writing.writers import AnswersDiffer, read_since, reads
 from connector.building import InProcess, build
+from connector.client import CURRENT, SeamarkClient
+from connector.planning import open_table
+from connector.reading import bound_filter
+from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, Found, found_by
 from connector.spark.session import read
-from connector.writing import append
+from connector.target import WriteTarget
+from connector.writing import WrittenFiles, destination, write_batches
 
-FILES, ROWS = 8, 800_000
-QUICK_FILES, QUICK_ROWS = 2, 20_000
-SHARES = (100_000, 10_000, 1_000, 100, 20, 5)
-"""One row of so many is chosen."""
+
+@dataclass(frozen=True)
+class Size:
+    """Rows in so many files. One row of as many as each of `shares` says is chosen by a key."""
+
+    label: str
+    files: int
+    rows: int
+    shares: tuple[int, ...]
+    group_bytes: int
+    rounds: int
+
+    @property
+    def columns(self) -> dict[str, str]:
+        keys = {f"k{share}": "int" for share in self.shares}
+        return {"id": "long", **keys, "clustered": "int", "price": "double", "quantity": "int", "name": "string"}
+
+
+SIZES = (
+    Size("", 8, 6_400_000, (100_000, 10_000, 1_000, 100, 20), 4 << 20, 3),
+    Size("30 M rows: ", 8, 30_000_000, (1_000_000, 100_000, 10_000, 1_000, 100), 128 << 20, 3),
+)
+QUICK = (Size("", 2, 40_000, (1_000, 100), 1 << 18, 1), Size("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1))
+PAGES = 100_000
+"""The share at which a page more or less has a chosen row, so that three values tell about where readers are even."""
 CLUSTERED = 100
 """Values of the key by which each file's rows are in order."""
-ROUNDS = 5
-TABLE = f"{NAMESPACE}.read"
 READ = ("id", "price", "quantity", "name")
 ICEBERG, CHOSEN = "iceberg", "chosen"
+_CHUNK = 1 << 18
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_reader", "Rows chosen by bitmaps, and all of them, read by Spark", peer="Iceberg's reader")
-    files, rows, rounds = (QUICK_FILES, QUICK_ROWS, 1) if quick else (FILES, ROWS, ROUNDS)
-    shares = [one for one in SHARES if one * 10 <= files * rows]
-    with lake(folder) as made:
-        _fill(made, files, rows, shares)
-        for share in shares:
-            _compared(report, made, f"one row of {share:,}", f"k{share} = 3", rounds)
-        _compared(report, made, "no row", "clustered = -1", rounds)
-        _compared(report, made, f"one row of {CLUSTERED}, side by side", "clustered = 3", rounds)
-        _compared(report, made, "all rows", None, rounds)
-    quicker = [row.case for row in report.rows if row.measure == "time" and (row.ratio() or 0) > 1]
+    bases = folder / "bases" if quick else BASES
+    bases.mkdir(parents=True, exist_ok=True)
+    with lake(folder, bases) as made:
+        for size in QUICK if quick else SIZES:
+            table = _filled(made, size, bases)
+            turns = [_compared(report, made, table, size, case, where) for case, where in _queries(size)]
+            report.notes.append(f"{size.label}{_even(turns)}")
     report.notes += [
-        f"{files} files of {rows:,} rows; count and sums over the four columns of the rows chosen; two cores.",
-        f"Wall clock, medians of {rounds} rounds in turns, after one.",
-        f"Ours is the quicker for: {', '.join(quicker) or 'nothing'}.",
+        f"Ours is taken below {EVEN_SHARE:.0%}, less {EVEN_ROWS:,} rows.",
+        "6.4 M rows in row groups of 4 MB, and 30 M in such of 128 MB; 8 files each.",
+        "Count and sums over the four columns of the rows chosen; two cores. Wall clock, medians of rounds in turns.",
     ]
     return report
 
 
-def _fill(made: Lake, files: int, rows: int, shares: list[int]) -> None:
-    kinds = {"id": "long", **{f"k{share}": "int" for share in shares}, "clustered": "int"}
-    kinds |= {"price": "double", "quantity": "int", "name": "string"}
-    made.client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
-    fields = [
-        {"id": number, "name": name, "required": False, "type": kind}
-        for number, (name, kind) in enumerate(kinds.items(), 1)
-    ]
-    # Row groups of 4 MB, so that there are some to skip in files of this size.
-    properties = {"format-version": "3", "write.parquet.row-group-size-bytes": str(4 << 20)}
-    body = {"name": "read", "schema": {"type": "struct", "fields": fields}, "properties": properties}
-    made.client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
-    names = pa.array([f"name {one}" for one in range(5_000)])
-    for number in range(files):
-        draw = np.random.default_rng(number)
-        columns = {
-            "id": np.arange(number, files * rows, files),
-            **{f"k{share}": draw.integers(0, share, rows, dtype=np.int32) for share in shares},
-            "clustered": np.sort(draw.integers(0, CLUSTERED, rows, dtype=np.int32)),
-            "price": draw.integers(100, 1_000_000, rows) / 100,
-            "quantity": draw.integers(1, 51, rows, dtype=np.int32),
-            "name": names.take(pa.array(draw.integers(0, len(names), rows))),
-        }
-        schema = pa.schema([(name, ARROW[kind]) for name, kind in kinds.items()])
-        append(made.client, TABLE, pa.table(columns, schema=schema))
-    for column in (*(f"k{share}" for share in shares), "clustered"):
-        made.client.put_index(TABLE, f"by_{column}", kind="bitmap", columns=[column])
+def _queries(size: Size) -> Iterator[tuple[str, str | None]]:
+    for share in size.shares:
+        yield f"one row of {share:,}", f"k{share} = 3"
+        if share == PAGES:
+            yield f"three rows of {share:,}", f"k{share} IN (3, 4, 5)"
+    yield "no row", "clustered = -1"
+    yield f"one row of {CLUSTERED}, side by side", "clustered = 3"
+    yield "all rows", None
+
+
+def _even(turns: Sequence[tuple[float, float]]) -> str:
+    """From parts of the rows that are on pages with a chosen one, and how many times ours is quicker."""
+    slower = min((touched for touched, ratio in turns if ratio < 1), default=1.0)
+    quicker = max((touched for touched, ratio in turns if ratio >= 1 and touched < slower), default=0.0)
+    return (
+        f"ours is the quicker where up to {quicker:.0%} of the rows in the files that are left are on pages with a "
+        f"chosen one, the slower from {slower:.0%} on."
+    )
+
+
+# Tables
+
+
+def _filled(made: Lake, size: Size, bases: Path) -> str:
+    base = kept(size.rows, "read", partial(_written, size=size), bases=bases)
+    name = f"read{size.rows}"
+    register(made.client, name, cloned(base, made.folder / "warehouse" / NAMESPACE / name, {}))
+    table = f"{NAMESPACE}.{name}"
+    for column in (*(f"k{share}" for share in size.shares), "clustered"):
+        made.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
         with closing(InProcess()) as workers:
-            build(made.client, TABLE, f"by_{column}", workers)
+            build(made.client, table, f"by_{column}", workers)
+    return table
 
 
-def _compared(report: Report, made: Lake, case: str, where: str | None, rounds: int) -> None:
+def _written(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]]:
+    with making(folder) as client:
+        create(client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns)
+        into = destination(client, (NAMESPACE, "base"))
+        written = at_once(partial(_write_file, into.target, size), range(size.files))
+        into.commit(client, written)
+        return written, metadata_of(client, "base")
+
+
+def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
+    return write_batches(target, _batches(size, number))
+
+
+def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
+    rows, draw = size.rows // size.files, np.random.default_rng(number)
+    schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
+    clustered = np.sort(draw.integers(0, CLUSTERED, rows, dtype=np.int32))
+    names = pa.array([f"name {one}" for one in range(5_000)])
+    for start in range(0, rows, _CHUNK):
+        count = min(_CHUNK, rows - start)
+        columns = {
+            "id": np.arange(start, start + count) * size.files + number,
+            **{f"k{share}": draw.integers(0, share, count, dtype=np.int32) for share in size.shares},
+            "clustered": clustered[start : start + count],
+            "price": draw.integers(100, 1_000_000, count) / 100,
+            "quantity": draw.integers(1, 51, count, dtype=np.int32),
+            "name": names.take(pa.array(draw.integers(0, len(names), count))),
+        }
+        yield from pa.table(columns, schema=schema).to_batches()
+
+
+# Turns
+
+
+def _compared(report: Report, made: Lake, table: str, size: Size, case: str, where: str | None) -> tuple[float, float]:
     ways: dict[str, Callable[[], DataFrame]] = {
-        OURS: partial(_ours, made, where),
-        ICEBERG: partial(_native, made, where),
-        CHOSEN: partial(read, made.spark, f"{CATALOG}.{TABLE}", where),
+        OURS: partial(_ours, made, table, where),
+        ICEBERG: partial(_native, made, table, where),
+        CHOSEN: partial(read, made.spark, f"{CATALOG}.{table}", where, columns=READ),
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
     got: dict[str, list[float]] = {name: [] for name in ways}
     answers = set()
-    for turn in range(rounds + 1):
+    case = size.label + case
+    for turn in range(size.rounds + 1):
         for name in ways if turn % 2 else reversed(ways):
             before, started = reads(), time.perf_counter()
             answers.add(_answer(ways[name]().select(*READ)))
-            seconds, size = time.perf_counter() - started, read_since(before)
+            seconds, bytes_read = time.perf_counter() - started, read_since(before)
             if turn:
                 took[name].append(seconds)
-                got[name].append(size / 1e6)
+                got[name].append(bytes_read / 1e6)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
+    time_row = Row(case, "time", "s", {name: statistics.median(each) for name, each in took.items()}, peer=ICEBERG)
     report.rows += [
-        Row(case, "time", "s", {name: statistics.median(each) for name, each in took.items()}, peer=ICEBERG),
+        time_row,
         Row(case, "read", "MB", {name: statistics.median(each) for name, each in got.items()}, peer=ICEBERG),
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
     who = "ours" if "BatchScan seamark" in plan else "Iceberg's"
-    report.notes.append(f"{case}: the reading function chooses {who}.")
+    found = _found(made.client, table, where)
+    report.notes.append(
+        f"{case}: {found.chosen:,} rows chosen, pages with one have {found.touched:,} of the {found.held:,} in the "
+        f"files that are left; the reading function takes {who}."
+    )
+    return (found.touched / found.held if found.held else 1.0), time_row.ratio() or 0.0
 
 
-def _ours(made: Lake, where: str | None) -> DataFrame:
-    options = {"uri": made.server.base_url, "table": TABLE, "columns": ",".join(READ)}
+def _found(client: SeamarkClient, table: str, where: str | None) -> Found:
+    opened = open_table(client, table, CURRENT)
+    return found_by(client, opened, bound_filter(where, opened))
+
+
+def _ours(made: Lake, table: str, where: str | None) -> DataFrame:
+    options = {"uri": made.server.base_url, "table": table, "columns": ",".join(READ)}
     options |= {} if where is None else {"where": where}
     return made.spark.read.format("seamark").options(**options).load()
 
 
-def _native(made: Lake, where: str | None) -> DataFrame:
-    frame = made.spark.table(f"{CATALOG}.{TABLE}")
+def _native(made: Lake, table: str, where: str | None) -> DataFrame:
+    frame = made.spark.table(f"{CATALOG}.{table}")
     return frame if where is None else frame.where(where)
 
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,7 @@ _STATES = pa.array(["ordered", "paid", "packed", "sent", "returned"])
 _NOTES = pa.array([f"Customer#{one:09d}" for one in range(30_000)])
 
 Numbers = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 # Rows
@@ -169,6 +170,11 @@ class Base:
 
 def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
     """Made if it is not there yet. 40 bytes a row."""
+    return kept(rows, layout, partial(_written, rows=rows, layout=layout), bases=bases)
+
+
+def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path) -> Base:
+    """What was made before, or `make` makes in a folder: files, and the metadata of a table that has them."""
     folder = bases.resolve() / f"{rows}-{layout}"
     marker = folder / "made.json"
     wanted = {"format": FORMAT, "folder": str(folder)}
@@ -178,32 +184,45 @@ def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
             return Base(rows, layout, made["metadata"], made["size_bytes"])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    written, metadata = _written(folder, rows, layout)
+    written, metadata = make(folder)
     shutil.rmtree(folder / "home", ignore_errors=True)
     marker.write_text(json.dumps({**wanted, "metadata": metadata, "size_bytes": written.size_bytes}))
     return Base(rows, layout, metadata, written.size_bytes)
 
 
 def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
-    with (
-        Seamark(
-            folder / "home", warehouse=f"file://{folder}/warehouse", env={"SEAMARK_LOG_LEVEL": "warning"}
-        ) as server,
-        closing(SeamarkClient(server.base_url)) as client,
-    ):
+    with making(folder) as client:
         create(client, "base", BUCKETS if layout == BUCKETED else 0, {})
         into = destination(client, (NAMESPACE, "base"))
         ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
         parts = list(pairwise(ends))
         if layout == FLAT:
-            with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-                written = WrittenFiles.joined(pool.map(partial(_write_part, into.target), parts))
+            written = at_once(partial(_write_part, into.target), parts)
         else:  # by one writer, so that a bucket is one file
             written = write_batches(into.target, (one for part in parts for one in _batches(*part)))
         into.commit(client, written)
-        loaded = client.load_table((NAMESPACE, "base"), history=True)
-        metadata: dict[str, Any] = json.loads(loaded.metadata)
-        return written, metadata
+        return written, metadata_of(client, "base")
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[SeamarkClient]:
+    """Of a server whose tables lie in the folder."""
+    env = {"SEAMARK_LOG_LEVEL": "warning"}
+    with (
+        Seamark(folder / "home", warehouse=f"file://{folder}/warehouse", env=env) as server,
+        closing(SeamarkClient(server.base_url)) as client,
+    ):
+        yield client
+
+
+def at_once(write: Callable[[T], WrittenFiles], parts: Iterable[T]) -> WrittenFiles:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        return WrittenFiles.joined(pool.map(write, parts))
+
+
+def metadata_of(client: SeamarkClient, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(client.load_table((NAMESPACE, name), history=True).metadata)
+    return loaded
 
 
 def _write_part(target: WriteTarget, part: tuple[int, int]) -> WrittenFiles:
@@ -215,11 +234,13 @@ def _batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
         yield from rows_of(np.arange(at, min(end, at + _CHUNK)), 0).to_batches()
 
 
-def create(client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str]) -> None:
+def create(
+    client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str], columns: Mapping[str, str] = COLUMNS
+) -> None:
     """An empty table in the namespace of all benches, of version 3 unless told otherwise; 0 buckets for none."""
     fields = [
         {"id": number, "name": column, "required": column == KEY, "type": kind}
-        for number, (column, kind) in enumerate(COLUMNS.items(), 1)
+        for number, (column, kind) in enumerate(columns.items(), 1)
     ]
     bucket = {"source-id": 1, "field-id": 1000, "name": "bucket", "transform": f"bucket[{buckets}]"}
     _namespace(client)
