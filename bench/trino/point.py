@@ -19,7 +19,7 @@ import numpy as np
 from bench.report import OURS, Report, Row
 from bench.targets import Target
 from bench.trino.clients import Ran, follow, statement
-from bench.trino.points import INDEXED, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+from bench.trino.points import ALONE, INDEXED, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
 from bench.trino.served import TRINO, both
 from bench.wire import Connection, LoadError, request
 
@@ -42,6 +42,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for column, case in COLUMNS.items():
                 await _found(report, case, column, files, targets, keys)
                 await _planned(report, case, column, files, target, plans)
+            report.bounds["a statement of Trino alone, over a table of one file"] = (
+                f"{await _least(targets[0], keys):.0f} ms"
+            )
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
         "By min and max Trino leaves out the same files; what it saves there is reading the manifests of all.",
@@ -70,6 +73,14 @@ async def _found(report: Report, case: str, column: str, files: int, targets: Se
     left = [one.plan for one in found[OURS] if not one.plan.startswith("rewritten")]
     if left:
         report.notes.append(f"{case}: {len(left)} of {keys} were not rewritten, such as: {left[0]}")
+
+
+async def _least(trino: Target, keys: int) -> float:
+    connection = await Connection.open(trino.port)
+    sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
+    found = [await follow(connection, statement(sql)) for sql in sqls]
+    connection.close()
+    return statistics.median(one.ms for one in found[WARM:])
 
 
 async def _planned(report: Report, case: str, column: str, files: int, target: Target, plans: int) -> None:

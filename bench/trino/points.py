@@ -27,7 +27,8 @@ from connector.target import WriteTarget
 from connector.writing import TARGET_BYTES, WrittenFiles, destination, write_batches
 from tests.services.seamark import Seamark
 
-NAMESPACE, TABLE = "bench", "points"
+NAMESPACE, TABLE, ALONE = "bench", "points", "one"
+"""`ALONE` has the first file's rows, and nothing else."""
 ROWS = 100
 """In each file."""
 FILES_A_COMMIT = 1000
@@ -67,22 +68,29 @@ def points(files: int, home: Path) -> Iterator[Seamark]:
 
 def _fill(server: Seamark, files: int) -> None:
     with closing(IndexClient(server.base_url)) as client:
-        fields = [
-            {"id": number, "name": name, "required": False, "type": kind}
-            for number, (name, kind) in enumerate(_FIELDS.items(), 1)
-        ]
-        # Each batch is larger than a file is to be, and becomes one.
-        body = {"name": TABLE, "schema": {"type": "struct", "fields": fields}, "properties": {TARGET_BYTES: "2000"}}
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
-        client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
-        name = (NAMESPACE, TABLE)
+        for table in (TABLE, ALONE):
+            _create(client, table)
+        into = destination(client, (NAMESPACE, ALONE))
+        into.commit(client, write_batches(into.target, [rows_of(0, files)]))
         for column, kind in INDEXED.items():
-            client.put_index(name, column, kind=kind, columns=[column], fpp=FPP if kind == "bloom" else None)
-        into = destination(client, name)
+            fpp = FPP if kind == "bloom" else None
+            client.put_index((NAMESPACE, TABLE), column, kind=kind, columns=[column], fpp=fpp)
+        into = destination(client, (NAMESPACE, TABLE))
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             starts = range(0, files, FILES_A_COMMIT)
             for written in pool.map(partial(_write, into.target, files), starts):
                 into.commit(client, written)
+
+
+def _create(client: IndexClient, table: str) -> None:
+    fields = [
+        {"id": number, "name": name, "required": False, "type": kind}
+        for number, (name, kind) in enumerate(_FIELDS.items(), 1)
+    ]
+    # Each batch is larger than a file is to be, and becomes one.
+    body = {"name": table, "schema": {"type": "struct", "fields": fields}, "properties": {TARGET_BYTES: "2000"}}
+    client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
 
 
 def _write(target: WriteTarget, files: int, start: int) -> WrittenFiles:
