@@ -1,0 +1,179 @@
+"""No statement tells whether the proxy is there: same rows, names and types of columns, counts, and errors."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from bench.ssb.queries import QUERIES
+from tests.connector.trino.statements import Statements
+from tests.deploy.identity import Both, make_benchmark_tables, open_both, write_files
+from tests.services.trino import NEEDS_TRINO
+from tests.services.trino_lake import TrinoLake
+
+pytestmark = NEEDS_TRINO
+TPCH = [one for one in Path(__file__).with_name("tpch.sql").read_text().split(";") if one.strip()]
+QUERIES_PER_LAKE = 30
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Both]:
+    with open_both(tmp_path_factory.mktemp("identity"), trino_lake) as opened:
+        yield opened
+
+
+def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(
+    both: Both, trino_lake: TrinoLake, tmp_path: Path
+) -> None:
+    make_benchmark_tables(tmp_path, trino_lake)
+    before = both.proxy.statements("rewritten")
+    for sql in TPCH:
+        assert both.ask(sql, schemas=("tpch", "tpch")).rows
+    of_tpch = both.proxy.statements("rewritten") - before
+    for sql in QUERIES.values():
+        assert both.ask(sql, schemas=("ssb", "ssb")).columns
+    assert len(TPCH) == 22
+    assert of_tpch >= 15
+    assert both.proxy.statements("rewritten") - before - of_tpch == len(QUERIES)
+    assert both.proxy.statements("original") == 0
+
+
+# Whatever else is asked
+
+
+def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statements:
+    """Tables of a few rows, each row in a file of its own, and a maker of statements over them."""
+    statements = Statements(rng)
+    catalog = load_catalog("seamark", type="rest", uri=trino_lake.seamark.base_url)
+    catalog.create_namespace(schema)
+    with duckdb.connect() as db:
+        for text in statements.make_tables():
+            db.execute(text)
+        for one in statements.tables:
+            name = one.name.replace('"', '""')
+            rows = db.sql(f'FROM "{name}"').to_arrow_table()
+            write_files(catalog, (schema, one.name.lower()), rows, len(rows) or 1)
+    catalog.close()
+    return statements
+
+
+def in_trinos_words(text: str, schema: str) -> str:
+    """Of what DuckDB says otherwise: the order of LIMIT and OFFSET, and what the schema is called."""
+    text = re.sub(r" LIMIT (\d+) OFFSET (\d+)", r" OFFSET \2 LIMIT \1", text)
+    return re.sub(r"\bmain(?=\.| \. |/\*\*/\.)", schema, text)
+
+
+def with_parameters(rng: random.Random, text: str) -> tuple[str, list[Any]]:
+    """Some of the numbers that columns are compared with become parameters."""
+    values: list[Any] = []
+
+    def bind(found: re.Match[str]) -> str:
+        if rng.random() < 0.5:
+            return found[0]
+        values.append(int(found[2]))
+        return f"{found[1]}?"
+
+    return re.sub(r"( (?:=|<>|<|>|<=|>=) )(-?\d+)(?![\w.])", bind, text), values
+
+
+def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None:
+    for first in range(0, queries, QUERIES_PER_LAKE):
+        rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
+        statements = lake_of(rng, trino_lake, schema)
+        for _ in range(min(QUERIES_PER_LAKE, queries - first)):
+            text, values = in_trinos_words(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
+            if rng.random() < 0.3:
+                text, values = with_parameters(rng, text)
+            both.ask(text, values, schemas=(schema, schema), legacy_prepared_statements=rng.random() < 0.5)
+
+
+@pytest.mark.parametrize("queries", [60, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_random_queries(both: Both, trino_lake: TrinoLake, queries: int) -> None:
+    """Joins, subqueries, set operations, grouping sets, windows, names that need quotes, comments, parameters."""
+    told, before = both.told.copy(), both.proxy.statements("rewritten")
+    campaign(both, trino_lake, f"{queries}", queries)
+    told, rewritten = both.told - told, both.proxy.statements("rewritten") - before
+    print(f"{dict(told)}, {rewritten} rewritten")
+    assert told["asked"] == queries
+    assert told["failed"] < 0.2 * queries
+    assert told["with rows"] > 0.4 * queries
+    assert rewritten > 0.3 * queries
+    assert both.proxy.statements("original") <= told["failed"]
+
+
+@pytest.mark.slow
+def test_statements_that_write(both: Both, trino_lake: TrinoLake) -> None:
+    """All that Trino's connector has, in two schemas: written through the proxy, and without it."""
+    schemas = ("written", "written_through")
+    for schema in schemas:
+        trino_lake.trino.rows(f"CREATE SCHEMA {schema}")
+    before = both.proxy.statements("rewritten")
+    for text in WRITING:
+        both.ask(text, schemas=schemas)
+        for table in ("t", "u", "copy", "view"):
+            both.ask(f"SELECT * FROM {table} WHERE id BETWEEN 11 AND 18", schemas=schemas)
+    for table in ("t", "u"):
+        both.ask(f"SELECT * FROM {table}", schemas=schemas)
+    assert both.told["failed"] > 0
+    assert both.proxy.statements("rewritten") - before > len(WRITING)
+
+
+WRITING = [
+    "CREATE TABLE t (id bigint, land varchar, day date, price decimal(9, 2)) "
+    "WITH (partitioning = ARRAY['land'], sorted_by = ARRAY['id'], format_version = 2)",
+    *[
+        f"INSERT INTO t SELECT n, 'l' || cast(n % 2 AS varchar), DATE '2026-01-01' + n * INTERVAL '1' DAY, n / 4.0 "
+        f"FROM UNNEST(sequence({first}, {first + 4})) s (n)"
+        for first in range(0, 40, 5)
+    ],
+    "CREATE TABLE u AS SELECT * FROM t WHERE id BETWEEN 12 AND 30",
+    "CREATE TABLE u AS SELECT 1 AS id",
+    "CREATE TABLE IF NOT EXISTS u AS SELECT 1 AS id",
+    "CREATE VIEW view AS SELECT id, land FROM t WHERE id > 15",
+    "INSERT INTO u SELECT id + 100, land, day, price FROM t WHERE id < 4",
+    "INSERT INTO u (id) VALUES (17), (18)",
+    "INSERT INTO u VALUES ('wrong')",
+    "UPDATE t SET price = price * 2 WHERE id BETWEEN 13 AND 16",
+    "UPDATE t SET price = (SELECT max(price) FROM u WHERE u.id = 14) WHERE id = 14",
+    "DELETE FROM t WHERE id = 15",
+    "DELETE FROM t WHERE land = 'l1' AND id > 30",
+    "DELETE FROM t WHERE id IN (SELECT id FROM u WHERE id = 17)",
+    "MERGE INTO t USING (SELECT * FROM u WHERE id BETWEEN 10 AND 20) AS s ON t.id = s.id "
+    "WHEN MATCHED AND s.id = 12 THEN DELETE WHEN MATCHED THEN UPDATE SET price = 1 "
+    "WHEN NOT MATCHED THEN INSERT (id, land) VALUES (s.id, 'new')",
+    "MERGE INTO t USING u ON t.id < u.id WHEN MATCHED THEN UPDATE SET price = 2",
+    "DELETE FROM t WHERE land = 'l0' AND id IS NULL",
+    "CREATE TABLE copy (LIKE t INCLUDING PROPERTIES)",
+    "INSERT INTO copy SELECT * FROM t WHERE id = 13 UNION ALL SELECT * FROM u WHERE id = 18",
+    "CREATE OR REPLACE TABLE copy AS SELECT t.id, u.price FROM t JOIN u ON t.id = u.id WHERE u.id < 20",
+    "ALTER TABLE t ADD COLUMN extra row(a bigint, b varchar)",
+    "ALTER TABLE t ADD COLUMN extra.c double",
+    "INSERT INTO t VALUES (16, 'l3', NULL, NULL, ROW(1, 'x', 1e0))",
+    "ALTER TABLE t RENAME COLUMN price TO cost",
+    "ALTER TABLE u ALTER COLUMN price SET DATA TYPE decimal(12, 2)",
+    "ALTER TABLE t DROP COLUMN day",
+    "ALTER TABLE t RENAME COLUMN land TO day",
+    "ALTER TABLE t SET PROPERTIES partitioning = ARRAY['bucket(id, 3)']",
+    "INSERT INTO t (id, day) SELECT id, 'again' FROM t WHERE id > 36",
+    "ALTER TABLE t EXECUTE optimize WHERE id < 100",
+    "ALTER TABLE t EXECUTE optimize_manifests",
+    "ANALYZE t",
+    "COMMENT ON TABLE t IS 'where id = 1'",
+    "COMMENT ON COLUMN t.id IS 'é'",
+    "TRUNCATE TABLE u",
+    "ALTER TABLE copy RENAME TO other",
+    "ALTER TABLE other RENAME TO copy",
+    "DROP VIEW view",
+    "DROP TABLE copy",
+    "DROP TABLE copy",
+    "DROP TABLE IF EXISTS copy",
+    "SELECT nothing FROM t WHERE id = 1",
+    "SELECT 1 / (id - 16) FROM t WHERE id = 16",
+]
