@@ -56,7 +56,7 @@ class Limits:
     left as it is. `trust_time_zone`: a session's zone is the one that its client says."""
 
     budget_s: float = 0.25
-    kept_max: float = 0.9
+    kept_max: float = 0.95
     trust_time_zone: bool = False
 
 
