@@ -108,6 +108,8 @@ class KeySet:
         if self.kind == kind:
             return self
         codes = self.distinct.codes
+        if codes is None and not has_codes(kind):  # decimals of many digits, all of one length
+            return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
             if kind == "int":
                 codes = codes[(codes >= np.uint64(INT_MIN + _SIGN)) & (codes <= np.uint64(INT_MAX + _SIGN))]

@@ -19,6 +19,7 @@ from metaserver.clock import Clock
 from metaserver.errors import SeamarkError
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import Unreadable
+from metaserver.iceberg.schema import Schema
 from metaserver.index.key_set import KeySet
 from metaserver.index.keys import Mask
 from metaserver.objects.port import ObjectStore
@@ -87,7 +88,9 @@ class Asked:
     def key(self) -> Hashable:
         snapshot = self.question.snapshot
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
-        return self.entry.uuid, at, self.question.schema.id, self.question.text, self.columns
+        read = (*(one for one, _ in self.columns), *wanted_of(self.question.bound, self.question.members))
+        defaults = tuple(_default(self.question.metadata, one) for one in read)
+        return self.entry.uuid, at, self.question.schema.id, self.question.text, self.columns, defaults
 
 
 class Dimensions:
@@ -99,7 +102,7 @@ class Dimensions:
         self._clock = clock
         self._limits = limits
         keys_bytes = limits.memory_bytes // _KEYS_SHARE
-        self._columns: MemoryCache[tuple[str, Wanted], FileColumn] = MemoryCache(limits.memory_bytes - keys_bytes)
+        self._columns: MemoryCache[tuple[str, Wanted, str], FileColumn] = MemoryCache(limits.memory_bytes - keys_bytes)
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes)
         self._under_way: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
         self.files_read = 0
@@ -161,16 +164,18 @@ class Dimensions:
         """The columns of each file."""
         rows = DataRows(self._objects, asyncio.get_running_loop(), self._limits.read_bytes)
         slots = asyncio.Semaphore(_READ_AT_ONCE)
+        defaults = {one: _default(metadata, one) for one in wanted}
 
         async def read(file: _File) -> Columns:
-            found = {one: self._columns.get((file.path, one)) for one in wanted}
+            found = {one: self._columns.get((file.path, one, defaults[one])) for one in wanted}
             missing = [one for one, column in found.items() if column is None]
             if missing:
                 async with slots:
                     fresh = await asyncio.to_thread(_columns, rows, metadata, file, missing)
                 self.files_read += 1
                 for one, column in fresh.items():
-                    self._columns.put((file.path, one), column, column.size_bytes + len(file.path))
+                    key = file.path, one, defaults[one]
+                    self._columns.put(key, column, column.size_bytes + len(file.path))
                     found[one] = column
             return {one: column for one, column in found.items() if column is not None}
 
@@ -215,7 +220,7 @@ def _columns(
     if file.format != "parquet":
         raise Unreadable(file.path, f"it is of the format {file.format or 'unknown'}")
     arrays = rows.read_all(file.path, file.size, file.records, [one.column_id for one in wanted])
-    schemas = sorted(metadata.schemas, key=lambda schema: (schema.id == metadata.current_schema_id, schema.id))
+    schemas = _newest_first(metadata)
     found = {}
     for one in wanted:
         array = arrays.get(one.column_id)
@@ -225,10 +230,22 @@ def _columns(
             elif one.column_id in file.identity:
                 raise Unreadable(file.path, "it lacks a column of its partition")
             else:
-                found[one] = FileColumn.absent(schemas[::-1], one, file.records, file.path)
+                found[one] = FileColumn.absent(schemas, one, file.records, file.path)
         except ValueError as error:
             raise Unreadable(file.path, str(error)) from None
     return found
+
+
+def _newest_first(metadata: TableMetadata) -> list[Schema]:
+    """The current one before all."""
+    return sorted(metadata.schemas, key=lambda one: (one.id == metadata.current_schema_id, one.id), reverse=True)
+
+
+def _default(metadata: TableMetadata, wanted: Wanted) -> str:
+    """What the column is in a file that lacks it. Tables that were registered from one metadata file share files and
+    ids of columns, and may give a new one different defaults."""
+    columns = (schema.column(wanted.column_id) for schema in _newest_first(metadata))
+    return repr(next((column.initial_default for column in columns if column is not None), None))
 
 
 def _keys_of(wanted: Wanted, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]) -> KeySet:

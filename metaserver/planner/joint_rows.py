@@ -21,6 +21,9 @@ from metaserver.planner.coverage import Coverage
 if TYPE_CHECKING:
     from metaserver.index._rows import Column
 
+COLUMNS_MAX = 32
+"""That `any_row` takes at once; without the others, which are the widest, it keeps a file at worst."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
@@ -120,7 +123,7 @@ def has_row(conjuncts: Sequence[Conjunct], row: int, others: Callable[[], Bits |
     if not columns:
         return among is None or bool(among.any())
     try:
-        return any_row(columns, records, among)
+        return any_row(columns[:COLUMNS_MAX], records, among)
     except ValueError as error:  # nobody knows of which
         for one, part in asked:
             one.breaks(part, str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +287,29 @@ async def test_a_damaged_index_never_loses_a_file_to_a_join(tmp_path: Path, part
             path.write_bytes(data)
         joins = [supplier(f"{ELSEWHERE} OR s_key = 705")]
         assert 7 in await star.kept(*joins, where="f_key < 9000 AND f_key <> 3")
+
+
+async def test_tables_that_share_files_have_the_defaults_of_their_own_columns(api: Api) -> None:
+    fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
+    await fact.commit([fact.file([{"f_key": 7}]), fact.file([{"f_key": 8}])])
+    one = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
+    await one.commit([one.file([{"id": number} for number in range(3)])])
+    location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
+    body = {"name": "other", "metadata-location": location}
+    assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
+    other = dataclasses.replace(one, name="other", schemas=list(one.schemas))
+    await one.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
+    await other.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
+    files = {}
+    for name in ("one", "other"):
+        joins = [{"table": ["db", name], "on": {"f_key": "x"}}]
+        files[name] = (await api("POST", f"{OWN}/fact/plan-tables", {"joins": joins})).json["files"]
+    assert files == {"one": 0, "other": 1}
+
+
+async def test_of_more_conditions_than_are_looked_at_together_the_narrowest_are(star: Star) -> None:
+    for name in ("f_key", "f_supplier"):
+        assert await star.fact.index(name, "bitmap", [name], star.fact.data)
+    where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
+    assert await star.kept(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
+    assert await star.kept(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]

@@ -122,6 +122,7 @@ def test_keys_of_another_type_are_the_same_values_that_it_has() -> None:
     assert wide.of_kind("decimal(9, 2)").digest == short.digest
     beyond = keys_in([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).of_kind("decimal(9, 2)")
     assert len(beyond) == 1
+    assert wide.of_kind("decimal(20, 2)").digest == keys_in([-3, 0, 12], "decimal(20, 2)", pa.decimal128(20, 2)).digest
 
 
 def test_digests_differ_by_type_and_by_every_key() -> None:

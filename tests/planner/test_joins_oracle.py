@@ -34,8 +34,9 @@ from tests.server.rig import running
 SEEDS, SLOW_SEEDS = range(25), range(1000, 1250)
 PLANS = 6
 KEY_KINDS = ("int", "int", "long", "string", "date", "decimal(9, 2)", "decimal(20, 2)", "timestamp", "timestamptz")
-KEY_KINDS += ("uuid", "fixed[4]", "binary", "boolean", "time")
+KEY_KINDS += ("uuid", "fixed[4]", "binary", "boolean", "time", "decimal(30, 2)")
 ALIKE = {"int": "long", "long": "int", "decimal(9, 2)": "decimal(20, 2)", "decimal(20, 2)": "decimal(9, 2)"}
+ALIKE["decimal(30, 2)"] = "decimal(20, 2)"
 ASKED_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean")
 """Of columns that predicates are on."""
 
