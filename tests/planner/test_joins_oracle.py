@@ -153,8 +153,8 @@ async def draw_table(rng: random.Random, api: Api, name: str, leads: Sequence[Dr
 def _fitting(kind: str, values: Sequence[Any]) -> list[Any]:
     if kind == "int":
         return [one for one in values if abs(one) < 2**31]
-    if kind == "decimal(9, 2)":
-        return [one for one in values if abs(one) < 10**9]
+    if kind in ("decimal(9, 2)", "decimal(20, 2)"):
+        return [one for one in values if abs(one) < 10 ** int(kind[8:].split(",")[0])]
     return list(values)
 
 
