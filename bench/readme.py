@@ -84,7 +84,13 @@ WRITING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("50,000,000 rows beside 1,000,000", "PySpark, record index"),
         ("50,000,000 rows beside 1,000,000", "PySpark, bucket, equality deletes"),
     ),
-    "writing_reader": (("one row of 10,000", "time"), ("one row of 10,000", "read"), ("all rows", "time")),
+    "writing_reader": (
+        ("one row of 100,000", "time"),
+        ("one row of 100,000", "read"),
+        ("30 M rows: one row of 100,000", "time"),
+        ("30 M rows: one row of 100,000", "read"),
+        ("all rows", "time"),
+    ),
     "writing_contention": (
         ("8 writers × 50 commits", "upserts, commits"),
         ("8 writers × 50 commits", "upserts, failed"),
