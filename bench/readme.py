@@ -117,7 +117,6 @@ TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("a condition that no index knows", "p50"),
         ("a condition that all files hold", "p50"),
         ("1,000 clients at once", "failed"),
-        ("100,000 statements, a talker behind", "memory at the end"),
         ("1,024 MB in 1 page", "adapter's memory, more at the peak"),
     ),
     "trino_ssb": tuple(
