@@ -8,7 +8,7 @@ this process has written itself it need not read back. Manifests never change, s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.errors import BadRequest, Corrupt, ObjectMissing
+from metaserver.gathering import gathered
 from metaserver.iceberg.content_file import ContentFile
 from metaserver.iceberg.manifest import ManifestFile, decode_manifest, decode_manifest_list
 from metaserver.iceberg.manifest_writer import ManifestEntry, read_entries
@@ -126,7 +127,7 @@ class Manifests:
                 )
             return kept
 
-        return await some_at_once([partial(one, manifest) for manifest in manifests])
+        return await gathered([partial(one, manifest) for manifest in manifests], AT_ONCE)
 
     async def holding(
         self, manifests: Sequence[ManifestFile], paths: Iterable[str], *, referenced: bool = False
@@ -138,7 +139,7 @@ class Manifests:
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
         unknown = [manifest for manifest, one in zip(manifests, names, strict=True) if one is None]
         if unknown:
-            fresh = iter(await some_at_once([partial(self._names_of, manifest) for manifest in unknown]))
+            fresh = iter(await gathered([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
             names = [next(fresh) if one is None else one for one in names]
         found = [one.referenced if referenced else one.paths for one in names if one is not None]
         return [manifest for manifest, mine in zip(manifests, found, strict=True) if _meet(mine, wanted)]
@@ -200,19 +201,3 @@ def _names(manifest: ManifestFile, block: Block) -> Names:
 
 async def _maybe_in_thread(size: int, work: Callable[[], T]) -> T:
     return work() if size <= _IN_THREAD_BYTES else await asyncio.to_thread(work)
-
-
-async def some_at_once(work: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """In the order given, `AT_ONCE` at a time. The first error, and what is under way is cancelled."""
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def one(begin: Callable[[], Awaitable[T]]) -> T:
-        async with slots:
-            return await begin()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(begin)) for begin in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]

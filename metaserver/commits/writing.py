@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from metaserver.clock import Clock
 from metaserver.commits.change import Change
-from metaserver.commits.manifests import Manifests, Names, names_of, some_at_once
+from metaserver.commits.manifests import AT_ONCE, Manifests, Names, names_of
+from metaserver.gathering import gathered
 from metaserver.iceberg import properties as props
 from metaserver.iceberg.content_file import ContentFile
 from metaserver.iceberg.manifest import ManifestFile
@@ -85,7 +86,7 @@ class Writer:
         parts = -(-len(entries) // fitting)
         each = -(-len(entries) // parts)
         chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
-        return await some_at_once([partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks])
+        return await gathered([partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks], AT_ONCE)
 
     async def manifest_list(
         self, manifests: tuple[ManifestFile, ...], metadata: TableMetadata, parent: Snapshot | None, sequence: int

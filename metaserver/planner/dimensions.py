@@ -9,7 +9,7 @@ are no keys (`LeftOut`), and a plan goes without. Work that comes too late serve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from cache.memory import MemoryCache
 from metaserver.clock import Clock
 from metaserver.errors import SeamarkError
+from metaserver.gathering import gathered
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.schema import Schema
@@ -163,15 +164,13 @@ class Dimensions:
     async def _read(self, metadata: TableMetadata, files: Sequence[_File], wanted: Sequence[Wanted]) -> list[Columns]:
         """The columns of each file."""
         rows = DataRows(self._objects, asyncio.get_running_loop(), self._limits.read_bytes)
-        slots = asyncio.Semaphore(_READ_AT_ONCE)
         defaults = {one: _default(metadata, one) for one in wanted}
 
         async def read(file: _File) -> Columns:
             found = {one: self._columns.get((file.path, one, defaults[one])) for one in wanted}
             missing = [one for one, column in found.items() if column is None]
             if missing:
-                async with slots:
-                    fresh = await asyncio.to_thread(_columns, rows, metadata, file, missing)
+                fresh = await asyncio.to_thread(_columns, rows, metadata, file, missing)
                 self.files_read += 1
                 for one, column in fresh.items():
                     key = file.path, one, defaults[one]
@@ -179,21 +178,7 @@ class Dimensions:
                     found[one] = column
             return {one: column for one, column in found.items() if column is not None}
 
-        return await gathered([partial(read, file) for file in files])
-
-
-async def gathered(work: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """What each returns; the first error, once none of the others goes on."""
-
-    async def run(one: Callable[[], Awaitable[T]]) -> T:
-        return await one()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(one)) for one in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+        return await gathered([partial(read, file) for file in files], _READ_AT_ONCE)
 
 
 def _files(scan: Scan) -> list[_File]:

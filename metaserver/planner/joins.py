@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from metaserver.gathering import gathered
 from metaserver.iceberg.expressions import Expression
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.schema import is_primitive
@@ -22,7 +23,7 @@ from metaserver.iceberg.types import base_name, canonical_primitive
 from metaserver.iceberg.values import FLOATS, decimal_scale
 from metaserver.index.keys import has_codes
 from metaserver.planner.dimension_columns import Wanted
-from metaserver.planner.dimensions import Asked, Dimensions, LeftOut, gathered
+from metaserver.planner.dimensions import Asked, Dimensions, LeftOut
 from metaserver.planner.members import Members
 from metaserver.planner.request import Question, ScanRequest
 from metaserver.store.port import Entry

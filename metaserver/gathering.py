@@ -1,0 +1,27 @@
+"""Several things awaited together, of which the first error ends all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def gathered(work: Sequence[Callable[[], Awaitable[T]]], at_once: int = 0) -> list[T]:
+    """What each returns, in the order given; so many `at_once`, or all. The first error, once none of the others goes
+    on: what is under way is cancelled."""
+    slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(at_once) if at_once else nullcontext()
+
+    async def run(begin: Callable[[], Awaitable[T]]) -> T:
+        async with slots:
+            return await begin()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(begin)) for begin in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
