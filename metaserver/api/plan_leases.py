@@ -17,6 +17,7 @@ from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, parse_body, path_name, path_namespace, read_body
 from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.errors import BadRequest, NoSuchTable
+from metaserver.settings import Settings
 from metaserver.wire import is_plan_name, show
 
 _LEASE_SCHEMA: dict[str, Any] = {
@@ -64,14 +65,24 @@ class _Renewed(msgspec.Struct, rename="kebab"):
 async def renew_plan_table(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    wanted, settings = parse_body(await read_body(request), _Wanted), request.app[SETTINGS]
-    if wanted.lease_s is not None and wanted.lease_s < 1:
-        raise BadRequest(f"lease-s is {wanted.lease_s}; it must be at least 1")
-    lease_s = min(wanted.lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
+    wanted = parse_body(await read_body(request), _Wanted)
+    check_lease(wanted.lease_s)
+    lease_s = granted_s(wanted.lease_s, request.app[SETTINGS])
     plan = await request.app[CATALOG].plan_tables.share(namespace, name, lease_s) if is_plan_name(name) else None
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {show(namespace, name)}")
     return json_answer(_Renewed(plan.expires_ms))
+
+
+def check_lease(lease_s: int | None) -> None:
+    """BadRequest for one that is over before it begins."""
+    if lease_s is not None and lease_s < 1:
+        raise BadRequest(f"lease-s is {lease_s}; it must be at least 1")
+
+
+def granted_s(lease_s: int | None, settings: Settings) -> int:
+    """How long a name is to be good for: as asked, or by default, but no longer than the bound."""
+    return min(lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
 
 
 def add_routes(app: web.Application) -> None:

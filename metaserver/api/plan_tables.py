@@ -18,6 +18,7 @@ from cache.single_flight import SingleFlight
 from metaserver.api.describe import Answer, describe
 from metaserver.api.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, add_joins, told_of
 from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
+from metaserver.api.plan_leases import check_lease, granted_s
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, parse_body, path_name, path_namespace, read_body
 from metaserver.api.snapshots import snapshot_of
@@ -194,8 +195,7 @@ async def _understood(
 
 def _read(body: bytes, metadata: TableMetadata) -> _Read:
     wanted = parse_body(body, _Wanted)
-    if wanted.lease_s is not None and wanted.lease_s < 1:
-        raise BadRequest(f"lease-s is {wanted.lease_s}; it must be at least 1")
+    check_lease(wanted.lease_s)
     if wanted.kept_max is not None and not 0 <= wanted.kept_max <= 1:
         raise BadRequest(f"kept-max is {wanted.kept_max}; it is a share, from 0 to 1")
     return wanted, _filter(wanted, metadata)
@@ -205,9 +205,7 @@ def _asked(read: _Read, metadata: TableMetadata) -> tuple[_Wanted, Question]:
     wanted, filter = read
     snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, None)
     asked = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
-    question = Question.ask(metadata, asked)
-    _ = question.text
-    return wanted, question
+    return wanted, Question.ask(metadata, asked)
 
 
 def _filter(wanted: _Wanted, metadata: TableMetadata) -> Expression:
@@ -220,13 +218,13 @@ def _filter(wanted: _Wanted, metadata: TableMetadata) -> Expression:
 
 
 async def _made(app: web.Application, loaded: LoadedTable, wanted: _Wanted, question: Question) -> _Made:
-    entry, snapshot, settings = loaded.entry, question.snapshot, app[SETTINGS]
+    entry, snapshot = loaded.entry, question.snapshot
     assert entry is not None
     if snapshot is None:
         return _Made(None, None, None, 0, 0, 0, 0)
     if wanted.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
         return _Made(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
-    lease_s = min(wanted.lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
+    lease_s = granted_s(wanted.lease_s, app[SETTINGS])
     name = plan_name(entry, snapshot.snapshot_id, question.text)
     if name is not None:
         declined = app[DECLINED].get((name, wanted.kept_max))
