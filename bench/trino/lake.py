@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,17 +78,20 @@ LAYOUTS = (
 
 
 @contextmanager
-def lake(scratch: Path, scale: float, files: int) -> Iterator[tuple[Seamark, Path]]:
-    """A server with all layouts, and the folder of the Parquet files that they were made from."""
+def lake(
+    scratch: Path, scale: float, files: int, layouts: Sequence[Layout] = LAYOUTS
+) -> Iterator[tuple[Seamark, Path]]:
+    """A server with these layouts, and the folder of the Parquet files that they were made from."""
     data = generate(CACHE / "ssb", scale)
-    folder = LAKES.resolve() / f"sf{scale:g}-{files}"
+    some = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(one.name for one in layouts)
+    folder = LAKES.resolve() / f"sf{scale:g}-{files}{some}"
     marker = folder / "made.json"
     wanted = {"format": FORMAT, "folder": str(folder)}
     if not marker.exists() or json.loads(marker.read_text()) != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         with _server(folder / "home", folder) as server:
-            _make(server, scratch, data, files)
+            _make(server, scratch, data, files, layouts)
         marker.write_text(json.dumps(wanted))
     shutil.copytree(folder / "home", scratch / "home")
     try:
@@ -104,7 +107,7 @@ def _server(home: Path, folder: Path) -> Seamark:
     return Seamark(home, warehouse=warehouse, env={"SEAMARK_LOG_LEVEL": "warning"})
 
 
-def _make(server: Seamark, scratch: Path, data: Path, files: int) -> None:
+def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Sequence[Layout]) -> None:
     with (
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
         spark_session(scratch / "spark", SPARK) as spark,
@@ -113,7 +116,7 @@ def _make(server: Seamark, scratch: Path, data: Path, files: int) -> None:
         spark.sql(f"CREATE NAMESPACE sea.{BASE}")
         for table in TABLES:
             write_table(spark, data, table, f"sea.{BASE}.{table}", BASE_FILES)
-        for layout in LAYOUTS:
+        for layout in layouts:
             body = json.dumps({"namespace": [layout.name]}).encode()
             client._request("POST", "/v1/namespaces", {}, body)
             for table in TABLES:
