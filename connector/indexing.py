@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.parquet.columns import Projection, Unreadable, read_columns
+from connector.parquet.columns import Projection, read_columns
 from connector.storage import Storage
+from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.puffin import Part
 from metaserver.iceberg.transforms import IDENTITY, function
 from metaserver.iceberg.types import base_name
@@ -96,7 +97,7 @@ def write_index_file(
 def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
     """The keys of each of the definition's terms. Unreadable, or ValueError, where they are in doubt."""
     if file.format.lower() != "parquet":
-        raise Unreadable(f"files of format {file.format} are not indexed")
+        raise Unreadable(file.path, f"files of format {file.format} are not indexed")
     terms = task.definition.terms
     filesystem, path = task.storage.open(file.path)
     columns = read_columns(

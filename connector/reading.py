@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +38,9 @@ from connector.parquet.pages import Pages
 from connector.parquet.projecting import Projected, identified, parse_name_mapping
 from connector.parquet.row_groups import RowGroups
 from connector.planning import OpenTable, ScanTask, open_table, plan, with_rows
+from connector.predicates import exactly
 from connector.storage import Storage
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest as Refused
 from metaserver.iceberg.arrow import plain_type
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import FALSE, TRUE, Expression, Value, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import InDoubt, Unreadable
@@ -52,11 +49,6 @@ from metaserver.iceberg.residuals import Residuals
 from metaserver.iceberg.schema import Field, Schema, StructType
 from metaserver.iceberg.transforms import IDENTITY, canonical, result_type
 from metaserver.iceberg.values import decode_json
-
-if TYPE_CHECKING:
-    from metaserver.iceberg import sql
-else:
-    sql = Deferred("metaserver.iceberg.sql")  # every worker of Spark imports this module, and few parse SQL
 
 FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of
@@ -138,20 +130,9 @@ def wanted_of(table: OpenTable, columns: Sequence[str] | None, where: Expression
 
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
-    """SQL text, or an Iceberg expression in JSON, over the columns of the table's schema. BadRequest for what is none,
-    and for SQL whose meaning an expression cannot have exactly."""
-    if where is None:
-        return TRUE
-    try:
-        if not isinstance(where, str):
-            return bind(parse_expression(where), table.schema, (), case_sensitive=True)
-        read = sql.parse_sql(where, table.schema, nan_above=True)
-        if not read.exact:
-            told = f": {'; '.join(read.unused)}" if read.unused else ", for a literal that its column cannot hold"
-            raise BadRequest(f"Rows cannot be chosen by all of this predicate exactly{told}")
-        return bind(read.expression, table.schema, (), case_sensitive=True)
-    except Refused as error:
-        raise BadRequest(error.message) from None
+    """SQL text, or an Iceberg expression in JSON, over the columns of the table's schema; without one all rows.
+    BadRequest as of `exactly`."""
+    return TRUE if where is None else exactly(where, table.schema)
 
 
 class Scan:

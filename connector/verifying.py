@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from connector.indexing import DataFile, IndexTask, keys_of_file
-from connector.parquet.columns import Unreadable
 from metaserver.errors import Corrupt
+from metaserver.iceberg.parquet import Unreadable
 from metaserver.index.bitmap import Bitmap
 from metaserver.index.bits import positions
 from metaserver.index.bloom import Bloom

@@ -16,17 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from connector.client import Name, SeamarkClient
 from connector.commits import CommitClient
-from connector.errors import BadRequest, Refused
+from connector.errors import Refused
 from connector.indexing import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
 from connector.parquet.casting import Unwritable, conform
-from connector.parquet.columns import Unreadable
 from connector.parquet.writing import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
@@ -36,22 +35,16 @@ from connector.parquet.writing import (
     writer_options,
 )
 from connector.partitioning import Partition, column_at, places_of
+from connector.predicates import exactly
 from connector.storage import Storage
 from connector.target import WriteTarget, target_of
-from metaserver.deferred import Deferred
-from metaserver.errors import Corrupt, RequestError
-from metaserver.iceberg.binding import bind
+from metaserver.errors import Corrupt
 from metaserver.iceberg.expression_json import expression_json
-from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.properties import as_int
 from metaserver.iceberg.snapshot import MAIN
 from metaserver.iceberg.table_json import decode_table
 from metaserver.wire import INDEX_FILES_MAX
-
-if TYPE_CHECKING:
-    from metaserver.iceberg import sql
-else:
-    sql = Deferred("metaserver.iceberg.sql")
 
 TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20
@@ -423,23 +416,12 @@ def destination(
     change: dict[str, Any] = {"operation": "append"}
     if mode != APPEND:
         head = metadata.refs.get(branch)
-        filtered = {"filter": _expression(metadata, where) if isinstance(where, str) else where}
-        change = {"replace": filtered if mode == OVERWRITE else {"partitions": "written"}}
+        if isinstance(where, str):
+            where = expression_json(exactly(where, metadata.current_schema))
+        change = {"replace": {"filter": where} if mode == OVERWRITE else {"partitions": "written"}}
         change["schema-id"] = metadata.current_schema_id
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
     return Destination(table, target_of(metadata, Storage(loaded.storage)), branch, change)
-
-
-def _expression(metadata: TableMetadata, where: str) -> object:
-    """What exactly the predicate says: rows that a wider one would take would be lost."""
-    try:
-        read = sql.parse_sql(where, metadata.current_schema, nan_above=True)
-        if not read.exact:
-            told = f": {'; '.join(read.unused)}" if read.unused else ", for a literal that its column cannot hold"
-            raise BadRequest(f"Rows cannot be replaced by all of this predicate exactly{told}")
-        return expression_json(bind(read.expression, metadata.current_schema, (), case_sensitive=True))
-    except RequestError as error:
-        raise BadRequest(error.message) from None
 
 
 def append(

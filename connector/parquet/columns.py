@@ -16,12 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from metaserver.iceberg.parquet import InDoubt, column_of, dotted, has_ids, places_of
+from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, has_ids, places_of
 from metaserver.iceberg.schema import Schema
-
-
-class Unreadable(Exception):
-    """The file cannot be read as every reader of the table would: says why."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +48,32 @@ def read_columns(
     try:
         with pq.ParquetFile(path, filesystem=filesystem) as file:
             if file.metadata.num_rows != rows:
-                raise Unreadable(f"{path} has {file.metadata.num_rows} rows; its manifest says {rows}")
+                raise Unreadable(path, f"it has {file.metadata.num_rows} rows; its manifest says {rows}")
             if not has_ids(file.schema_arrow):
-                raise Unreadable(
-                    "the file has no field ids; readers tell its columns by a name mapping, which may change"
-                )
+                told = "it has no field ids; readers tell its columns by a name mapping, which may change"
+                raise Unreadable(path, told)
             found = places_of(file.schema_arrow, wanted)
             table = file.read(columns=dotted(found.values()), use_threads=False)
         columns = {column_id: column_of(table, place) for column_id, place in found.items()}
     except InDoubt as error:
-        raise Unreadable(f"{path} is not read: {error}") from None
+        raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError) as error:
-        raise Unreadable(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    return {one: columns[one] if one in columns else _absent(one, rows, projection) for one in wanted}
+        raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
+    for column_id in wanted:
+        if column_id not in columns:
+            if told := _why_unknown(column_id, projection):
+                raise Unreadable(path, told)
+            columns[column_id] = pa.chunked_array([pa.nulls(rows)])
+    return {column_id: columns[column_id] for column_id in wanted}
 
 
-def _absent(column_id: int, rows: int, projection: Projection) -> pa.ChunkedArray:
+def _why_unknown(column_id: int, projection: Projection) -> str:
+    """Why a column that the file lacks is not null for readers, or nothing."""
     column = projection.schema.column(column_id)
     if column is None:
-        raise Unreadable(f"the table's schema has no column {column_id}")
+        return f"the table's schema has no column {column_id}"
     if column_id in projection.partitioned:
-        raise Unreadable(f"the file lacks column {column.name}, which readers take from its partition")
+        return f"it lacks column {column.name}, which readers take from its partition"
     if column.initial_default is not None:
-        raise Unreadable(f"the file lacks column {column.name}, which readers fill with its default")
-    return pa.chunked_array([pa.nulls(rows)])
+        return f"it lacks column {column.name}, which readers fill with its default"
+    return ""

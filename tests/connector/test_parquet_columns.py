@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from connector.parquet.columns import Projection, Unreadable, read_columns
+from connector.parquet.columns import Projection, read_columns
+from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.schema import Field, Schema, StructType
 
 SCHEMA = Schema(
