@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,10 @@ from metaserver.iceberg.table_json import decode_table
 from metaserver.index.definitions import of_id
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, register
+from tests.api.live import LiveTable, Snapshot
 from tests.planner.lake import DataFile, DeleteFile
-from tests.planner.manifests import (
-    ADDED,
-    DELETED,
-    EXISTING,
-    Entry,
-    Manifest,
-    PartitionField,
-    Style,
-    list_bytes,
-    manifest_bytes,
-)
+from tests.planner.manifests import PartitionField
 
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 FIELDS = (("id", pa.int64()), ("name", pa.string()), ("price", pa.float64()), ("part", pa.int32()))
 KINDS = {1: "long", 2: "string", 3: "double", 4: "int"}
 SCHEMA: dict[str, Any] = {
@@ -53,49 +42,22 @@ Row = tuple[Any, ...]
 """id, name, price, part."""
 
 
-@dataclass
-class Snapshot:
-    """Live files of each kind, with their sequence numbers within."""
-
-    id: int
-    data: list[DataFile]
-    deletes: list[DeleteFile]
-
-
-@dataclass
-class Stored:
+class Stored(LiveTable):
     """`db.t`. `partitioned`: by identity of `part`, one value a file."""
-
-    api: Api
-    folder: Path
-    version: int
-    partitioned: bool
-    snapshots: list[Snapshot] = field(default_factory=list)
-    made: int = 0
-    next_row_id: int = 0
 
     @staticmethod
     async def create(api: Api, *, version: int = 2, partitioned: bool = False) -> Stored:
-        spec = {"spec-id": 0, "fields": [PART.json()] if partitioned else []}
-        answer = await api(
-            "POST",
-            "/v1/namespaces/db/tables",
-            {"name": "t", "schema": SCHEMA, "partition-spec": spec, "properties": {"format-version": str(version)}},
-        )
-        assert answer.status == 200, answer.raw
-        folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
-        (folder / "data").mkdir(parents=True)
-        return Stored(api, folder, version, partitioned)
+        return await Stored.make(api, "t", SCHEMA, (PART,) if partitioned else (), version)
 
-    def _path(self, ending: str) -> Path:
-        self.made += 1
-        return self.folder / "data" / f"{self.made:05d}{ending}"
+    @property
+    def partitioned(self) -> bool:
+        return bool(self.parts)
 
     def _partition(self, part: int | None) -> tuple[Any, ...]:
         return (part,) if self.partitioned else ()
 
     def data_file(self, rows: Sequence[Row], *, group_rows: int = 1_000_000) -> DataFile:
-        path = self._path(".parquet")
+        path = self.path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(
             path,
@@ -112,7 +74,7 @@ class Stored:
     ) -> DeleteFile:
         """`named`: of one data file, whose path the manifest says, too."""
         listed = sorted(positions)
-        path = self._path("-deletes.parquet")
+        path = self.path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
         write(path, spots)
@@ -124,7 +86,7 @@ class Stored:
 
     def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
         """A Puffin file with a deletion vector for each data file."""
-        path = self._path("-dv.puffin")
+        path = self.path("-dv.puffin")
         data, found = b"PFA1", []
         for name, rows in positions.items():
             blob = vector_bytes(rows)
@@ -141,7 +103,7 @@ class Stored:
 
     def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
         """`keys` are tuples of the columns `ids`."""
-        path = self._path("-equality.parquet")
+        path = self.path("-equality.parquet")
         columns = {
             number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
             for at, number in enumerate(ids)
@@ -151,78 +113,6 @@ class Stored:
             f"file://{path}", 2, "PARQUET", 0, self._partition(part), len(keys), path.stat().st_size, {},
             equality_ids=list(ids), keys=tuple(keys),
         )  # fmt: skip
-
-    async def commit(
-        self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
-    ) -> Snapshot:
-        """A snapshot of the last one's files without those removed, and these."""
-        loaded = (await self.api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]
-        sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
-        before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
-        gone = set(removed)
-        fresh = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
-        kept = [one for one in (*before.data, *before.deletes) if one.path not in gone]
-        live = [*kept, *fresh]
-        snapshot = Snapshot(
-            snapshot_id,
-            [one for one in live if isinstance(one, DataFile)],
-            [one for one in live if isinstance(one, DeleteFile)],
-        )
-        manifests = [
-            self._manifest(f"{snapshot_id}-{content}", files, content, snapshot_id, sequence)
-            for content, files in ((0, snapshot.data), (1, snapshot.deletes))
-            if files
-        ]
-        path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
-        header = {"format-version": str(self.version)}
-        first = self.next_row_id
-        listed = [(one, first if self.version > 2 and one.content == 0 else None) for one in manifests]
-        path.write_bytes(list_bytes(listed, version=self.version, style=STYLE, header=header))
-        rows = sum(one.record_count for one in snapshot.data)
-        self.next_row_id += rows
-        body = {
-            "snapshot-id": snapshot_id,
-            "sequence-number": sequence,
-            "timestamp-ms": loaded["last-updated-ms"] + 1,
-            "manifest-list": f"file://{path}",
-            "summary": {"operation": "append"},
-            "schema-id": 0,
-            **({"parent-snapshot-id": before.id} if before.id else {}),
-            **({"first-row-id": first, "added-rows": rows} if self.version > 2 else {}),
-        }
-        ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
-        updates = [{"action": "add-snapshot", "snapshot": body}, ref]
-        answer = await self.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
-        assert answer.status == 200, answer.raw
-        self.snapshots.append(snapshot)
-        return snapshot
-
-    def _manifest(self, name: str, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
-        entries = [
-            Entry(ADDED if one.sequence == sequence else EXISTING, one.snapshot_id, one.sequence, one.sequence, one)
-            for one in files
-        ]
-        fields = (PART,) if self.partitioned else ()
-        data = manifest_bytes(
-            entries,
-            version=self.version,
-            content=content,
-            style=STYLE,
-            spec_id=0,
-            fields=fields,
-            kinds=KINDS,
-            schema=SCHEMA,
-        )
-        path = self.folder / "metadata" / f"m-{name}.avro"
-        path.write_bytes(data)
-        counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
-        for entry in entries:
-            files_of, rows_of = counts[entry.status]
-            counts[entry.status] = (files_of + 1, rows_of + entry.file.record_count)
-        least = min(one.sequence for one in files)
-        return Manifest(
-            f"file://{path}", len(data), content, 0, sequence, least, snapshot_id, entries, None, counts=counts
-        )
 
     async def index(
         self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile], *, parts: int = 1

@@ -1,0 +1,155 @@
+"""Tables of real files, of any schema, whose snapshots are committed over HTTP: two manifests each, of all live data
+files and of all live delete files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from tests.api.client import Api
+from tests.planner.lake import DataFile, DeleteFile
+from tests.planner.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    PartitionField,
+    Style,
+    list_bytes,
+    manifest_bytes,
+)
+
+STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+
+
+@dataclass
+class Snapshot:
+    """Live files of each kind, with their sequence numbers within."""
+
+    id: int
+    data: list[DataFile]
+    deletes: list[DeleteFile]
+
+
+@dataclass(kw_only=True)
+class LiveTable:
+    """Of namespace `db`. `schema` is the current one, in JSON."""
+
+    api: Api
+    name: str
+    folder: Path
+    version: int
+    schema: dict[str, Any]
+    parts: tuple[PartitionField, ...]
+    snapshots: list[Snapshot] = field(default_factory=list)
+    made: int = 0
+    next_row_id: int = 0
+
+    @classmethod
+    async def make(
+        cls,
+        api: Api,
+        name: str,
+        schema: dict[str, Any],
+        parts: Sequence[PartitionField],
+        version: int,
+        **own: Any,
+    ) -> Self:
+        body = {
+            "name": name,
+            "schema": schema,
+            "partition-spec": {"spec-id": 0, "fields": [one.json() for one in parts]},
+            "properties": {"format-version": str(version)},
+        }
+        answer = await api("POST", "/v1/namespaces/db/tables", body)
+        assert answer.status == 200, answer.raw
+        folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
+        for part in ("data", "metadata"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        return cls(api=api, name=name, folder=folder, version=version, schema=schema, parts=tuple(parts), **own)
+
+    @property
+    def data(self) -> list[DataFile]:
+        return self.snapshots[-1].data if self.snapshots else []
+
+    def path(self, ending: str) -> Path:
+        """Of the next file."""
+        self.made += 1
+        return self.folder / "data" / f"{self.made:05d}{ending}"
+
+    async def commit(
+        self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
+    ) -> Snapshot:
+        """A snapshot of the last one's files without those removed, and these."""
+        loaded = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
+        sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
+        before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
+        gone = set(removed)
+        fresh = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
+        kept = [one for one in (*before.data, *before.deletes) if one.path not in gone]
+        live = [*kept, *fresh]
+        snapshot = Snapshot(
+            snapshot_id,
+            [one for one in live if isinstance(one, DataFile)],
+            [one for one in live if isinstance(one, DeleteFile)],
+        )
+        manifests = [
+            self._manifest(files, content, snapshot_id, sequence)
+            for content, files in ((0, snapshot.data), (1, snapshot.deletes))
+            if files
+        ]
+        path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
+        header = {"format-version": str(self.version)}
+        first = self.next_row_id
+        listed = [(one, first if self.version > 2 and one.content == 0 else None) for one in manifests]
+        path.write_bytes(list_bytes(listed, version=self.version, style=STYLE, header=header))
+        rows = sum(one.record_count for one in snapshot.data)
+        self.next_row_id += rows
+        body = {
+            "snapshot-id": snapshot_id,
+            "sequence-number": sequence,
+            "timestamp-ms": loaded["last-updated-ms"] + 1,
+            "manifest-list": f"file://{path}",
+            "summary": {"operation": "append"},
+            "schema-id": self.schema["schema-id"],
+            **({"parent-snapshot-id": before.id} if before.id else {}),
+            **({"first-row-id": first, "added-rows": rows} if self.version > 2 else {}),
+        }
+        ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
+        await self.update({"action": "add-snapshot", "snapshot": body}, ref)
+        self.snapshots.append(snapshot)
+        return snapshot
+
+    async def update(self, *updates: dict[str, Any]) -> None:
+        body = {"requirements": [], "updates": list(updates)}
+        answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}", body)
+        assert answer.status == 200, answer.raw
+
+    def _manifest(self, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
+        entries = [
+            Entry(ADDED if one.sequence == sequence else EXISTING, one.snapshot_id, one.sequence, one.sequence, one)
+            for one in files
+        ]
+        data = manifest_bytes(
+            entries,
+            version=self.version,
+            content=content,
+            style=STYLE,
+            spec_id=0,
+            fields=self.parts,
+            kinds={one["id"]: one["type"] for one in self.schema["fields"]},
+            schema=self.schema,
+        )
+        path = self.folder / "metadata" / f"m-{snapshot_id}-{content}.avro"
+        path.write_bytes(data)
+        counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
+        for entry in entries:
+            files_of, rows_of = counts[entry.status]
+            counts[entry.status] = (files_of + 1, rows_of + entry.file.record_count)
+        least = min(one.sequence for one in files)
+        return Manifest(
+            f"file://{path}", len(data), content, 0, sequence, least, snapshot_id, entries, None, counts=counts
+        )
