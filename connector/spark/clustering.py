@@ -36,6 +36,7 @@ from connector.errors import BadRequest
 from connector.lineage import NAMES, has_lineage, with_lineage
 from connector.planning import OpenTable, ScanTask, open_table, plan
 from connector.reading import TaskReader, Wanted, scan, wanted_of
+from connector.spark.results import RESULT, result_of, told_by
 from connector.spark.types import for_spark, spark_type
 from connector.spark.writing import WriteReport, decoded, encoded, with_place
 from connector.storage import Storage
@@ -57,8 +58,6 @@ _FILE_BYTES_MAX = 2**31 - 1
 _KEY, _TASK = "_seamark_key", "_seamark_task"
 _OWN = (_KEY, _TASK)
 _GIVEN = "tasks binary"
-_RESULT = spark_types.StructType([spark_types.StructField("result", spark_types.BinaryType(), False)])
-_RESULT_ARROW = pa.schema([pa.field("result", pa.binary(), False)])
 
 
 @dataclass(frozen=True)
@@ -195,8 +194,8 @@ def _sample(
     whole = target.spec.fields or not attributes.columns  # a partition is told of rows as a whole
     narrow = wanted if whole else replace(wanted, names=tuple(attributes.columns))
     few = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
-    found = given.mapInArrow(partial(_sampled, narrow, target.storage, few / max(1, records)), _RESULT).collect()
-    parts = [pa.ipc.open_stream(bytes(one.result)).read_all() for one in found]
+    found = told_by(given.mapInArrow(partial(_sampled, narrow, target.storage, few / max(1, records)), RESULT))
+    parts = [pa.ipc.open_stream(one).read_all() for one in found]
     rows = sum(int(one.schema.metadata[b"rows"]) for one in parts)
     return rows, pa.concat_tables([one.replace_schema_metadata(None) for one in parts]).combine_chunks()
 
@@ -215,7 +214,7 @@ def _sampled(
     schema = wanted.arrow.with_metadata({"rows": str(rows)})
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.Table.from_batches(taken, wanted.arrow).replace_schema_metadata(schema.metadata))
-    yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], schema=_RESULT_ARROW)
+    yield result_of(sink.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)
@@ -256,8 +255,8 @@ def _written(given: DataFrame, work: Work) -> WrittenFiles:
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN, own, strict=True)]
     keyed = given.mapInArrow(partial(_keyed, work), spark_types.StructType(fields))
     spread = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
-    found = spread.mapInArrow(partial(_write, work), _RESULT).collect()
-    return WrittenFiles.joined(decoded(bytes(one.result)) for one in found)
+    found = told_by(spread.mapInArrow(partial(_write, work), RESULT))
+    return WrittenFiles.joined(decoded(one) for one in found)
 
 
 def _spark_types(wanted: Wanted) -> dict[str, spark_types.DataType]:
@@ -298,4 +297,4 @@ def _write(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
                     held = 0
         written = writer.close()
     if written.files:
-        yield pa.RecordBatch.from_arrays([pa.array([encoded(written)], pa.binary())], schema=_RESULT_ARROW)
+        yield result_of(encoded(written))

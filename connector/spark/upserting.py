@@ -48,6 +48,7 @@ from connector.planning import OpenTable, ScanTask, open_table
 from connector.reading import bound_filter
 from connector.rewriting import rewritten
 from connector.row_commits import ATTEMPTS, Change, Report, committed
+from connector.spark.results import RESULT, result_of, told_by
 from connector.target import WriteTarget, target_of
 from connector.unlocated import EQUALITY, check_table, unlocated
 from connector.upserts import (
@@ -87,8 +88,6 @@ _GROUP_BYTES = 1 << 30
 """Of data files that one task writes anew."""
 _SCOPES_MAX = 200
 """Tasks whose keys a commit tells apart in what was read."""
-_RESULT = spark_types.StructType([spark_types.StructField("result", spark_types.BinaryType(), False)])
-_RESULT_ARROW = pa.schema([pa.field("result", pa.binary(), False)])
 _PLACE = "_seamark_task"
 _PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 
@@ -276,7 +275,7 @@ def spread(df: DataFrame, work: Work) -> DataFrame:
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     placed = df.mapInArrow(partial(_placed, work.placing), schema)
     exchanged = placed.repartitionById(work.placing.tasks, _PLACE)
-    return exchanged.mapInArrow(partial(change_task, work), _RESULT)
+    return exchanged.mapInArrow(partial(change_task, work), RESULT)
 
 
 def _placed(placing: Placing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -333,7 +332,7 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
     asked = work.asked
     batch = batch_of(given, work.opened.schema, asked.keys, asked.precombine, asked.columns)
     result = _blind(work, batch) if asked.way == EQUALITY else _located(work, batch)
-    yield pa.RecordBatch.from_arrays([pa.array([msgspec.msgpack.encode(result)], pa.binary())], schema=_RESULT_ARROW)
+    yield result_of(msgspec.msgpack.encode(result))
 
 
 def _blind(work: Work, batch: Batch) -> _Result:
@@ -382,7 +381,7 @@ def _prepared(
     placing = Placing.of(opened, fields, rows, cores, asked.way)
     work = Work(client, opened, target, asked, _mode(asked, target), placing)
     copies = work.mode == COPY_ON_WRITE
-    results = [msgspec.msgpack.decode(bytes(row.result), type=_Result) for row in spread(df, work).collect()]
+    results = [msgspec.msgpack.decode(told, type=_Result) for told in told_by(spread(df, work))]
     data = WrittenFiles.joined(one.written for one in results)
     if asked.way == EQUALITY:
         blind = WrittenDeletes(tuple(file for one in results for file in one.equality_deletes))

@@ -36,6 +36,7 @@ from pyspark.sql import types as spark_types
 from connector.client import Name, SeamarkClient
 from connector.parquet.casting import conform
 from connector.row_commits import ATTEMPTS, Report
+from connector.spark.results import RESULT, result_of, told_by
 from connector.spark.upserting import DRIVER_ROWS, Asked, change
 from connector.target import WriteTarget
 from connector.writing import (
@@ -53,8 +54,6 @@ from metaserver.wire import INDEX_FILES_MAX
 
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
-_RESULT = spark_types.StructType([spark_types.StructField("written", spark_types.BinaryType(), False)])
-_RESULT_ARROW = pa.schema([pa.field("written", pa.binary(), False)])
 _PLACE = "_seamark_partition"
 UPSERT, DELETE = "upsert", "delete"
 _KEYED = ("keys", "row_mode", "way", "attempts", "driver_rows")
@@ -195,8 +194,8 @@ def _changed(
 def written_by(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:
     """Files of a DataFrame's rows, written by tasks and in no commit yet."""
     spread = distributed(df, target, distribution)
-    found = spread.mapInArrow(partial(write_task, target), _RESULT).collect()
-    return WrittenFiles.joined(decoded(bytes(row.written)) for row in found)
+    found = told_by(spread.mapInArrow(partial(write_task, target), RESULT))
+    return WrittenFiles.joined(decoded(one) for one in found)
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -204,7 +203,7 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
     rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
     written = write_batches(target, rows)
     if written.files:
-        yield pa.RecordBatch.from_arrays([pa.array([encoded(written)], pa.binary())], schema=_RESULT_ARROW)
+        yield result_of(encoded(written))
 
 
 def encoded(written: WrittenFiles) -> bytes:
