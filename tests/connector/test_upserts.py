@@ -15,7 +15,7 @@ from connector.indexes import IndexClient
 from connector.parquet.casting import Unwritable
 from connector.reading import scan
 from connector.unlocated import EQUALITY
-from connector.upserts import Report, delete, upsert
+from connector.upserts import MODES, Report, delete, upsert
 from connector.writing import append
 from tests.connector import typed
 from tests.connector.served import Served
@@ -28,7 +28,6 @@ FIELDS: list[dict[str, Any]] = [
     {"id": 4, "name": "note", "required": False, "type": "string"},
 ]
 ARROW = pa.schema([("id", pa.int64()), ("land", pa.string()), ("ts", pa.int32()), ("note", pa.string())])
-MODES = ("merge-on-read", "copy-on-write")
 BY_ID = {"seamark.index.ids": "record(id)"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,14 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connector.errors import BadRequest, Conflict
-from connector.indexes import IndexClient
 from connector.spark import Through, cluster, clustering, write
-from connector.spark.session import connect
 from connector.spark.writing import WriteReport
-from connector.target import WriteTarget
-from tests.engines.conftest import rows
+from tests.engines.tables import SparkTables
 from tests.engines.test_spark_writing import COLUMNS, EVERYTHING
-from tests.services.seamark import Seamark
 
 pytestmark = [
     pytest.mark.spark,
@@ -33,15 +28,7 @@ JOINS = {"customer": Through("db.customers", on={"customer": "id"})}
 BY = ["day", "customer.city"]
 
 
-@dataclass(frozen=True)
-class Rig:
-    spark: SparkSession
-    server: Seamark
-    client: IndexClient
-
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.replace("{db}", "clu.db")))
-
+class Rig(SparkTables):
     def rows(self, table: str, columns: str = "*") -> list[str]:
         return sorted(map(repr, self.sql(f"SELECT {columns} FROM {{db}}.{table}")))
 
@@ -60,27 +47,16 @@ class Rig:
         frame = self.spark.range(0, count, 1, 4).selectExpr(*columns)
         write(frame, f"db.{table}", client=self.client, distribution="none")
 
-    def stored(self, table: str) -> set[str]:
-        """Data and index files that are on storage."""
-        target = WriteTarget.of(self.client.load_table(f"db.{table}"))
-        location = Path(urlsplit(target.location).path)
-        return {str(path) for path in location.rglob("*") if path.suffix in (".parquet", ".puffin")}
-
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Seamark(tmp_path_factory.mktemp("clustering")) as server:
-        connect(spark, "clu", server.base_url)
-        client = IndexClient(server.base_url)
-        made = Rig(spark, server, client)
-        made.sql("CREATE NAMESPACE clu.db")
+    with Rig.served(spark, tmp_path_factory.mktemp("clustering")) as made:
         made.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
         made.sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
             f"FROM range(0, {CUSTOMERS - 10}, 1, 1)"
         )
         yield made
-        client.close()
 
 
 # The same rows
@@ -244,10 +220,10 @@ def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
         "DELETE FROM {db}.busy WHERE day = 5",
         "UPDATE {db}.busy SET quantity = 9 WHERE id = 77",
     ):
-        stored = rig.stored("busy")
+        stored = rig.files("busy")
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
-        left = rig.stored("busy") - stored
+        left = rig.files("busy") - stored
         live = {urlsplit(path).path for (path,) in rig.sql("SELECT file_path FROM {db}.busy.files")}
         assert left <= live, "files that no snapshot names are deleted"
         assert rig.sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
@@ -256,7 +232,7 @@ def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
 
 def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("lossy")
-    before, stored = rig.rows("lossy"), rig.stored("lossy")
+    before, stored = rig.rows("lossy"), rig.files("lossy")
     decoded, losing = clustering.decoded, [True]
 
     def some(data: bytes) -> Any:
@@ -271,7 +247,7 @@ def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.rows("lossy") == before
-    assert rig.stored("lossy") == stored
+    assert rig.files("lossy") == stored
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_read(rig: Rig) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.client import SeamarkClient
 from connector.lineage import NAMES
 from connector.reading import scan
 from connector.upserts import COPY_ON_WRITE, delete, upsert
-from tests.engines.conftest import rows
-from tests.services.seamark import Seamark
-from tests.services.spark import new_catalog
+from tests.engines.tables import SparkTables
 
 pytestmark = [
     pytest.mark.spark,
@@ -25,15 +20,7 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Lake:
-    client: SeamarkClient
-    spark: SparkSession
-    db: str
-
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.format(db=self.db)))
-
+class Lake(SparkTables):
     def told(self, name: str) -> dict[int, tuple[str, int, int, int]]:
         """(land, v, row id, sequence number) of each row by id, as Spark reads them; and so do we."""
         found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
@@ -45,12 +32,8 @@ class Lake:
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Seamark(tmp_path_factory.mktemp("lineage")) as server:
-        client = SeamarkClient(server.base_url)
-        made = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db")
-        made.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+    with Lake.served(spark, tmp_path_factory.mktemp("lineage")) as made:
         yield made
-        client.close()
 
 
 @pytest.mark.parametrize(

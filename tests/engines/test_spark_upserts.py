@@ -7,11 +7,9 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -19,42 +17,29 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 
-from connector.client import SeamarkClient
 from connector.commits import CommitClient
 from connector.latest import column_of
 from connector.parquet.casting import Unwritable
 from connector.partitioning import transformed
 from connector.spark import upserting, write
-from connector.spark.session import connect
-from connector.target import WriteTarget
-from connector.upserts import MODES, Report, upsert
+from connector.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, Report, upsert
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.schema import Field
-from metaserver.wire import INDEX_FOLDER
 from tests.engines.conftest import rows
+from tests.engines.tables import SparkTables
 from tests.engines.test_spark_writing import EVERYTHING
-from tests.services.seamark import Seamark
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
-MERGE_ON_READ, COPY_ON_WRITE = MODES
 BUCKETS, RECORD = "PARTITIONED BY (bucket(4, id))", "'seamark.index.ids'='record(id)'"
 
 Row = tuple[str | None, int | None, int | None]
 Model = dict[int, Row]
 
 
-@dataclass(frozen=True)
-class Rig:
-    spark: SparkSession
-    server: Seamark
-    client: SeamarkClient
-
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.replace("{db}", "ups.db")))
-
+class Rig(SparkTables):
     def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
         named = ", ".join([f"'format-version'='{version}'", *properties])
         columns = columns or "id bigint NOT NULL, land string, v int, ts int"
@@ -77,26 +62,14 @@ class Rig:
         assert len(made) == len(found), sorted(found)
         return made
 
-    def files(self, table: str) -> set[str]:
-        """Data, delete and index files that are on storage, whoever wrote them."""
-        target = WriteTarget.of(self.client.load_table(f"db.{table}"))
-        location = Path(urlsplit(target.location).path)
-        data = {str(path) for path in (location / "data").rglob("*") if path.suffix in (".parquet", ".puffin")}
-        return data | {str(path) for path in (location / INDEX_FOLDER).rglob("*") if path.is_file()}
-
     def live(self, table: str) -> int:
-        return self.spark.sql(f"SELECT * FROM ups.db.{table}.data_files").count()
+        return len(self.sql(f"SELECT 1 FROM {{db}}.{table}.data_files"))
 
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Seamark(tmp_path_factory.mktemp("upserts")) as server:
-        connect(spark, "ups", server.base_url)
-        client = SeamarkClient(server.base_url)
-        made = Rig(spark, server, client)
-        made.sql("CREATE NAMESPACE ups.db")
+    with Rig.served(spark, tmp_path_factory.mktemp("upserts")) as made:
         yield made
-        client.close()
 
 
 TASKS = {"driver_rows": 0}
@@ -339,7 +312,7 @@ def test_frames_of_every_type_come_through_the_tasks(rig: Rig, spec: str) -> Non
     frame = rig.spark.range(120).selectExpr(*EVERYTHING)
     rig.upsert(frame.where("id < 80"), table, **TASKS)
     rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
-    found = rig.spark.table(f"ups.db.{table}")
+    found = rig.spark.table(f"{rig.db}.{table}")
     wanted = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
     assert sorted(map(repr, rows(found))) == sorted(map(repr, rows(wanted)))
 

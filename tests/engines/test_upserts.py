@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.client import SeamarkClient
 from connector.upserts import MODES, delete, upsert
-from tests.engines.conftest import rows
-from tests.services.seamark import Seamark
-from tests.services.spark import new_catalog
+from tests.engines.tables import SparkTables
 
 pytestmark = [
     pytest.mark.spark,
@@ -25,24 +20,10 @@ pytestmark = [
 Model = dict[int, tuple[str | None, int]]
 
 
-@dataclass(frozen=True)
-class Lake:
-    client: SeamarkClient
-    spark: SparkSession
-    db: str
-
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.format(db=self.db)))
-
-
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Seamark(tmp_path_factory.mktemp("upserts")) as server:
-        client = SeamarkClient(server.base_url)
-        made = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db")
-        made.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkTables]:
+    with SparkTables.served(spark, tmp_path_factory.mktemp("upserts")) as made:
         yield made
-        client.close()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +35,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         (2, "PARTITIONED BY (bucket(4, id))"),
     ],
 )
-def test_spark_and_we_change_one_table_in_turn(lake: Lake, version: int, partitioned: str) -> None:
+def test_spark_and_we_change_one_table_in_turn(lake: SparkTables, version: int, partitioned: str) -> None:
     seed = 10 * version + len(partitioned)
     rng = random.Random(seed)
     name = f"t{seed}"

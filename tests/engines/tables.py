@@ -1,0 +1,48 @@
+"""Tables of a server of their own, which Spark's Iceberg writes and reads beside us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from pyspark.sql import SparkSession
+
+from connector.indexes import IndexClient
+from connector.spark.session import connect
+from connector.target import WriteTarget
+from metaserver.wire import INDEX_FOLDER
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+
+
+@dataclass(frozen=True)
+class SparkTables:
+    """Of the server's namespace `db`; SQL names it `{db}`, Spark as `db` says."""
+
+    client: IndexClient
+    spark: SparkSession
+    db: str
+
+    @classmethod
+    @contextmanager
+    def served(cls, spark: SparkSession, folder: Path) -> Iterator[Self]:
+        with Seamark(folder) as server:
+            connect(spark, folder.name, server.base_url)
+            made = cls(IndexClient(server.base_url), spark, f"{folder.name}.db")
+            made.sql("CREATE NAMESPACE {db}")
+            yield made
+            made.client.close()
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return rows(self.spark.sql(text.replace("{db}", self.db)))
+
+    def files(self, table: str) -> set[str]:
+        """Data, delete and index files that are on storage, whoever wrote them."""
+        target = WriteTarget.of(self.client.load_table(f"db.{table}"))
+        location = Path(urlsplit(target.location).path)
+        data = {str(path) for path in (location / "data").rglob("*") if path.suffix in (".parquet", ".puffin")}
+        return data | {str(path) for path in (location / INDEX_FOLDER).rglob("*") if path.is_file()}
