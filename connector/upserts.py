@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from connector.unlocated import EQUALITY, check_unlocated, unlocated
 from connector.writing import Rows, WrittenFiles, batches_of, write_batches
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.parquet import Unreadable
+from metaserver.iceberg.schema import Field
 from metaserver.iceberg.snapshot import MAIN
 
 Mask = npt.NDArray[np.bool_]
@@ -229,11 +231,11 @@ def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str |
     wins, read, new = np.ones(len(there), dtype=np.bool_), located.read, batch.rows
     more, numbered = [], False
     if names and located.files:
-        stored = _Stored.of(opened, located.files, names)
+        stored = _Stored.of(opened, located.files, names, batch.precombine)
         read |= {one.task.path for one in located.files}
         wins = ~stored.later_than(batch)
         if numbered := tracked and bool(wins[stored.keys].any()):
-            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(batch)))
+            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(len(there))))
             new = batch.rows
         if kept:
             more = [stored.completed(batch, wins, kept)]
@@ -258,9 +260,11 @@ class _Stored:
 
     rows: pa.Table
     keys: Longs
+    by: Field | None
+    """Of several rows of one key the last by this counts."""
 
     @staticmethod
-    def of(opened: OpenTable, files: Sequence[Found], names: Sequence[str]) -> _Stored:
+    def of(opened: OpenTable, files: Sequence[Found], names: Sequence[str], by: Field | None) -> _Stored:
         wanted = wanted_of(opened, names, TRUE)
         reader = TaskReader(wanted, opened.storage)
         batches, keys = [], []
@@ -270,40 +274,37 @@ class _Stored:
                 raise Unreadable(one.task.path, "it has not all the rows that an index says are live in it")
             batches.extend(read)
             keys.append(one.keys)
-        return _Stored(pa.Table.from_batches(batches, wanted.arrow), np.concatenate(keys))
+        return _Stored(pa.Table.from_batches(batches, wanted.arrow), np.concatenate(keys), by)
 
     def later_than(self, batch: Batch) -> Mask:
         """bool[keys]: those of which a stored row is later than the one given."""
         found = np.zeros(batch.keys.count, dtype=np.bool_)
-        by = batch.precombine
-        if by is not None:
-            both = pa.concat_arrays([column_of(batch.rows, by), column_of(self.rows, by)])
-            rank = Rank.of(both, by, len(both))
+        if self.by is not None:
+            both = pa.concat_arrays([column_of(batch.rows, self.by), column_of(self.rows, self.by)])
+            rank = Rank.of(both, self.by, len(both))
             ours, theirs = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
             found[self.keys[ours.is_before(theirs)]] = True
         return found
 
     def completed(self, batch: Batch, wins: Mask, kept: Sequence[str]) -> pa.Table:
         """The rows of the batch that win, of keys that are stored, with the `kept` columns of the latest stored row."""
-        chosen = self._latest(batch)
-        chosen = chosen[wins[self.keys[chosen]]]
+        chosen = self._latest[wins[self.keys[self._latest]]]
         made = batch.rows.take(pa.array(self.keys[chosen]))
         rest = self.rows.select(list(kept)).take(pa.array(chosen))
         for name in kept:
             made = made.append_column(rest.field(name), rest[name])
         return made
 
-    def row_ids(self, batch: Batch) -> pa.ChunkedArray:
-        """int64[keys]: that of the latest stored row; null where none is stored."""
-        chosen = self._latest(batch)
-        places = np.full(batch.keys.count, -1, dtype=np.int64)
-        places[self.keys[chosen]] = chosen
+    def row_ids(self, count: int) -> pa.ChunkedArray:
+        """int64[count keys]: that of the latest stored row; null where none is stored."""
+        places = np.full(count, -1, dtype=np.int64)
+        places[self.keys[self._latest]] = self._latest
         return self.rows[ROW_ID_NAME].take(pa.array(places, mask=places < 0))
 
-    def _latest(self, batch: Batch) -> Longs:
+    @cached_property
+    def _latest(self) -> Longs:
         """int64[stored keys]: of each key's rows the latest."""
-        by = batch.precombine
-        rank = Rank.of(None if by is None else column_of(self.rows, by), by, self.rows.num_rows)
+        rank = Rank.of(None if self.by is None else column_of(self.rows, self.by), self.by, self.rows.num_rows)
         return latest((self.keys,), rank)
 
 
