@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from connector.parquet.casting import UNKNOWN, file_name_of
 from metaserver.iceberg.properties import as_int
+from metaserver.iceberg.ranges import after_prefix
 from metaserver.iceberg.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
 from metaserver.iceberg.sort_order import SortOrder
@@ -38,7 +39,6 @@ FOOTER_BYTES_MAX = 4096
 
 _TRUNCATE = re.compile(r"truncate\((\d{1,9})\)")
 _CUT = frozenset({"string", "binary", "fixed"})
-_CODE_POINT_MAX, _SURROGATES, _AFTER_SURROGATES = 0x10FFFF, 0xD800, 0xE000
 _LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
 """In files, beside the table's columns: measured by default, and not among the first."""
 _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "hour"})
@@ -245,22 +245,7 @@ def upper_bound(kind: str, value: Any, length: int | None) -> Any:
         return 0.0
     if name not in _CUT or length is None or len(value) <= length:
         return value
-    return _raised_text(value[:length]) if isinstance(value, str) else _raised_bytes(value[:length])
-
-
-def _raised_text(text: str) -> str | None:
-    for place in range(len(text) - 1, -1, -1):
-        point = ord(text[place]) + 1
-        if point == _SURROGATES:
-            point = _AFTER_SURROGATES
-        if point <= _CODE_POINT_MAX:
-            return text[:place] + chr(point)
-    return None
-
-
-def _raised_bytes(data: bytes) -> bytes | None:
-    kept = data.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    return after_prefix(value[:length])
 
 
 def _counts(found: Mapping[int, int]) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ at the other end of the result: forwards and backwards both give as many ranges 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from metaserver.iceberg.transforms import (
     INTEGER_BITS,
@@ -24,6 +24,7 @@ from metaserver.iceberg.transforms import (
 from metaserver.iceberg.types import base_name
 
 CALENDAR = frozenset({"year", "month", "day", "hour"})
+Prefix = TypeVar("Prefix", str, bytes)
 
 _INT_WIDTH_MAX = 1 << 30
 """Above it Java's 32-bit arithmetic overflows inside the remainder: its results are in no order, and its alone."""
@@ -105,7 +106,7 @@ def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range
 
 def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
-        low, high = (bound if bound is None or len(bound) <= width else _after(bound[:width]) for bound in span)
+        low, high = (bound if bound is None or len(bound) <= width else after_prefix(bound[:width]) for bound in span)
         if low is None and span.low is not None:
             continue  # no string is that great
         if low is None or high is None or low < high:
@@ -158,7 +159,7 @@ def _first_with(transform: str, kind: str) -> Callable[[int], int]:
     return lambda result: first_day(result * months) * day
 
 
-def _after(prefix: Any) -> Any:
+def after_prefix(prefix: Prefix) -> Prefix | None:
     """The least value above all that begin with the prefix; None when there is none."""
     if isinstance(prefix, bytes):
         kept = prefix.rstrip(b"\xff")

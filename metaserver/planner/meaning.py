@@ -18,6 +18,7 @@ from enum import Enum
 
 from metaserver.iceberg.evaluation import NULL_MATCHES
 from metaserver.iceberg.expressions import ORDERED, Bound, Op, Value
+from metaserver.iceberg.ranges import after_prefix
 from metaserver.iceberg.values import FLOATS
 from metaserver.index.keys import Key, KeyRange, KeyRanges, key_of
 
@@ -94,8 +95,7 @@ def _points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> list[Key
 def _prefix(value: Value) -> KeyRange:
     assert isinstance(value, str)
     prefix = value.encode("utf-8", "surrogatepass")
-    trimmed = prefix.rstrip(b"\xff")
-    after = trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
+    after = after_prefix(prefix)
     return KeyRange(prefix, after, False, after is not None)
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
 from metaserver.iceberg.projection import source_ranges
+from metaserver.iceberg.ranges import after_prefix
 from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index import _scan
 from metaserver.index.block import COUNTS
@@ -364,7 +365,7 @@ def _narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: V
     """STARTS_WITH: some value between lower and upper begins with `value`."""
     prefix = _text(value)
     _compare_keys(selection, upper, GE, prefix)
-    if following := _after(prefix):
+    if following := after_prefix(prefix):
         _compare_keys(selection, lower, LT, following)
 
 
@@ -372,7 +373,7 @@ def _ways_beside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callab
     """NOT_STARTS_WITH: ways in which lower and upper show that not every value between them begins with `value`."""
     prefix = _text(value)
     ways: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=lower, op=LT, key=prefix)]
-    if following := _after(prefix):
+    if following := after_prefix(prefix):
         ways.append(partial(_compare_keys, sides=upper, op=GE, key=following))
     return ways
 
@@ -380,12 +381,6 @@ def _ways_beside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callab
 def _text(value: Value) -> bytes:
     assert isinstance(value, str)
     return value.encode("utf-8", "surrogatepass")
-
-
-def _after(prefix: bytes) -> bytes | None:
-    """The least byte string greater than all that begin with the prefix; None when there is none."""
-    trimmed = prefix.rstrip(b"\xff")
-    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
 
 
 # Partition values
