@@ -268,9 +268,7 @@ def _asked(wanted: _Bitmap, metadata: TableMetadata) -> _Asked:
     snapshot_id, after = _start(wanted, metadata, checksum)
     predicate = _predicate(wanted, metadata)
     request = ScanRequest(predicate.expression, snapshot_id, case_sensitive=wanted.case_sensitive)
-    question = Question.ask(metadata, request)
-    _ = question.text  # which is made once, and as long as the predicate
-    return _Asked(question, predicate, snapshot_id, after, checksum)
+    return _Asked(Question.ask(metadata, request), predicate, snapshot_id, after, checksum)
 
 
 def _checksum(wanted: _Bitmap, metadata: TableMetadata) -> int:

@@ -278,12 +278,7 @@ async def _question(metadata: TableMetadata, asked: Asked) -> Question:
     if len(asked.filter) <= LONG_FILTER_BYTES:
         return Question.ask(metadata, _scan_request(asked))
 
-    def ask() -> Question:
-        question = Question.ask(metadata, _scan_request(asked))
-        _ = question.text  # which is made once, and as long as the filter
-        return question
-
-    return await asyncio.to_thread(ask)
+    return await asyncio.to_thread(lambda: Question.ask(metadata, _scan_request(asked)))
 
 
 def _making(

@@ -59,7 +59,10 @@ class Question(msgspec.Struct, frozen=True, dict=True):
         schema = resolve_schema(metadata, snapshot, request)
         bound = bind_filter(metadata, schema, request)
         asked = cls(metadata, request, snapshot, schema, bound)
-        return asked.joined_with(members) if members else asked
+        if members:
+            asked = asked.joined_with(members)
+        _ = asked.text  # as long as the filter: whoever asks with a long one does so in a thread
+        return asked
 
     def joined_with(self, members: Sequence[Members]) -> Question:
         """The same, with what joins demand of columns."""
