@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -47,6 +47,8 @@ _NOT_UP = (*_HOP_BY_HOP, *_OF_PROXIES, *map(istr, ("Host", "Expect", "X-Seamark"
 _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
+Passing = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
+"""The coordinator that answered, its answer, and the headers that the client is to get."""
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
@@ -110,12 +112,16 @@ class Forwarder:
         body: Body = None,
         *,
         told: Mapping[str, str] | None = None,
+        passing: Passing | None = None,
     ) -> web.StreamResponse:
         """The request sent to the first of the coordinators that can be reached, and its answer passed back with the
-        headers `told`. 502 where none can be, or the one that was does not answer."""
+        headers `told`. 502 where none can be, or the one that was does not answer. `passing` takes the place of
+        passing it back as it is, and gets it unpacked."""
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
             headers = self.headers_up(request, coordinator)
+            if passing is not None:
+                headers["Accept-Encoding"] = "identity"
             try:
                 answer = await self.send(request.method, coordinator, target, headers, body)
             except _UNREACHED as error:  # nothing was sent: another one may be asked
@@ -128,7 +134,12 @@ class Forwarder:
                 _log.warning("coordinator did not answer", coordinator=str(coordinator), error=repr(error))
                 return _failed(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
-                return await _pass_back(request, answer, told or {})
+                if passing is None:
+                    return await _pass_back(request, answer, told or {})
+                try:
+                    return await passing(coordinator, answer, headers_down(answer, told or {}))
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    return _failed(502, f"The answer broke off: {error or type(error).__name__}")
         return _failed(502, f"No coordinator can be reached: {unreached}")
 
 

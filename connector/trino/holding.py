@@ -8,6 +8,9 @@ anybody, and the original takes its place.
 What the client then gets is an answer of Trino's as it came: the last one without rows. Its nextUri leads to the answer
 that was looked at, which Trino gives again to who asks again (a token may be asked twice, for clients whose connection
 broke). The answer to a POST has never had rows, and not every client would find them there.
+
+A query that goes on as it came is followed out of Trino's queue alone: nothing is asked for twice, and its client comes
+through the proxy a few times less.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from connector.trino.forwarding import read_at_most
 
 LOOKED_AT_BYTES = 1 << 16
 """Of an answer. One that is longer has rows."""
+_QUEUED = "/v1/statement/queued/"
 _BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
 _NOT_OURS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
 _TOO_MUCH = frozenset((400, 413, 414, 431))
@@ -85,10 +89,9 @@ class Held:
     async def past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> Answer | Failure:
         """What the client is to get for its POST, of which `first` is the coordinator's answer. `headers` are those of
         `first` as the client gets them. aiohttp.ClientError where even the first answer breaks off."""
-        body, results = await _read(first)
-        if first.status in _TOO_MUCH:
-            return Failure(f"HTTP {first.status}", body[:200].decode("utf-8", "replace"))
-        answer = Answer(first.status, first.reason or "", headers, body, results.next_uri if results else None)
+        answer, results = await _first(first, headers)
+        if answer.status in _TOO_MUCH:
+            return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))
         if results is not None and results.error is not None and _is_mended_by_the_original(results.error):
             return Failure(results.error.error_name, results.error.message)
         while answer.next_uri is not None and time.monotonic() < self._until_s:
@@ -109,6 +112,29 @@ class Held:
             answer = replace(answer, body=body, next_uri=results.next_uri)
         return answer
 
+    async def past_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> Answer:
+        """The same for a query as it came: the last answer of those that are given in the queue, and have no rows."""
+        answer, _ = await _first(first, headers)
+        while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._until_s:
+            self.next_uri = answer.next_uri
+            try:
+                body, results = await _read(await self._get(answer.next_uri))
+            except (aiohttp.ClientError, TimeoutError):
+                return answer
+            if results is None or results.next_uri is None or results.error is not None or _has_begun(results):
+                return answer
+            answer = replace(answer, body=body, next_uri=results.next_uri)
+        return answer
+
+
+async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[Answer, _Results | None]:
+    """The answer to a POST, whole. aiohttp.ClientError where it breaks off."""
+    async with response:
+        body = await response.read()
+    results = _results(response, body)
+    next_uri = results.next_uri if results is not None else None
+    return Answer(response.status, response.reason or "", headers, body, next_uri), results
+
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
     """The body, and what it says: None for what is no ordinary answer, or too long to be one without rows."""
@@ -116,12 +142,16 @@ async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | Non
         body, whole = await read_at_most(response.content, LOOKED_AT_BYTES)
         if not whole:
             response.close()
-    if response.status != 200 or not whole:
-        return body, None
+    return body, _results(response, body) if whole else None
+
+
+def _results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:
+    if response.status != 200:
+        return None
     try:
-        return body, msgspec.json.decode(body, type=_Results)
+        return msgspec.json.decode(body, type=_Results)
     except msgspec.MsgspecError:
-        return body, None
+        return None
 
 
 def _has_begun(results: _Results) -> bool:

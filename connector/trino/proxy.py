@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -24,10 +25,11 @@ from typing import Any
 import aiohttp
 import structlog
 from aiohttp import web
+from multidict import CIMultiDict
 
 from connector.trino.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
 from connector.trino.counting import Counts
-from connector.trino.forwarding import Body, Forwarder, headers_down, open_session, read_at_most, rest_of
+from connector.trino.forwarding import Body, Forwarder, Passing, headers_down, open_session, read_at_most, rest_of
 from connector.trino.holding import Answer, Failure, Held, target_of
 from connector.trino.rewriting import Limits, Rewriter, Rewriting
 from connector.trino.seamark import check_url, open_seamark
@@ -42,6 +44,10 @@ _PLANNED = "planned"
 would tell of their rows. The log has the rest."""
 _DENIED = "PERMISSION_DENIED"
 _CANCEL_S = 10.0
+_QUEUE_S = 0.2
+"""For so long a query that goes on as it came is followed through Trino's queue; the last answer may take a second."""
+_QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
+"""Of statements of other kinds any answer may have headers that are the client's."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Told = tuple[web.StreamResponse, str]
@@ -173,7 +179,8 @@ class Proxy:
         told = rewriting.told
         if rewriting.statement is None:
             header = _PLANNED if rewriting.depends_on_data else told
-            return await self._unchanged(request, candidates, target, read, told, header)
+            passing = partial(self._past_queue, request) if _QUERY.match(read) else None
+            return await self._unchanged(request, candidates, target, read, told, header, passing=passing)
         try:
             held = await self._hold(request, candidates[0], target, read, rewriting, begun_s)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -209,11 +216,22 @@ class Proxy:
         told: str,
         header: str = "",
         outcome: str = "unchanged",
+        passing: Passing | None = None,
     ) -> _Told:
         """The statement as it came. `told` is for the log, and for the client where there is no `header` for it."""
         self._counts.statements.labels(outcome).inc()
         says = {PLAN_HEADER: header or told}
-        return await self._forwarder.forward(request, candidates, target, body, told=says), told
+        return await self._forwarder.forward(request, candidates, target, body, told=says, passing=passing), told
+
+    async def _past_queue(
+        self,
+        request: web.BaseRequest,
+        coordinator: Coordinator,
+        first: aiohttp.ClientResponse,
+        headers: CIMultiDict[str],
+    ) -> web.StreamResponse:
+        async with self._following(coordinator, self._headers_of_followers(request, coordinator), _QUEUE_S) as held:
+            return _response(await held.past_queue(first, headers))
 
     async def _hold(
         self,
@@ -225,28 +243,16 @@ class Proxy:
         begun_s: float,
     ) -> web.Response | Failure:
         assert rewriting.statement is not None
-        headers = self._forwarder.headers_up(request, coordinator)
-        headers["Accept-Encoding"] = "identity"  # what is looked at
-        headers.popall("Content-Length", None)
-        follow = headers.copy()
-        follow.popall("Content-Type", None)
+        follow = self._headers_of_followers(request, coordinator)
+        headers = follow.copy()
+        headers.extend((name, value) for name, value in request.headers.items() if name.lower() == "content-type")
         if rewriting.prepared is not None:
             prepare(headers, rewriting.prepared, rewriting.statement)
         else:
             body = rewriting.statement.encode()
-
-        async def ask(method: str, uri: str) -> aiohttp.ClientResponse:
-            asked = target_of(uri, follow.get("X-Forwarded-Prefix", ""))
-            return await self._forwarder.send(method, coordinator, asked, follow)
-
-        held = Held(partial(ask, "GET"), hold_s=self._settings.hold_s)
-        try:
+        async with self._following(coordinator, follow, self._settings.hold_s) as held:
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
             answer = await held.past_planning(first, headers_down(first, {PLAN_HEADER: _PLANNED}))
-        except asyncio.CancelledError:
-            if held.next_uri is not None:  # nobody else knows of it: it would run on for nobody
-                self._later(_cancel(partial(ask, "DELETE"), held.next_uri))
-            raise
         if isinstance(answer, Failure):
             return answer
         if answer.next_uri is not None:
@@ -255,6 +261,33 @@ class Proxy:
         if answer.is_allowed:
             answer.headers[PLAN_HEADER] = rewriting.told
         return _response(answer)
+
+    def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
+        """The client's, but for those about the body of its POST. What comes is looked at, so it comes unpacked."""
+        headers = self._forwarder.headers_up(request, coordinator)
+        for name in ("Content-Length", "Content-Type"):
+            headers.popall(name, None)
+        headers["Accept-Encoding"] = "identity"
+        return headers
+
+    @asynccontextmanager
+    async def _following(
+        self, coordinator: Coordinator, headers: CIMultiDict[str], hold_s: float
+    ) -> AsyncIterator[Held]:
+        """Of a client that leaves meanwhile the statement is cancelled: nobody else knows of it, it would run on for
+        nobody."""
+
+        async def ask(method: str, uri: str) -> aiohttp.ClientResponse:
+            asked = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
+            return await self._forwarder.send(method, coordinator, asked, headers)
+
+        held = Held(partial(ask, "GET"), hold_s=hold_s)
+        try:
+            yield held
+        except asyncio.CancelledError:
+            if held.next_uri is not None:
+                self._later(_cancel(partial(ask, "DELETE"), held.next_uri))
+            raise
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

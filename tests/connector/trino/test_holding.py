@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from connector.trino.breaker import FAILURES_MAX
@@ -218,3 +219,60 @@ async def test_a_table_that_is_kept_whole_is_no_news_either() -> None:
     ):
         _, _, told = await result(rig)
         assert told == "planned"
+
+
+# Queries that go on as they came
+
+UNCHANGED = "SELECT 1"
+
+
+async def test_a_query_as_it_came_is_followed_out_of_the_queue_and_no_page_is_asked_for_twice() -> None:
+    async with staged(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
+        rows, error, told = await result(rig, UNCHANGED)
+        assert (rows, error) == ([[1]], None)
+        assert told == "unchanged; nothing to prune by"
+        assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
+        _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
+        assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")
+
+
+@pytest.mark.parametrize("statement", ["SET SESSION a = 1", "/* a comment */ SELECT 1", "INSERT INTO t SELECT 1"])
+async def test_what_is_not_plainly_a_query_is_answered_as_trino_answers_it(statement: str) -> None:
+    async with staged(lambda _: [QUEUED, QUEUED, END]) as (trino, rig):
+        _, _, body = await rig.ask("POST", "/v1/statement", data=statement.encode())
+        assert json.loads(body)["nextUri"].endswith("/queued/0/slug/1")
+        assert trino.fetched == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [failed("SYNTAX_ERROR"), END, {**ROWS, "stats": {"state": "QUEUED"}}, {"status": 503, "stats": {"state": ""}}],
+)
+async def test_whatever_comes_out_of_the_queue_the_client_asks_for_itself(page: Page) -> None:
+    async with staged(lambda _: [QUEUED, page, END]) as (_, rig):
+        _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
+        answer = json.loads(body)
+        assert "data" not in answer
+        assert "error" not in answer
+        assert answer["nextUri"].endswith("/queued/0/slug/1")
+
+
+async def test_a_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connector.trino.proxy._QUEUE_S", 0.05)
+    async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
+        _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
+        assert json.loads(body)["nextUri"].endswith("/queued/0/slug/2")
+        assert trino.fetched == [(0, 1)]
+
+
+async def test_a_client_that_leaves_the_queue_cancels_its_query() -> None:
+    async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
+        with pytest.raises(TimeoutError):
+            await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode(), timeout=aiohttp.ClientTimeout(total=0.3))
+        await until(lambda: trino.deleted == [(0, 1)])
+
+
+async def test_a_query_in_the_queue_is_sent_to_one_coordinator_alone() -> None:
+    async with staged(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
+        status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
+        assert (status, trino.asked) == (502, [UNCHANGED])
