@@ -8,7 +8,7 @@ A grant is a role on a namespace and all below it; on the empty path, on the who
 | any login | read the configuration, list those namespaces that it has a part in, read the metrics of the server |
 | a grant below | list the parents of its namespaces, and learn that they exist |
 | reader | list, load, probe, plan, explain, plan tables; credentials to read; send reports; timelines, files, indexes |
-| writer | create, commit, index, drop, rename, undrop; create, change and drop namespaces (if empty) |
+| writer | create, commit, index, drop, rename, undrop; create, change and drop namespaces (if empty); plan views |
 | writer of the whole catalog | register, which points a name at any file of the warehouse, also one of others |
 | admin | purge what was dropped before its retention ends; give and take grants within its namespace |
 | admin of the whole catalog | tokens, which are not of any namespace; the audit log |
@@ -74,6 +74,7 @@ def _rules() -> dict[str, Rule]:
         rules[name] = Rule(Role.WRITER, Scope.CATALOG)
     for name in ("createToken", "revokeToken"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
+    rules["makePlanView"] = Rule(Role.WRITER, reads=True)
     for name in ("listTokens", "listAudit"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG, reads=True)
     return rules

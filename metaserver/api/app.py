@@ -24,6 +24,7 @@ from metaserver.api import (
     openapi,
     plan_leases,
     plan_tables,
+    plan_views,
     rest,
     timeline,
 )
@@ -68,6 +69,7 @@ def add_routes(app: web.Application) -> None:
         bitmaps,
         plan_tables,
         plan_leases,
+        plan_views,
         index_audit,
         index_unheld,
         dropped,

@@ -15,7 +15,7 @@ from metaserver.api.render import json_answer, view_answer
 from metaserver.api.requests import allow, page_query, path_name, path_namespace, read_json
 from metaserver.catalog.values import Caller, CreateView, LoadedView
 from metaserver.errors import NoSuchView
-from metaserver.wire import show
+from metaserver.wire import is_plan_name, show
 
 
 class _CreateView(msgspec.Struct, rename="kebab"):
@@ -76,7 +76,9 @@ async def register_view(request: web.Request) -> web.Response:
 async def load_view(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "view")
     allow(request, namespace)
-    return view_answer(request, await request.app[CATALOG].views.load(namespace, name))
+    catalog = request.app[CATALOG]
+    views = catalog.plan_views if is_plan_name(name) else catalog.views
+    return view_answer(request, await views.load(namespace, name))
 
 
 async def replace_view(request: web.Request) -> web.Response:
@@ -106,7 +108,9 @@ async def drop_view(request: web.Request) -> web.Response:
 async def view_exists(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "view")
     allow(request, namespace)
-    if not await request.app[CATALOG].views.exists(namespace, name):
+    if is_plan_name(name):
+        await request.app[CATALOG].plan_views.load(namespace, name)
+    elif not await request.app[CATALOG].views.exists(namespace, name):
         raise NoSuchView(f"View does not exist: {show(namespace, name)}")
     return web.Response(status=204)
 

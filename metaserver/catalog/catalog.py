@@ -16,6 +16,7 @@ from metaserver.catalog.metrics import Metrics
 from metaserver.catalog.namespaces import Namespaces
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.plan_tables import PlanTables
+from metaserver.catalog.plan_views import PlanViews
 from metaserver.catalog.staging import Staging, open_staging
 from metaserver.catalog.tables import Tables
 from metaserver.catalog.transactions import Transactions
@@ -39,6 +40,7 @@ class Catalog:
     transactions: Transactions
     dropped: Dropped
     plan_tables: PlanTables
+    plan_views: PlanViews
     metrics: Metrics
     documents: Documents
     warehouse: Warehouse
@@ -83,7 +85,7 @@ async def open_catalog(
         documents=documents,
         timeline=timeline,
     )
-    committer = Committer(parts)
+    committer, plans = Committer(parts), PlanTables(parts)
     try:
         yield Catalog(
             namespaces=Namespaces(parts),
@@ -92,7 +94,8 @@ async def open_catalog(
             functions=Functions(parts),
             transactions=Transactions(committer),
             dropped=Dropped(parts),
-            plan_tables=PlanTables(parts),
+            plan_tables=plans,
+            plan_views=PlanViews(parts, plans),
             metrics=Metrics(parts),
             documents=documents,
             warehouse=warehouse,

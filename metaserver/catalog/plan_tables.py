@@ -113,11 +113,11 @@ class PlanTables:
         return msgspec.structs.replace(plan, expires_ms=expires_ms) if renewed else None
 
     async def keep(
-        self, plan: PlanTable, metadata: TableMetadata, files: Sequence[tuple[str, bytes]], lease_s: int
+        self, plan: PlanTable, metadata: TableMetadata | None, files: Sequence[tuple[str, bytes]], lease_s: int
     ) -> PlanTable:
         """Stores the files and gives the plan its name. Another's, where another was first; these files go then.
 
-        `files` are those of the plan, the metadata file last."""
+        `files` are those of the plan, the metadata file last. A plan view has no table's `metadata`."""
         try:
             async with asyncio.TaskGroup() as group:
                 for location, data in files:
@@ -138,7 +138,8 @@ class PlanTables:
             await self._remove_quietly(plan.files)
         else:
             self._count += 1
-            self._parts.documents.remember_table(plan.location, metadata, files[-1][1])
+            if metadata is not None:
+                self._parts.documents.remember_table(plan.location, metadata, files[-1][1])
         return kept
 
     async def clean(self) -> int:

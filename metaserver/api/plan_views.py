@@ -1,0 +1,157 @@
+"""Our own route that makes a plan view: a view read over plan tables (`catalog/plan_views.py`).
+
+Who makes one says which rows of the tables behind the view are left out, and engines run it by the rights of the
+view's owner. By leaving out some rows one could have a view show others that it hides (`… EXCEPT SELECT … FROM
+hidden`). The server does not judge which may be left out: who asks does. So it needs the right to change the view, as
+whoever has that may have the view say anything. And the right to read each table that is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.keys import AUTHORIZER, CATALOG, PRINCIPAL, SETTINGS
+from metaserver.api.plan_leases import check_lease, granted_s
+from metaserver.api.render import json_answer
+from metaserver.api.requests import allow, path_name, path_namespace, read_json
+from metaserver.api.timeline import NAMESPACE
+from metaserver.catalog.plan_views import Place
+from metaserver.deferred import Deferred
+from metaserver.errors import BadRequest, NoSuchView
+from metaserver.wire import check_name, show
+
+if TYPE_CHECKING:
+    from metaserver.iceberg import sql
+else:
+    sql = Deferred("metaserver.iceberg.sql")
+
+TABLES_MAX = 64
+_IN_THREAD_CHARACTERS = 2_000
+_VIEW = Parameter("view", "path", "Name of the view.", {"type": "string"}, True)
+_INTEGER = {"type": "integer", "minimum": 0}
+_ANSWER_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "expires-at-ms"],
+    "properties": {
+        "name": {
+            "type": ["string", "null"],
+            "description": "Of the plan view, in the view's namespace. Null where none was made: there are too many "
+            "plans, or there is no room for another name behind the view's.",
+        },
+        "expires-at-ms": {"type": ["integer", "null"], "description": "When the name is good no longer."},
+    },
+}
+_BODY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["metadata-location", "predicate", "tables"],
+    "properties": {
+        "metadata-location": {
+            "type": "string",
+            "description": "Of the view as it was read. Where it has changed since, no plan view is made (404).",
+        },
+        "predicate": {
+            "type": "string",
+            "description": "In SQL, over the view's columns: the rows that the plan view has. Those of the view for "
+            "which it is true must be the same over the plan tables; that is the caller's to know.",
+        },
+        "tables": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": TABLES_MAX,
+            "items": {
+                "type": "object",
+                "required": ["start", "end", "plan"],
+                "properties": {
+                    "start": {**_INTEGER, "description": "Of the table's name in the view's text, in characters."},
+                    "end": {**_INTEGER, "description": "Exclusive."},
+                    "plan": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "description": "Levels of the namespace, and the name of a plan table of this very table.",
+                    },
+                    "alias": {
+                        "type": "boolean",
+                        "description": "The table's own name is to follow, as there is no alias. Default false.",
+                    },
+                },
+            },
+        },
+        "lease-s": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "How long the name is to be good for; default and bound are settings.",
+        },
+    },
+}
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    start: int
+    end: int
+    plan: list[str]
+    alias: bool = False
+
+
+class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    metadata_location: str
+    predicate: str
+    tables: list[_Table]
+    lease_s: int | None = None
+
+
+class _Made(msgspec.Struct, rename="kebab"):
+    name: str | None
+    expires_at_ms: int | None
+
+
+@describe(
+    "makePlanView",
+    "Makes a view over plan tables a view of its own, which Trino reads by its name until a lease ends",
+    tags=("metadata",),
+    parameters=(NAMESPACE, _VIEW),
+    body=_BODY_SCHEMA,
+    answers=(
+        Answer(200, "Its name", _ANSWER_SCHEMA),
+        Answer(400, "The view's text does not name those tables there, or the predicate makes no sense"),
+        Answer(404, "No such view, it has changed since, or a plan table is gone"),
+    ),
+)
+async def make_plan_view(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "view")
+    allow(request, namespace)
+    wanted = await read_json(request, _Wanted)
+    check_lease(wanted.lease_s)
+    if not 0 < len(wanted.tables) <= TABLES_MAX:
+        raise BadRequest(f"{len(wanted.tables)} tables are given; from 1 to {TABLES_MAX} are allowed")
+    places = [await _place(request, one) for one in wanted.tables]
+    catalog = request.app[CATALOG]
+    view = await catalog.views.load(namespace, name)
+    if view.entry.metadata_location != wanted.metadata_location:
+        raise NoSuchView(f"View does not exist any more as it was read: {show(namespace, name)}")
+    schema = view.metadata.schema(view.metadata.current_version.schema_id)
+    assert schema is not None
+    if len(wanted.predicate) > _IN_THREAD_CHARACTERS:
+        await asyncio.to_thread(sql.parse_sql, wanted.predicate, schema)
+    else:
+        sql.parse_sql(wanted.predicate, schema)
+    lease_s = granted_s(wanted.lease_s, request.app[SETTINGS])
+    plan = await catalog.plan_views.make(view, places, wanted.predicate, lease_s)
+    return json_answer(_Made(None, None) if plan is None else _Made(plan.name, plan.expires_ms))
+
+
+async def _place(request: web.Request, table: _Table) -> Place:
+    if len(table.plan) < 2:
+        raise BadRequest("A plan needs a namespace and a name")
+    *levels, name = (check_name(one, "plan table's name") for one in table.plan)
+    request.app[AUTHORIZER].require(request[PRINCIPAL], "loadTable", tuple(levels))
+    plan, _ = await request.app[CATALOG].plan_tables.named(tuple(levels), name)
+    return Place(table.start, table.end, plan, table.alias)
+
+
+def add_routes(app: web.Application) -> None:
+    app.router.add_post("/api/v1/views/{namespace:[^/]+}/{view:[^/]+}/plan-views", make_plan_view)
