@@ -9,18 +9,21 @@ from metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
     from connector.spark.clustering import Through, cluster
+    from connector.spark.querying import sql
     from connector.spark.writing import write
 
-__all__ = ["Through", "cluster", "write"]
+__all__ = ["Through", "cluster", "sql", "write"]
 
 _clustering = Deferred("connector.spark.clustering")
 keep_contents()  # the first that a Python worker of Spark has of ours is this package
 
 _writing = Deferred("connector.spark.writing")
+_querying = Deferred("connector.spark.querying")
+_ROOMS = {"write": _writing, "sql": _querying}
 
 
 def __getattr__(name: str) -> object:
     """Imported when it is asked for: each of Spark's Python workers imports this package, and few of them write."""
     if name in __all__:
-        return getattr(_writing if name == "write" else _clustering, name)
+        return getattr(_ROOMS.get(name, _clustering), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

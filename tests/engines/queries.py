@@ -1,0 +1,228 @@
+"""Random queries over a small star, for an oracle: whatever they mean, each has one answer, in any order of rows."""
+
+from __future__ import annotations
+
+import random
+
+TABLES = {
+    "sales": {
+        "id": "bigint",
+        "item": "int",
+        "store": "bigint",
+        "day": "date",
+        "at": "timestamp",
+        "nt": "timestamp_ntz",
+        "price": "decimal(9,2)",
+        "weight": "double",
+        "note": "string",
+        "ok": "boolean",
+    },
+    "items": {"i_id": "bigint", "brand": "int", "color": "string", "size": "int"},
+    "brands": {"b_id": "int", "b_name": "string"},
+    "stores": {"s_id": "bigint", "city": "string", "opened": "date"},
+}
+JOINS = {
+    ("sales", "items"): ("item", "i_id"),
+    ("sales", "stores"): ("store", "s_id"),
+    ("items", "brands"): ("brand", "b_id"),
+    ("stores", "sales"): ("opened", "day"),
+}
+_DAYS = ("2026-01-05", "2026-01-20", "2026-02-01", "2026-03-10", "1969-12-31")
+_KINDS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN")
+
+
+class Queries:
+    def __init__(self, rng: random.Random, db: str) -> None:
+        self._rng = rng
+        self._db = db
+        self._aliases = 0
+
+    def query(self) -> str:
+        rng = self._rng
+        kind = rng.randrange(8)
+        if kind < 4:
+            return self._select()[0]
+        if kind == 4:
+            first, columns = self._select(1)
+            word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL"])
+            return f"SELECT * FROM ({first} {word} {first}) u WHERE {self._condition(columns, 'u')}"
+        if kind == 5:
+            table = rng.choice(["sales", "items"])
+            parts = [f"SELECT * FROM {self._db}.{table} WHERE {self._of(table, table)}" for _ in range(2)]
+            word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT"])
+            columns = {name: name for name in TABLES[table]}
+            where = self._condition({name: TABLES[table][name] for name in columns}, "u")
+            return f"SELECT * FROM ({parts[0]} {word} {parts[1]}) u WHERE {where}"
+        if kind == 6:
+            inner, columns = self._select(1)
+            a, b = rng.sample(list(columns), 1)[0], rng.sample(list(columns), 1)[0]
+            joined = f"a.{a} = b.{a}" if rng.random() < 0.7 or columns[a] != columns[b] else f"a.{a} = b.{b}"
+            word = rng.choice(["JOIN", "LEFT JOIN", "LEFT SEMI JOIN"])
+            return (
+                f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {joined} AND {self._condition(columns, 'b')} "
+                f"WHERE {self._condition(columns, 'a')}"
+            )
+        return self._grouped()
+
+    def _alias(self) -> str:
+        self._aliases += 1
+        return f"t{self._aliases}"
+
+    def _grouped(self) -> str:
+        rng = self._rng
+        inner, columns = self._select(1)
+        key = rng.choice(list(columns))
+        having = rng.choice(["count(*) > 1", self._condition({key: columns[key]}, "g"), "true"])
+        group = rng.choice([f"GROUP BY g.{key}", f"GROUP BY ROLLUP (g.{key})"])
+        return f"SELECT g.{key}, count(*) AS n FROM ({inner}) g {group} HAVING {having}"
+
+    def _select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
+        """And the columns that come out."""
+        rng = self._rng
+        table = rng.choice(["sales", "sales", "sales", "items", "stores"])
+        alias = self._alias()
+        there = {alias: table}
+        hidden: set[str] = set()
+        text = f"FROM {self._source(table, depth)} {alias}"
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            pair = self._pair(there, hidden)
+            if pair is None:
+                break
+            (old, column), (other, theirs) = pair
+            new, kind = self._alias(), rng.choice(_KINDS + ("JOIN",) * 5)
+            more = f" AND {self._of(other, new)}" if rng.random() < 0.3 else ""
+            equal = "<=>" if rng.random() < 0.05 else "="
+            text += f" {kind} {self._source(other, depth)} {new} ON {old}.{column} {equal} {new}.{theirs}{more}"
+            there[new] = other
+            hidden |= {new} if kind in _KINDS[4:] else set()
+        seen = {name: one for name, one in there.items() if name not in hidden}
+        where = [self._of(one, name) for name, one in seen.items() if rng.random() < 0.7]
+        if rng.random() < 0.3:
+            where.append(self._subquery(rng.choice(list(seen.items()))))
+        columns = {name: (alias, kind) for alias, one in seen.items() for name, kind in TABLES[one].items()}
+        chosen = rng.sample(list(columns), min(len(columns), rng.randint(2, 4)))
+        named = ", ".join(f"{columns[name][0]}.{name}" for name in chosen)
+        text = f"SELECT {named} {text}" + (f" WHERE {' AND '.join(where)}" if where else "")
+        return text, {name: columns[name][1] for name in chosen}
+
+    def _source(self, table: str, depth: int) -> str:
+        rng = self._rng
+        if depth >= 2 or rng.random() < 0.75:
+            return f"{self._db}.{table}"
+        return f"(SELECT * FROM {self._db}.{table} WHERE {self._of(table, table)})"
+
+    def _pair(self, there: dict[str, str], hidden: set[str]) -> tuple[tuple[str, str], tuple[str, str]] | None:
+        found = []
+        for alias, table in there.items():
+            if alias in hidden:
+                continue
+            for (one, other), (column, theirs) in JOINS.items():
+                found += [((alias, column), (other, theirs))] if one == table else []
+                found += [((alias, theirs), (one, column))] if other == table else []
+        return self._rng.choice(found) if found else None
+
+    def _subquery(self, given: tuple[str, str]) -> str:
+        rng = self._rng
+        alias, table = given
+        pair = self._pair({alias: table}, set())
+        assert pair is not None
+        (_, column), (other, theirs) = pair
+        inner = self._alias()
+        where = self._of(other, inner)
+        source = f"{self._db}.{other} {inner}"
+        number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
+        return rng.choice(
+            [
+                f"{alias}.{column} IN (SELECT {theirs} FROM {source} WHERE {where})",
+                f"{alias}.{column} NOT IN (SELECT {theirs} FROM {source} WHERE {where} AND {theirs} IS NOT NULL)",
+                f"{alias}.{column} NOT IN (SELECT {theirs} FROM {source} WHERE {where})",
+                f"EXISTS (SELECT 1 FROM {source} WHERE {inner}.{theirs} = {alias}.{column} AND {where})",
+                f"NOT EXISTS (SELECT 1 FROM {source} WHERE {inner}.{theirs} = {alias}.{column} AND {where})",
+                f"{alias}.{column} = (SELECT max({theirs}) FROM {source} WHERE {where})",
+                f"(SELECT count(*) FROM {source} WHERE {inner}.{theirs} = {alias}.{column} AND {where}) < 3",
+                f"({alias}.{column} IN (SELECT {theirs} FROM {source} WHERE {where}) OR {self._of(table, alias)})",
+                f"(SELECT min({number}) FROM {source} WHERE {where}) > 3",
+            ]
+        )
+
+    # Conditions
+
+    def _of(self, table: str, alias: str) -> str:
+        return self._condition(TABLES[table], alias)
+
+    def _condition(self, columns: dict[str, str], alias: str, depth: int = 0) -> str:
+        rng = self._rng
+        if depth < 2 and rng.random() < 0.35:
+            one, other = (self._condition(columns, alias, depth + 1) for _ in range(2))
+            return rng.choice([f"({one} AND {other})", f"({one} OR {other})", f"NOT ({one} OR {other})"])
+        name, kind = rng.choice(list(columns.items()))
+        found = self._leaf(f"{alias}.{name}", kind)
+        return f"NOT ({found})" if rng.random() < 0.15 else found
+
+    def _leaf(self, column: str, kind: str) -> str:
+        rng = self._rng
+        op = rng.choice(["=", "<", "<=", ">", ">=", "<>", "<=>", "="])
+        if rng.random() < 0.08:
+            return f"{column} IS {rng.choice(['', 'NOT '])}NULL"
+        day = rng.choice(_DAYS)
+        match kind:
+            case "int" | "bigint":
+                value = rng.choice([-1, 3, 7, 15, 40, 111])
+                return rng.choice(
+                    [
+                        f"{column} {op} {value}",
+                        f"{column} {op} {value}L",
+                        f"{column} {op} '{value}'",
+                        f"{column} {op} {value}.5",
+                        f"{column} BETWEEN {value} AND {value + rng.choice([2, 30])}",
+                        f"{column} IN ({value}, {value + 1}, {rng.choice(['NULL', '5'])})",
+                        f"{column} + 1 {op} {value}",
+                        f"CAST({column} AS string) {op} '{value}'",
+                        f"{value} {op} {column}",
+                        f"{column} {op} CAST({value} AS double)",
+                    ]
+                )
+            case "date":
+                return rng.choice(
+                    [
+                        f"{column} {op} DATE'{day}'",
+                        f"{column} {op} '{day}'",
+                        f"{column} {op} TIMESTAMP'{day} 10:00:00'",
+                        f"year({column}) {op} 2026",
+                        f"{column} {op} DATE'{day}' + INTERVAL 3 DAYS",
+                        f"{column} > current_date() - INTERVAL 100 YEARS",
+                    ]
+                )
+            case "timestamp" | "timestamp_ntz":
+                word = kind.upper()
+                return rng.choice(
+                    [
+                        f"{column} {op} {word}'{day} 11:30:00'",
+                        f"{column} {op} TIMESTAMP_NTZ'{day} 03:00:00'",
+                        f"{column} {op} TIMESTAMP'{day} 03:00:00+02:00'",
+                        f"CAST({column} AS date) {op} DATE'{day}'",
+                        f"{column} {op} '{day} 04:00:00'",
+                        f"year({column}) {op} 2026",
+                    ]
+                )
+            case "decimal(9,2)":
+                value = rng.choice(["3", "10.25", "7.125", "'12.5'", "2.5D"])
+                return f"{column} {op} {value}"
+            case "double":
+                value = rng.choice(["2.5", "0.0D", "-0.0D", "double('NaN')", "double('Infinity')", "1e0", "'1.5'"])
+                return f"{column} {op} {value}"
+            case "string":
+                text = rng.choice(["a1", "a", "red", "blue", "c5", ""])
+                return rng.choice(
+                    [
+                        f"{column} {op} '{text}'",
+                        f"{column} LIKE '{text}%'",
+                        f"{column} LIKE '%{text}'",
+                        f"{column} NOT LIKE '{text}%'",
+                        f"{column} IN ('{text}', 'red')",
+                        f"startswith({column}, '{text}')",
+                        f"upper({column}) {op} '{text.upper()}'",
+                        f"try_cast({column} AS int) {op} 5",
+                    ]
+                )
+        return rng.choice([column, f"{column} {op} true", f"{column} IS NOT TRUE"])
