@@ -150,7 +150,9 @@ async def test_a_coordinator_that_goes_away_meanwhile_is_the_clients_to_see() ->
 async def test_one_that_does_not_even_take_it_is_given_the_original() -> None:
     async with staged(playing({"gone": True})) as (_, rig):
         rows, _, told = await result(rig)
-        assert (rows, told) == ([["the original's"]], "original; ServerDisconnectedError")
+        assert rows == [["the original's"]]
+        # The kernel says either, by whether it had anything of the request left.
+        assert told in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
 async def test_a_refused_login_is_passed_back() -> None:
