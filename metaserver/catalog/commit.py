@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 from weakref import WeakValueDictionary
@@ -39,6 +40,7 @@ from metaserver.iceberg.properties import as_bool
 from metaserver.iceberg.requirements import check_requirements
 from metaserver.iceberg.table_json import encode_table
 from metaserver.iceberg.updates import apply_updates
+from metaserver.objects.cleanup import Cleanup
 from metaserver.store.port import (
     CreateEntry,
     Entry,
@@ -55,7 +57,6 @@ from metaserver.wire import check_new_name, show
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
-_CLEANUPS_LIMIT = 64
 _UPDATES_TOLD = 50
 """Of one commit, in the timeline."""
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
@@ -120,11 +121,11 @@ class Committer:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._locks: WeakValueDictionary[tuple[NamespacePath, str], asyncio.Lock] = WeakValueDictionary()
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._cleanup = Cleanup(parts.objects)
 
     async def close(self) -> None:
         """Waits for metadata files that are being removed."""
-        await asyncio.gather(*self._cleanups, return_exceptions=True)
+        await self._cleanup.close()
 
     async def commit(self, caller: Caller, changes: Sequence[TableChange], *, single: bool) -> list[LoadedTable]:
         """All changes or none. `single`: the idempotent answer is the table's, not an empty 204.
@@ -214,7 +215,7 @@ class Committer:
         except CommitUnknown:
             raise
         except (SeamarkError, IdempotencyTaken):
-            self._clean_up(written)
+            self._cleanup.remove(written)
             raise
         return [self._finish(plan) for plan in planned]
 
@@ -376,7 +377,8 @@ class Committer:
             self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
         if plan.forgotten and as_bool(plan.metadata.properties, _DELETE_AFTER_COMMIT, False):
             owns = owned(self._parts, plan.metadata)
-            self._clean_up([old for old in plan.forgotten if owns(old)], of=plan.metadata)
+            shared = partial(self._has_another_name, table_uuid(plan.metadata))
+            self._cleanup.remove([old for old in plan.forgotten if owns(old)], unless=shared)
         entry = created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now)
         if plan.entry is not None:
             entry = msgspec.structs.replace(
@@ -387,27 +389,9 @@ class Committer:
             )
         return LoadedTable(entry=entry, metadata=plan.metadata)
 
-    def _clean_up(self, locations: Sequence[str], of: TableMetadata | None = None) -> None:
-        """Removes files in the background. Past the bound they stay: an orphan costs space, a wait costs writers.
-
-        `of`: files that this table's commits have left behind, which another name registered for it may still need.
-        """
-        if not locations or len(self._cleanups) >= _CLEANUPS_LIMIT:
-            return
-
-        async def remove() -> None:
-            with contextlib.suppress(SeamarkError):
-                if of is None or await self._parts.store.names_of(table_uuid(of)) <= 1:
-                    await delete()
-
-        async def delete() -> None:
-            for location in locations:
-                with contextlib.suppress(SeamarkError):
-                    await self._parts.objects.delete(location)
-
-        task = asyncio.create_task(remove())
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
+    async def _has_another_name(self, uuid: str) -> bool:
+        """Whose table may still need what this one's commits have left behind."""
+        return await self._parts.store.names_of(uuid) > 1
 
     @contextlib.asynccontextmanager
     async def _locked(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:

@@ -9,7 +9,6 @@ transaction that publishes it. Files written in vain go, once it is known that t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from metaserver.commits.producers import Last, last_of, snapshot_of
 from metaserver.commits.producing import Produced
 from metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.objects.cleanup import Cleanup
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.planner import Planner
 from metaserver.settings import Settings
@@ -48,7 +48,6 @@ from metaserver.store.port import (
 from metaserver.timeline.timeline import Timeline
 from metaserver.wire import encode_json
 
-_CLEANUPS_MAX = 64
 _log = structlog.get_logger("seamark.commits")
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[IndexFile]]]
@@ -149,12 +148,12 @@ class Commits:
         self._told = told
         self._look_back = parts.settings.commit_history_limit
         self._queues: dict[tuple[NamespacePath, str], _Queue] = {}
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._cleanup = Cleanup(parts.objects)
 
     async def close(self) -> None:
         """Waits for changes that are under way, and for files that are being removed."""
         await asyncio.gather(*(queue.task for queue in self._queues.values() if queue.task), return_exceptions=True)
-        await asyncio.gather(*self._cleanups, return_exceptions=True)
+        await self._cleanup.close()
 
     async def commit(
         self,
@@ -194,16 +193,16 @@ class Commits:
             raise  # its files may be live
         except Collision as collision:
             self._told.collided(collision.reason)
-            self._clean_up(applying.written)
+            self._cleanup.remove(applying.written)
             raise CommitConflict(collision.message) from None
         except (SeamarkError, IdempotencyTaken):
-            self._clean_up(applying.written)
+            self._cleanup.remove(applying.written)
             raise
         except Exception:
             if not job.offered:
-                self._clean_up(applying.written)
+                self._cleanup.remove(applying.written)
             raise
-        self._clean_up(applying.written if landed.committed.duplicate else applying.unneeded)
+        self._cleanup.remove(applying.written if landed.committed.duplicate else applying.unneeded)
         return landed
 
     async def _in_turn(self, namespace: NamespacePath, name: str, job: _Job) -> Landed:
@@ -391,20 +390,6 @@ class Commits:
             key = job.caller.idempotency
             if key is not None and await self._parts.store.idempotency(key.key, now_ms) is not None:
                 job.fail(error)
-
-    def _clean_up(self, locations: Sequence[str]) -> None:
-        """Removes files in the background. Past the bound they stay: an orphan costs space, a wait costs writers."""
-        if not locations or len(self._cleanups) >= _CLEANUPS_MAX:
-            return
-
-        async def remove() -> None:
-            for location in locations:
-                with contextlib.suppress(SeamarkError):
-                    await self._parts.objects.delete(location)
-
-        task = asyncio.create_task(remove())
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
 
 
 def _fail(jobs: Sequence[_Job], error: BaseException) -> None:
