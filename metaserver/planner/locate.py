@@ -11,15 +11,20 @@ Keys are equal when the index has them so: null is null, NaN is NaN, and -0.0 is
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from metaserver.clock import Clock
 from metaserver.errors import TooLarge
+from metaserver.gathering import gathered
 from metaserver.iceberg.transforms import IDENTITY
 from metaserver.index._record import ENTRIES_A_PAGE, stretches
 from metaserver.index.cold import KEYS_MAX as COLD_KEYS_MAX
@@ -39,6 +44,7 @@ KEYS_MAX = 1_000_000
 ROWS_MAX = 4_000_000
 """Rows that the keys of one lookup may have, deleted ones and those of other snapshots included."""
 _KEYS_AT_ONCE = 1 << 16
+_THREADS = max(1, len(os.sched_getaffinity(0)))
 _QUICK_KEYS = 200
 """So many are looked up where they came in; a thread would take longer."""
 
@@ -79,7 +85,7 @@ class Locator:
         parts = [_nothing()]
         # Some keys after others, so that no step holds Python's lock for long.
         for start in range(0, keys.count, _KEYS_AT_ONCE):
-            query, place, position = work.run(start) if quick else await asyncio.to_thread(work.run, start)
+            query, place, position = work.run(start) if quick else await work.run_in_threads(start)
             fate = await judge.judge(place, position, query)
             live = ~fate.deleted
             parts.append((query[live], place[live], position[live], fate.undecided[live]))
@@ -121,6 +127,17 @@ def _nothing() -> tuple[Longs, Longs, Longs, Mask]:
     return none, none, none, np.empty(0, dtype=np.bool_)
 
 
+_Rows = tuple[Longs, Longs, Longs]
+
+
+class _OfPart(NamedTuple):
+    """What the index file of this number has of the keys, or why it cannot be told."""
+
+    number: int
+    rows: _Rows | None
+    reason: str = ""
+
+
 class _Asked:
     """The keys of one request: `columns`, and which of them can exist at all, bool[keys], None for all."""
 
@@ -153,28 +170,51 @@ class _Search:
     def __init__(self, index: RecordIndex, keys: _Asked) -> None:
         self._index, self._keys = index, keys
         self._coverage = index.coverage
-        self._total = 0
+        self._total, self._counting = 0, Lock()
         self.damaged: dict[str, str] = {}
         self.uncovered = index.coverage.uncovered.copy()
 
-    def run(self, start: int) -> tuple[Longs, Longs, Longs]:
+    def run(self, start: int) -> _Rows:
         """(query, place, position) of all rows of the keys from `start` on, in the order of keys."""
-        numbers, high, low = self._keys.part(start)
-        parts: list[tuple[Longs, Longs, Longs]] = [_nothing()[:3]]
-        for number, part in enumerate(self._coverage.parts):
+        return self._merged([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
+
+    async def run_in_threads(self, start: int) -> _Rows:
+        """The same, several index files at once: most of a lookup is waiting for memory, without Python's lock."""
+        part = await asyncio.to_thread(self._keys.part, start)
+        count = len(self._coverage.parts)
+        threads = min(_THREADS, count)
+        found = await gathered(
+            [partial(asyncio.to_thread, self._of_parts, range(n, count, threads), *part) for n in range(threads)]
+        )
+        return await asyncio.to_thread(self._merged, found)
+
+    def _of_parts(self, which: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
+        found = []
+        for number in which:
+            part = self._coverage.parts[number]
             if part.location in self.damaged:
                 continue
             try:
                 query, place, position = self._of_part(number, high, low)
             except ValueError as error:
                 # What it said of other keys was right: every page is checked before it is believed.
-                self.damaged[part.location] = str(error)
-                self.uncovered[self._coverage.places[0] == number] = 1
+                found.append(_OfPart(number, None, str(error)))
                 continue
-            parts.append((numbers[query], place, position))
-            self._total += len(query)
+            found.append(_OfPart(number, (numbers[query], place, position)))
+            with self._counting:
+                self._total += len(query)
             if self._total > ROWS_MAX:
                 raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; ask for fewer keys at a time")
+        return found
+
+    def _merged(self, found: Sequence[Sequence[_OfPart]]) -> _Rows:
+        parts = [_nothing()[:3]]
+        for one in sorted(chain.from_iterable(found), key=lambda one: one.number):
+            if one.rows is None:
+                self.damaged[self._coverage.parts[one.number].location] = one.reason
+                self.uncovered[self._coverage.places[0] == one.number] = 1
+            else:
+                parts.append(one.rows)
         query, place, position = (np.concatenate(column) for column in zip(*parts, strict=True))
         if len(parts) > 2:
             order = np.argsort(query, kind="stable")
