@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import structlog
 
-from connector.errors import ClientError, Refused
+from connector.errors import ClientError, NotFound, Refused
 from connector.trino.joining import Partner, Place, depth_first
-from connector.trino.seamark import PlanTable, Seamark, Wanted
+from connector.trino.seamark import Name, PlanTable, Seamark, Wanted
 
 _JOINS_SHARE = 0.6
 """Of the time that is left: a question without joins is to have some, too."""
@@ -37,6 +37,8 @@ class Asking:
         self._until_s = until_s
         self._failed = False
         self.why = ""
+        self.missing: set[Name] = set()
+        """What there is no table of: views among it."""
 
     def has_failed(self) -> bool:
         """Not being able to answer; a refusal is an answer."""
@@ -44,9 +46,7 @@ class Asking:
 
     async def plans(self, places: Sequence[Place], partners: Mapping[Place, tuple[Partner, ...]]) -> Plans:
         """Of the places that are to read plan tables."""
-        groups: defaultdict[object, list[Place]] = defaultdict(list)
-        for place in places:
-            groups[place.read].append(place)
+        groups = _groups(places)
         pins = {one.place.read: one for each in partners.values() for one in depth_first(each)}
         wanted = {}
         for place in places:
@@ -100,11 +100,13 @@ class Asking:
         return {place: answers[one] for place, one in wanted.items() if one in answers}
 
     async def _plan(self, wanted: Wanted) -> PlanTable:
-        if not wanted.joins:
-            return await self._seamark.plan_table(wanted)
         left_s = self._until_s - asyncio.get_running_loop().time()
-        async with asyncio.timeout(left_s * _JOINS_SHARE):
-            return await self._seamark.plan_table(wanted)
+        try:
+            async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
+                return await self._seamark.plan_table(wanted)
+        except NotFound:
+            self.missing.add(wanted.table)
+            raise
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
         """The answers that come in time, and are no refusals."""
@@ -137,6 +139,19 @@ class Asking:
             case _:
                 raise error
         return False
+
+
+def without(
+    gone: Sequence[Place],
+    plans: Plans,
+    places: Sequence[Place],
+    partners: Mapping[Place, tuple[Partner, ...]],
+) -> Plans:
+    """The plans that are still good where those of `gone` are not read."""
+    left = dict(plans)
+    _drop(left, gone)
+    _settle(_groups(places), partners, left)
+    return left
 
 
 def used_joins(partners: Sequence[Partner], plan: PlanTable) -> list[tuple[str, int]]:
@@ -178,6 +193,14 @@ def _is_sure(partners: Sequence[Partner], plan: PlanTable, found: Plans) -> bool
         if other is None or other.name is None or not other.snapshot_id == told[one] == one.snapshot_id:
             return False
     return True
+
+
+def _groups(places: Sequence[Place]) -> dict[object, list[Place]]:
+    """Those that are to read the same."""
+    groups: defaultdict[object, list[Place]] = defaultdict(list)
+    for place in places:
+        groups[place.read].append(place)
+    return groups
 
 
 def _settle(

@@ -31,6 +31,8 @@ class Place:
     scan: Scan
     catalog: str
     table: Name
+    within: int = 0
+    """Which view's text it stands in (`viewing.py`); 0: the statement's."""
 
     @property
     def read(self) -> tuple[str, Name, int | None]:

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from connector.trino.queries import Names
-from connector.trino.scans import Scan, scans
+from connector.trino.scans import Scan, kinds, scans
 from connector.trino.scopes import Columns
 from connector.trino.seamark import Known
 
@@ -36,6 +36,8 @@ class Text:
     prepared: str | None = None
     """Its name."""
     utc: bool = False
+    columns: tuple[str, ...] = ()
+    """Of a view's text: those that types are asked of, and not the scans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Reading:
     scans: tuple[Scan, ...]
     asked: tuple[Names, ...] = ()
     """Tables whose columns could tell more."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Of `Text.columns`, as `scans.kinds` has them."""
 
 
 _Key = tuple[Text, tuple[tuple[str, str], ...]]
@@ -94,6 +98,9 @@ def _read(text: Text, tables: Mapping[Names, Columns | None]) -> Reading:
         return tables.get(names)
 
     try:
+        if text.columns:
+            told = kinds(text.text, text.columns, columns_of=columns_of)
+            return Reading((), tuple(asked), told)
         found = scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
     except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
         _log.warning("a statement was not read", error=repr(error))

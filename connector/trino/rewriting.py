@@ -18,6 +18,7 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 from urllib.parse import quote
 
 import structlog
@@ -32,9 +33,10 @@ from connector.trino.literals import quoted_name
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Reading, Text
 from connector.trino.scans import Scan, replacement
-from connector.trino.seamark import Known, Name, PlanTable, Seamark
+from connector.trino.seamark import Known, Name, PlanTable, Seamark, View
 from connector.trino.sessions import Session, is_hinted_off
 from connector.trino.splicing import Replacement, splice
+from connector.trino.viewing import Looked, Views
 from metaserver.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
@@ -48,6 +50,7 @@ _EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
 _NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """In names of Trino's own: of system tables, and of what is a plan already."""
 _log = structlog.get_logger("seamark.trino-proxy")
+Tables: TypeAlias = Mapping[Names, Known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Rewriter:
         self._trino = Breaker()
         """Of reading plan tables: Trino may not be able to, or not be allowed."""
         self._reader = Reader()
+        self._views = Views(seamark, self._reader)
 
     def close(self) -> None:
         self._reader.close()
@@ -144,16 +148,28 @@ class Rewriter:
         if not self._seamark.may_ask():
             return Rewriting(None, "unchanged; Seamark failed lately")
         asking = Asking(self._server, self._limits.kept_max, until_s)
+        done = await self._asked(text, session, asking, until_s)
+        if asking.missing and not asking.has_failed() and await self._views.learn(asking.missing, asking):
+            return await self._asked(text, session, Asking(self._server, self._limits.kept_max, until_s), until_s)
+        return done
+
+    async def _asked(self, text: Text, session: Session, asking: Asking, until_s: float) -> Rewriting:
         try:
-            reading, known = await self._reading(text, session, asking, until_s)
+            reading, known, views = await self._reading(text, session, asking, until_s)
+            found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
+            numbered = {number: place for number, place in found.items() if place is not None}
+            looked = [
+                await self._looked(number, numbered.pop(number, None), *views[names], text, until_s)
+                for number, scan in enumerate(reading.scans)
+                if (names := (scan.catalog, scan.schema, scan.table)) in views
+            ]
         except TimeoutError:
             return Rewriting(None, "unchanged; not read in time")
         if asking.has_failed():
             self._seamark.failed()
             return Rewriting(None, f"unchanged; {asking.why}")
-        found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
-        numbered = {number: place for number, place in found.items() if place is not None}
-        places = list(numbered.values())
+        into = [one for one in looked if one is not None]
+        places = [*numbered.values(), *(place for one in into for place in one.places)]
         if not any(place.scan.predicate is not None for place in places):
             return Rewriting(None, "unchanged; no scan that could leave files out")
         if len(places) > SCANS_MAX:
@@ -161,7 +177,10 @@ class Rewriter:
         if not self._trino.may_ask():
             return Rewriting(None, "unchanged; Trino failed lately to read plan tables")
         partners = joining.partners(numbered, known)
+        for one in into:
+            partners |= one.partners
         plans = await asking.plans(places, partners)
+        over, plans = await self._views.plan_views(into, plans, places, partners, asking)
         if asking.has_failed():
             self._seamark.failed()
         else:
@@ -169,7 +188,7 @@ class Rewriter:
         if not plans:
             why = asking.why or "plans keep too many of the files"
             return Rewriting(None, f"unchanged; {why}", depends_on_data=True)
-        return _rewritten(text, places, plans, partners)
+        return _rewritten(text, places, plans, partners, over)
 
     # How a text reads
 
@@ -183,20 +202,47 @@ class Rewriter:
 
     async def _reading(
         self, text: Text, session: Session, asking: Asking, until_s: float
-    ) -> tuple[Reading, dict[Names, Known]]:
-        """With the columns of the tables, where they could tell more than the text alone."""
+    ) -> tuple[Reading, dict[Names, Known], dict[Names, tuple[View, Tables]]]:
+        """With the columns of the tables, where they could tell more than the text alone; and the views that it names,
+        each with the tables behind it."""
         plain = await self._reader.read(text, {}, until_s)
-        several = len(set(plain.asked)) > 1
-        if not several and (text.utc or not _TIMES.search(text.text)):
-            return plain, {}
-        tables = {names: named[1] for names in plain.asked if (named := self._named(names, session)) is not None}
-        found = await asking.all({names: self._server.columns(table) for names, table in tables.items()})
-        known = {names: one for names, one in found.items() if one is not None}
-        return (await self._reader.read(text, known, until_s) if known else plain), known
+        named = {names: one[1] for names in plain.asked if (one := self._named(names, session)) is not None}
+        views = {names: view for names, table in named.items() if (view := self._views.get(table)) is not None}
+        if len(set(plain.asked)) < 2 and not views and (text.utc or not _TIMES.search(text.text)):
+            return plain, {}, {}
+        behind = {
+            names: {
+                one: table[1]
+                for one in await self._views.behind(view, until_s)
+                if (table := self._named(one, view)) is not None
+            }
+            for names, view in views.items()
+        }
+        tables = {names: table for names, table in named.items() if names not in views}
+        asked = {table for each in (tables, *behind.values()) for table in each.values()}
+        found = await asking.all({table: self._server.columns(table) for table in asked})
+        asking.missing.update(table for table in tables.values() if found.get(table, ...) is None)
+        known = _known(tables, found)
+        seen: dict[Names, tuple[View, Tables]] = {
+            names: (view, _known(behind[names], found)) for names, view in views.items()
+        }
+        columns = {names: await self._views.columns(*one, until_s) for names, one in seen.items()}
+        told = {**known, **columns}
+        return (await self._reader.read(text, told, until_s) if told else plain), known, seen
 
-    def _named(self, names: Names, session: Session) -> tuple[str, tuple[str, ...]] | None:
+    async def _looked(
+        self, number: int, place: Place | None, view: View, tables: Tables, text: Text, until_s: float
+    ) -> Looked | None:
+        """None for what Trino would refuse as a view."""
+        if place is None or place.scan.version_span is not None:
+            return None
+        return await self._views.look(
+            place, number, view, tables, lambda names: self._named(names, view), until_s, utc=text.utc
+        )
+
+    def _named(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
         """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
-        catalog, schema, table = names[0] or session.catalog, names[1] or session.schema, names[2]
+        catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
         if catalog not in self._catalogs or not schema or _NO_TABLE.search(table):
             return None
         return catalog, (*schema.split("."), table)
@@ -204,6 +250,10 @@ class Rewriter:
     def _place(self, scan: Scan, session: Session) -> Place | None:
         named = self._named((scan.catalog, scan.schema, scan.table), session)
         return None if named is None else Place(scan, *named)
+
+
+def _known(tables: Mapping[Names, Name], found: Mapping[Name, Known | None]) -> dict[Names, Known]:
+    return {names: one for names, table in tables.items() if (one := found.get(table)) is not None}
 
 
 def _replacements(scan: Scan, name: str) -> list[Replacement]:
@@ -222,22 +272,32 @@ def _rewritten(
     places: Sequence[Place],
     plans: Mapping[Place, PlanTable],
     partners: Mapping[Place, tuple[Partner, ...]],
+    views: Mapping[Place, str],
 ) -> Rewriting:
-    new = [one for place, plan in plans.items() for one in _replacements(place.scan, str(plan.name))]
+    """`views`: the names of plan views, in which the plans of tables behind them are."""
+    named = {place: str(plan.name) for place, plan in plans.items() if not place.within} | dict(views)
+    new = [one for place, name in named.items() for one in _replacements(place.scan, name)]
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return Rewriting(None, "unchanged; too long with plan tables")
     each, joins = [], []
     for place in places:
-        if place in plans:
+        if place in plans and not place.within:  # of what is behind a view its readers are to learn nothing else
             plan, name = plans[place], quote(".".join(place.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = used_joins(partners.get(place, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
-    files = sum(plan.files for plan in plans.values())
-    considered = sum(plan.considered_files for plan in plans.values())
-    told = f"rewritten; scans={len(plans)}; files={files}/{considered}; {'; '.join(each)}"
-    names = sorted({(*place.table[:-1], str(plan.name)) for place, plan in plans.items()})
+    seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(views, key=lambda one: one.scan.start))
+    each += [f"views={seen}"] if seen else []
+    shown = [plan for place, plan in plans.items() if not place.within]
+    told = f"rewritten; scans={len(named)}; files={_files(shown)}; {'; '.join(each)}"
+    names = {(*place.table[:-1], str(plan.name)) for place, plan in plans.items()}
+    names |= {(*place.table[:-1], name) for place, name in views.items()}
     told = told[:_TOLD_CHARACTERS_MAX]
-    return Rewriting(statement, told, text.prepared, files, considered, names, depends_on_data=True)
+    files, considered = sum(plan.files for plan in plans.values()), sum(one.considered_files for one in plans.values())
+    return Rewriting(statement, told, text.prepared, files, considered, sorted(names), depends_on_data=True)
+
+
+def _files(plans: Sequence[PlanTable]) -> str:
+    return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

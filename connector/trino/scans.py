@@ -32,7 +32,7 @@ from connector.trino.conditions import All, Atom, Leaf, Match, Reader, places_of
 from connector.trino.lexing import Inner, Unclear, inner_query
 from connector.trino.literals import LOCAL, ZONED, quoted_name
 from connector.trino.queries import ColumnsOf, Queries
-from connector.trino.scopes import Columns, Table, folded
+from connector.trino.scopes import COMPUTED, Columns, Result, Table, folded
 from connector.trino.splicing import Replacement
 
 STATEMENT_MAX = 200_000
@@ -94,16 +94,9 @@ def scans(
     where there are several tables. `parameters`: of a prepared statement, as they stand behind USING. `utc`: the
     session's time zone is known to be UTC.
     """
-    if len(statement) > STATEMENT_MAX:
-        return ()
     try:
-        inner = inner_query(statement, parameters)
-        tree = _parsed(inner)
-        casts_decimal = any(
-            one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
-        )
-        queries = Queries(columns_of, Reader(casts_decimal=casts_decimal))
-        queries.read(tree, {}).ask(None)
+        inner, queries, result = _read(statement, columns_of, parameters)
+        result.ask(None)
         places = _Places(inner)
         found = [(table, scan) for table in queries.tables if (scan := places.scan(table, utc)) is not None]
     except (Unclear, RecursionError):
@@ -113,10 +106,33 @@ def scans(
     return tuple(replace(scan, joins=_joins(table, numbers)) for table, scan in found)
 
 
+def kinds(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
+    """The Iceberg types of those `columns` of a query's rows that are stored ones as they are."""
+    try:
+        _, _, result = _read(statement, columns_of, ())
+        found = {column: result.kind(column) for column in columns}
+    except (Unclear, RecursionError):
+        return {}
+    return {column: kind for column, kind in found.items() if kind is not None}
+
+
 def replacement(scan: Scan, name: str) -> Replacement:
     """The table `name` of the same schema in the place of a scan without FOR VERSION, which stands before an alias."""
     text = quoted_name(name) + (scan.alias_needed or "")
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
+
+
+def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> tuple[Inner, Queries, Result]:
+    """Raises Unclear."""
+    if len(statement) > STATEMENT_MAX:
+        raise Unclear
+    inner = inner_query(statement, parameters)
+    tree = _parsed(inner)
+    casts_decimal = any(
+        one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
+    )
+    queries = Queries(columns_of, Reader(casts_decimal=casts_decimal))
+    return inner, queries, queries.read(tree, {})
 
 
 def _parsed(inner: Inner) -> exp.Expr:
@@ -192,7 +208,9 @@ def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
     columns = table.columns or {}
 
     def kept(atom: Atom) -> Atom | None:
-        return atom if isinstance(atom, Leaf) and (utc or _zoneless(atom, columns)) else None
+        if not isinstance(atom, Leaf) or columns.get(atom.place[1]) == COMPUTED:
+            return None
+        return atom if utc or _zoneless(atom, columns) else None
 
     condition = weakened(table.asked, kept)
     text = None if condition is None else sql_of(condition, lambda place: place[1])

@@ -24,6 +24,8 @@ from connector.trino.lexing import Unclear
 
 Columns: TypeAlias = Mapping[str, str]
 """A table's columns in lower case, and their Iceberg types."""
+COMPUTED = ""
+"""In the place of a type: the column of a view whose values are not those that some table has stored."""
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
 """Types whose equal values are one value: floats have two zeros, and what is no primitive is not compared."""

@@ -7,7 +7,7 @@ server is asked each time whether the table has changed since.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,8 @@ _CONNECTIONS = 64
 _TIMEOUT_S = 30.0
 """Who asks gives up long before."""
 
+NESTED = "nested"
+"""In the place of a type that is no primitive."""
 Name = tuple[str, ...]
 """Of a table, with the levels of its namespace."""
 
@@ -85,6 +87,29 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A view as it is stored. `text` is the one in Trino's dialect, `columns` are as declared, in lower case; `catalog`
+    and `schema` are those of names in the text that have none."""
+
+    location: str
+    """Of its metadata, which names its version."""
+    text: str
+    columns: Mapping[str, str]
+    catalog: str | None
+    schema: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Characters [start, end) of a view's text, where a table is named, and the plan that is to stand there."""
+
+    start: int
+    end: int
+    plan: Name
+    alias: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """A table's columns in lower case, and their Iceberg types; `version` changes when anything of the table does."""
 
@@ -124,6 +149,34 @@ class _Loaded(msgspec.Struct):
     metadata: _Metadata
 
 
+class _Representation(msgspec.Struct):
+    dialect: str = ""
+    sql: str = ""
+
+
+class _Version(msgspec.Struct, rename="kebab"):
+    version_id: int
+    schema_id: int
+    representations: list[_Representation]
+    default_namespace: list[str]
+    default_catalog: str | None = None
+
+
+class _ViewMetadata(msgspec.Struct, rename="kebab"):
+    current_version_id: int
+    schemas: list[_Schema]
+    versions: list[_Version]
+
+
+class _LoadedView(msgspec.Struct, rename="kebab"):
+    metadata_location: str
+    metadata: _ViewMetadata
+
+
+class _PlanView(msgspec.Struct):
+    name: str | None
+
+
 class _Config(msgspec.Struct):
     defaults: dict[str, str] = {}
     overrides: dict[str, str] = {}
@@ -156,13 +209,50 @@ class Seamark:
         """Makes the name of a plan table good for another lease. NotFound where its files are gone, …"""
         await self._ask("POST", f"{table_path(plan)}/lease", msgspec.json.encode({"lease-s": self._lease_s}))
 
+    async def view(self, name: Name) -> View | None:
+        """As it is now; None where there is none of that name, or none with a text in Trino's dialect."""
+        try:
+            _, raw = await self._ask("GET", await self._path(name, "views"))
+        except NotFound:
+            return None
+        try:
+            loaded = msgspec.json.decode(raw, type=_LoadedView)
+            metadata = loaded.metadata
+            version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
+            schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
+        except (msgspec.MsgspecError, StopIteration) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no view: {error!r}") from None
+        text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
+        columns = _columns(schema)
+        if text is None or columns is None:
+            return None
+        catalog = version.default_catalog and version.default_catalog.lower()
+        return View(
+            loaded.metadata_location, text, columns, catalog, ".".join(version.default_namespace).lower() or None
+        )
+
+    async def plan_view(self, name: Name, view: View, predicate: str, references: Sequence[Reference]) -> str | None:
+        """What the view is called over plans. NotFound where it has changed since; None where no more are made."""
+        tables = [
+            {"start": one.start, "end": one.end, "plan": list(one.plan), "alias": one.alias} for one in references
+        ]
+        body = {
+            "metadata-location": view.location,
+            "predicate": predicate,
+            "tables": tables,
+            "lease-s": self._lease_s,
+        }
+        path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
+        _, raw = await self._ask("POST", path, msgspec.json.encode(body))
+        try:
+            return msgspec.json.decode(raw, type=_PlanView).name
+        except msgspec.MsgspecError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no plan view: {error}") from None
+
     async def columns(self, table: Name) -> Known | None:
         """As the table is now; None where there is none of that name, as of a view."""
         known = self._known.get(table)
-        if self._catalog is None:
-            self._catalog = await self._standard()
-        levels = quote(NAMESPACE_SEPARATOR.join(table[:-1]), safe="")
-        path = f"{self._catalog}/namespaces/{levels}/tables/{quote(table[-1], safe='')}?snapshots=refs"
+        path = f"{await self._path(table, 'tables')}?snapshots=refs"
         try:
             version, raw = await self._ask("GET", path, known=known.version if known else "")
         except NotFound:
@@ -172,21 +262,27 @@ class Seamark:
             return known
         try:
             metadata = msgspec.json.decode(raw, type=_Loaded).metadata
-            fields = next(one.fields for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
+            schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self.url} answers with something that is no table: {error!r}") from None
-        columns = {one.name.lower(): one.type if isinstance(one.type, str) else "nested" for one in fields}
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         found = Known(
             version,
-            columns if len(columns) == len(fields) else None,
+            _columns(schema),
             None if snapshot is None else snapshot.snapshot_id,
             *(_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
         )
         if version:
-            self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(columns)))
+            self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(schema.fields)))
         return found
+
+    async def _path(self, name: Name, kind: str) -> str:
+        """Of a table or a view among the standard's routes."""
+        if self._catalog is None:
+            self._catalog = await self._standard()
+        levels = quote(NAMESPACE_SEPARATOR.join(name[:-1]), safe="")
+        return f"{self._catalog}/namespaces/{levels}/{kind}/{quote(name[-1], safe='')}"
 
     async def _standard(self) -> str:
         """Where the standard's routes begin."""
@@ -214,6 +310,12 @@ class Seamark:
         if answer.status != 200:
             raise error_of(answer.status, raw, answer.headers.get("X-Request-Id", ""))
         return answer.headers.get("ETag", ""), raw
+
+
+def _columns(schema: _Schema) -> dict[str, str] | None:
+    """None where two differ in case alone."""
+    columns = {one.name.lower(): one.type if isinstance(one.type, str) else NESTED for one in schema.fields}
+    return columns if len(columns) == len(schema.fields) else None
 
 
 def _total(snapshot: _Snapshot | None, name: str) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from connector.errors import NotFound
 from connector.trino.rewriting import Limits, Rewriter
-from connector.trino.seamark import Known, PlanTable, Wanted
+from connector.trino.seamark import Known, Name, PlanTable, Reference, View, Wanted
 
 COLUMNS = {
     "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},
     "u": {"uid": "long", "y": "int"},
 }
 PATIENT = Limits(budget_s=10.0)
+ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 
 
 @dataclass
@@ -29,10 +31,17 @@ class Seamark:
     tables: Mapping[str, Known] = field(default_factory=dict)
     asked: list[Wanted] = field(default_factory=list)
     looked_at: list[tuple[str, ...]] = field(default_factory=list)
+    views: dict[str, View] = field(default_factory=dict)
+    """By their names. `plan_view` names the n-th one `v~plan~n`, or raises."""
+    answer: Callable[[Name], str | None] | None = None
+    views_asked: list[ViewAsked] = field(default_factory=list)
+    views_read: list[Name] = field(default_factory=list)
 
     async def plan_table(self, wanted: Wanted) -> PlanTable:
         number = len(self.asked)
         self.asked.append(wanted)
+        if wanted.table[-1] in self.views:
+            raise NotFound("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
         usual = {"name": f"{wanted.table[-1]}~plan~{number}", "snapshot_id": wanted.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
@@ -43,6 +52,15 @@ class Seamark:
         if table[-1] in self.tables:
             return self.tables[table[-1]]
         return Known(self.version, COLUMNS[table[-1]]) if table[-1] in COLUMNS else None
+
+    async def view(self, name: Name) -> View | None:
+        self.views_read.append(name)
+        return self.views.get(name[-1])
+
+    async def plan_view(self, name: Name, view: View, predicate: str, references: Sequence[Reference]) -> str | None:
+        number = len(self.views_asked)
+        self.views_asked.append((name, view, predicate, tuple(references)))
+        return f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
 
 
 @asynccontextmanager
