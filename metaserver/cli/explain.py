@@ -26,6 +26,14 @@ _WIDTH = 120
 @click.command(context_settings=CONTEXT)
 @click.argument("table")
 @click.argument("predicate", required=False)
+@click.option(
+    "--join",
+    "joins",
+    type=json.loads,
+    multiple=True,
+    metavar="JSON",
+    help="A join of the table, as plan tables have it; may be given again.",
+)
 @click.option("--files", "files", is_flag=True, help="List the files that are left.")
 @click.option("--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Files listed.")
 @click.option("--ref", help="A branch or tag.")
@@ -40,6 +48,7 @@ _WIDTH = 120
 def explain(
     table: str,
     predicate: str | None,
+    joins: tuple[Any, ...],
     files: bool,
     limit: int,
     ref: str | None,
@@ -56,12 +65,13 @@ def explain(
     \b
     For instance:
       seamark explain sales.orders "day >= DATE '2024-01-01' AND customer = 42" --files
+      seamark explain sales.orders --join \\
+        '{"table": ["sales", "days"], "on": {"day": "date"}, "predicate": "holiday"}'
     TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
     with connected(lambda: SeamarkClient(url or served_at(config, flags), token=token)) as client:
-        found = client.explain(
-            table, predicate, at=At(snapshot_id, ref, as_of_ms), files=files, limit=limit if files else None
-        )
+        at = At(snapshot_id, ref, as_of_ms)
+        found = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
     if as_json:
         click.echo(json.dumps(found.json, indent=2))
     else:
@@ -83,6 +93,9 @@ def _show(found: Explanation) -> None:
     for index in found.indexes:
         left_out = f"{index['files-removed']:,} of {index['files-in']:,} files"
         console.print(f"Index {index['name']} ({index['kind']}) left out {left_out}.", markup=False)
+    for join in found.joins:
+        told = f"{join['keys']:,} keys" if join["used"] else f"left out, {join['reason']}"
+        console.print(f"Join with {'.'.join(join['table'])}: {told}.", highlight=False, markup=False)
     console.print(
         f"To read: {found.files:,} files, {show_size(found.bytes)}, {found.records:,} records; "
         f"{found.delete_files:,} delete files apply.",

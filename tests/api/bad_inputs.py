@@ -494,6 +494,69 @@ def _rows() -> Iterator[BadInput]:
     yield ask("a snapshot that there is not", "bitmap", {"where": "id = 1", "snapshot-id": 5})
 
 
+def _joins() -> Iterator[BadInput]:
+    def ask(what: str, joins: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        path = "/api/v1/tables/db/t/plan-tables"
+        return BadInput("Joins", what, "POST", path, {"joins": joins}, status, type_)
+
+    def join(**more: Any) -> dict[str, Any]:
+        fields = {"table": ["db", "t"], "on": {"id": "id"}} | more
+        return {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
+
+    def nested(depth: int) -> dict[str, Any]:
+        made = join()
+        for _ in range(depth - 1):
+            made = join(joins=[made])
+        return made
+
+    yield ask("one that is not in a list", join())
+    yield ask("one that is a number", [1])
+    yield ask("one that is null", [None])
+    yield ask("no table", [join(table=None)])
+    yield ask("a table in one text", [join(table="db.t")])
+    yield ask("a table without a namespace", [join(table=["t"])])
+    yield ask("a table of no name", [join(table=[])])
+    yield ask("an empty name", [join(table=["db", ""])])
+    yield ask("a NUL in a name", [join(table=["db", "t\x00"])])
+    yield ask("a level that URLs take for the parent folder", [join(table=["..", "t"])])
+    yield ask("a level that is a number", [join(table=["db", 5])])
+    yield ask("a name of 256 characters", [join(table=["db", "x" * 256])])
+    yield ask("a table that is not there", [join(table=["db", "none"])], 404, "NoSuchTableException")
+    yield ask("a namespace that is not there", [join(table=["none", "t"])], 404, "NoSuchTableException")
+    yield ask("a view", [join(table=["db", "v"])], 404, "NoSuchTableException")
+    yield ask("a plan table of nobody", [join(table=["db", "t~plan~x"])], 404, "NoSuchTableException")
+    yield ask("on nothing said", [join(on=None)])
+    yield ask("on no column", [join(on={})])
+    yield ask("on a list", [join(on=["id"])])
+    yield ask("on a column that is a number", [join(on={"id": 1})])
+    yield ask("on a column of this table that there is not", [join(on={"idd": "id"})])
+    yield ask("on a column of the other table that there is not", [join(on={"id": "idd"})])
+    yield ask("on a column with no name", [join(on={"": ""})])
+    yield ask("on 17 columns", [join(on={f"c{number}": "id" for number in range(17)})])
+    yield ask("half a predicate", [join(predicate="id =")])
+    yield ask("a predicate on a column that there is not", [join(predicate="idd = 1")])
+    yield ask("a predicate that is no text", [join(predicate=True)])
+    yield ask("a predicate of nothing", [join(predicate="")])
+    yield ask("a predicate with a NUL", [join(predicate="data = 'a' \x00")])
+    yield ask("a predicate nested 10,000 deep", [join(predicate="(" * 10_000 + "id = 1" + ")" * 10_000)])
+    yield ask("a snapshot that there is not", [join(snapshot_id=5)])
+    yield ask("a snapshot beyond 64 bits", [join(snapshot_id=2**64)])
+    yield ask("a snapshot that is text", [join(snapshot_id="1")])
+    yield ask("a field nobody knows", [join(kind="outer")])
+    yield ask("joins within joins that are none", [join(joins={})])
+    yield ask("a mistake two levels down", [join(joins=[join(predicate="idd = 1")])])
+    yield ask("five levels", [nested(5)])
+    yield ask("33 joins", [join()] * 33)
+    level = b'{"table": ["db", "t"], "on": {"id": "id"}, "joins": ['
+    for what, depth in (("400 levels", 400), ("4,000 levels", 4_000)):
+        deep = b'{"joins": [' + level * depth + b"]}" * (depth + 1)
+        yield BadInput("Joins", what, "POST", "/api/v1/tables/db/t/plan-tables", deep)
+    wrong = {"joins": [join(on={"id": "idd"})]}
+    yield BadInput(
+        "Joins", "a plan explained, by a column that there is not", "POST", "/api/v1/tables/db/t/explain", wrong
+    )
+
+
 def _others() -> Iterator[BadInput]:
     def send(what: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views") -> BadInput:
         return BadInput(group, what, "POST", path, body, status, type_)
@@ -560,6 +623,7 @@ BAD_INPUTS = tuple(
         _changes,
         _indexes,
         _rows,
+        _joins,
         _others,
     )
     for one in many()

@@ -48,6 +48,15 @@ def test_the_command_gives_the_answer_itself_as_json(url: str) -> None:
     assert json.loads("{" + answer)["files"] == 4
 
 
+def test_the_command_shows_what_joins_leave(url: str) -> None:
+    join = {"table": ["db", "t"], "on": {"id": "id"}, "predicate": "id > 15"}
+    nested = {"table": ["db", "t"], "on": {"id": "id"}, "joins": [join]}
+    code, text = seamark("db.t", "--join", json.dumps(join), "--join", json.dumps(nested), "--url", url)
+    assert code == 0, text
+    assert text.count("Join with db.t: left out, a data file cannot be read") == 3, text
+    assert "To read: 4 files" in text
+
+
 def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> None:
     home = tmp_path / "a-home"
     code, text = seamark("db.t", "--home", str(home))
@@ -64,6 +73,10 @@ def test_the_command_fails_with_a_code_that_says_whose_fault_it_is(url: str) -> 
         (("db.t", "nope = 1"), 2, "nope"),
         (("t",), 2, "namespace"),
         (("db.none",), 1, "db.none"),
+        (("db.t", "--join", "id = id"), 2, "--join"),
+        (("db.t", "--join", "[]"), 2, "joins[0]"),
+        (("db.t", "--join", '{"table": ["db", "t"], "on": {"id": "idd"}}'), 2, "idd"),
+        (("db.t", "--join", '{"table": ["db", "none"], "on": {"id": "id"}}'), 1, "db.none"),
     ):
         assert seamark(*arguments, "--url", url)[0] == code
         assert told in seamark(*arguments, "--url", url)[1]
