@@ -72,7 +72,7 @@ else
 endif
 	@touch $@
 
-# Only for Trino's tests, which are left out where there is no JDK 25 (JAVA25, or one below /usr/lib/jvm).
+# Only for Trino's tests and benches, which are left out where there is no JDK 25 (JAVA25, or one below /usr/lib/jvm).
 trino: $(CACHE)/trino.stamp
 $(CACHE)/trino.stamp: $(addprefix deploy/trino/resolve/,server/pom.xml plugin/pom.xml clients/pom.xml)
 	@mkdir -p $(CACHE)/trino
@@ -107,9 +107,10 @@ test-all: venv jars services $(if $(JAVA25_FOUND),trino)
 demo: venv jars
 	@SCALE="$(SCALE)" KEEP="$(KEEP)" $(PY) -m bench.demo
 
-bench: venv jars services
+BENCHES := planning index writing $(if $(JAVA25_FOUND),trino)
+bench: venv jars services $(if $(JAVA25_FOUND),trino)
 	$(PY) -m bench.run $(BENCH_ARGS)
-	$(if $(BENCH_ARGS),,$(PY) -m bench.planning.run && $(PY) -m bench.index.run && $(PY) -m bench.writing.run)
+	$(if $(BENCH_ARGS),,set -e; for one in $(BENCHES); do $(PY) -m bench.$$one.run; done)
 
 lock:
 	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock

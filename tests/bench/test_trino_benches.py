@@ -9,14 +9,12 @@ import sys
 import pytest
 
 from bench.trino.run import BENCHES
-from tests.services.java import java_25_home
 from tests.services.process import REPO
+from tests.services.trino import NEEDS_TRINO
+
+pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 
 
-@pytest.mark.slow
-@pytest.mark.trino
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(java_25_home() is None, reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)")
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_of_trinos_adapter_runs_to_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.trino.run", "--quick", name]
