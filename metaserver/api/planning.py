@@ -276,9 +276,21 @@ def _filter(asked: Asked) -> Expression:
 async def _question(metadata: TableMetadata, asked: Asked) -> Question:
     """The filter parsed and bound; a long one in a thread. BadRequest for one that makes no sense."""
     if len(asked.filter) <= LONG_FILTER_BYTES:
-        return Question.ask(metadata, _scan_request(asked))
+        return _asked_of(metadata, asked)
 
-    return await asyncio.to_thread(lambda: Question.ask(metadata, _scan_request(asked)))
+    return await asyncio.to_thread(lambda: _asked_of(metadata, asked))
+
+
+def _asked_of(metadata: TableMetadata, asked: Asked) -> Question:
+    """Iceberg's Java asks for the snapshot's schema whenever it names a snapshot, and Spark names the current one, too:
+    by today's names, which may be other columns' since. Where it makes a difference, the filter says nothing."""
+    request = _scan_request(asked)
+    question = Question.ask(metadata, request)
+    if question.schema is not metadata.current_schema:
+        today = Question.ask(metadata, msgspec.structs.replace(request, use_snapshot_schema=False))
+        if today.bound != question.bound:
+            return Question.ask(metadata, msgspec.structs.replace(request, filter=TRUE))
+    return question
 
 
 def _making(

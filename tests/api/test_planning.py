@@ -150,6 +150,23 @@ async def test_statistics_of_a_column_are_to_be_had_as_soon_as_there_is_one(plan
     assert len(numbers(await planned("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
 
 
+async def test_names_that_columns_have_swapped_leave_no_file_out_where_either_may_be_meant(api: Api) -> None:
+    """Spark asks by today's names and for the snapshot's schema, at once; and by the snapshot's, where it travels."""
+    fields = [{"id": n, "name": name, "required": False, "type": "long"} for n, name in ((1, "id"), (2, "other"))]
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields})
+    await append(api, "t", tens(6), snapshot_id=1)
+    scan = {"snapshot-id": 1, "use-snapshot-schema": True, "filter": EQ_5}
+    assert numbers(await api("POST", f"{T}/plan", scan)) == [0]
+    for names in (("x", "other"), ("x", "id"), ("other", "id")):
+        renamed = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
+        schema = {"type": "struct", "schema-id": 9, "fields": renamed}
+        updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+        assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+        answer = await api("POST", f"{T}/plan", scan)
+        assert numbers(answer) == ([*range(6)] if "id" in names else [0])
+        assert answer.json["file-scan-tasks"][0]["residual-filter"] is True
+
+
 async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:
     """Each file has 100 rows. Where rows are filtered, none is sure."""
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
