@@ -25,15 +25,15 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from connector.plans import joining
+from connector.plans.asking import Asking, used_joins
+from connector.plans.joining import Partner
+from connector.plans.scan import Join, Scan
+from connector.plans.seamark import Known, Name, PlanTable, open_seamark
 from connector.spark.catalyst import Catalyst, Node, items
 from connector.spark.conditions import Column, all_of, any_of, spark_kind
 from connector.spark.places import Place, Unread, mark_of, marked, places, renamed
 from connector.spark.relations import Relation, Relations, TooLarge
-from connector.trino import joining
-from connector.trino.asking import Asking, used_joins
-from connector.trino.joining import Partner
-from connector.trino.scans import Join, Scan
-from connector.trino.seamark import Known, Name, PlanTable, open_seamark
 from metaserver.wire import PLAN_MARK
 
 LEASE_S = 86_400

@@ -27,12 +27,12 @@ import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 
+from connector.plans.seamark import check_url, open_seamark
 from connector.trino.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
 from connector.trino.counting import Counts
 from connector.trino.forwarding import Body, Forwarder, Passing, headers_down, open_session, read_at_most, rest_of
 from connector.trino.holding import Answer, Failure, Held, target_of
 from connector.trino.rewriting import Limits, Rewriter, Rewriting
-from connector.trino.seamark import check_url, open_seamark
 from connector.trino.sessions import prepare, session_of
 from connector.trino.waiting import Waiting
 from metaserver.wire import encode_json

@@ -17,10 +17,11 @@ import structlog
 
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
+from connector.plans.scan import Scan
+from connector.plans.seamark import Known
 from connector.trino.queries import Names
-from connector.trino.scans import Scan, kinds, scans
+from connector.trino.scans import kinds, scans
 from connector.trino.scopes import Columns
-from connector.trino.seamark import Known
 
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000

@@ -24,16 +24,17 @@ from urllib.parse import quote
 import structlog
 
 from connector.errors import ClientError
-from connector.trino import joining
-from connector.trino.asking import Asking, used_joins
+from connector.plans import joining
+from connector.plans.asking import Asking, used_joins
+from connector.plans.joining import Partner, Place
+from connector.plans.scan import Scan
+from connector.plans.seamark import Known, Name, PlanTable, Seamark, View
 from connector.trino.breaker import Breaker
-from connector.trino.joining import Partner, Place
 from connector.trino.lexing import executed
 from connector.trino.literals import quoted_name
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Reading, Text
-from connector.trino.scans import Scan, replacement
-from connector.trino.seamark import Known, Name, PlanTable, Seamark, View
+from connector.trino.scans import replacement
 from connector.trino.sessions import Session, is_hinted_off
 from connector.trino.splicing import Replacement, splice
 from connector.trino.viewing import Looked, Views

@@ -22,12 +22,13 @@ for UTC. So such comparisons are used only where the session's zone is UTC (`utc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
+from connector.plans.scan import Join, Scan
 from connector.trino.conditions import All, Atom, Leaf, Match, Reader, places_of, sql_of, weakened
 from connector.trino.lexing import Inner, Unclear, inner_query
 from connector.trino.literals import LOCAL, ZONED, quoted_name
@@ -40,45 +41,6 @@ PREDICATE_MAX = 100_000
 """Characters, as many as the catalog takes."""
 _TRINO = Dialect.get_or_raise("trino")
 _BEFORE = frozenset({"FROM", "JOIN", ",", "("})
-
-
-@dataclass(frozen=True)
-class Join:
-    """A row matters only beside one of another scan's."""
-
-    scan: int
-    """The other one's number among the statement's."""
-    on: tuple[tuple[str, str], ...]
-    """Columns that are equal: this table's, the other's."""
-
-
-@dataclass(frozen=True)
-class Scan:
-    """A reference to a table; names are in lower case, as Trino compares them whether they are quoted or not."""
-
-    catalog: str | None
-    schema: str | None
-    table: str
-    start: int
-    end: int
-    """Characters of the reference in the statement, [start, end), FOR VERSION and alias not among them."""
-    name_start: int
-    """Where the table's own name begins, behind catalog and schema."""
-    alias_needed: str | None
-    """What to add behind the new name (and behind FOR VERSION), where the reference has no alias."""
-    snapshot_id: int | None
-    """FOR VERSION AS OF a number."""
-    version_span: tuple[int, int] | None
-    predicate: str | None
-    """SQL over the table's bare column names, as `seamark explain` takes it; None: nothing prunes.
-
-    It is to be bound to the schema that the scan reads: a name of an older schema may be another column's."""
-    named: frozenset[str] = frozenset()
-    """The columns in the predicate."""
-    joins: tuple[Join, ...] = ()
-    """They go round: of two scans that are joined each has the other one."""
-    quoted: bool = False
-    """The reference stands in a text within the statement, in which every quote is doubled."""
 
 
 def scans(

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 from cache.memory import MemoryCache
 from connector.errors import Refused
-from connector.trino import joining
-from connector.trino.asking import Asking, Plans, without
-from connector.trino.joining import Partner, Place
+from connector.plans import joining
+from connector.plans.asking import Asking, Plans, without
+from connector.plans.joining import Partner, Place
+from connector.plans.seamark import NESTED, Known, Name, Reference, Seamark, View
 from connector.trino.literals import quoted_name
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Text
 from connector.trino.scopes import COMPUTED
-from connector.trino.seamark import NESTED, Known, Name, Reference, Seamark, View
 
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache.memory import MemoryCache
-from connector.trino.seamark import Name
+from connector.plans.seamark import Name
 
 _QUEUED = ["", "v1", "statement", "queued"]
 _BYTES = 16 << 20

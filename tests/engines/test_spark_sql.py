@@ -16,9 +16,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from connector.plans.asking import Asking
 from connector.spark import querying, sql
 from connector.spark.querying import Rewritten, rewritten
-from connector.trino.asking import Asking
 from tests.engines.queries import Queries
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from connector.errors import NotFound
+from connector.plans.seamark import Known, Name, PlanTable, Reference, View, Wanted
 from connector.trino.rewriting import Limits, Rewriter
-from connector.trino.seamark import Known, Name, PlanTable, Reference, View, Wanted
 
 COLUMNS = {
     "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from connector.errors import Forbidden, ServerFailed
-from connector.trino.joining import SMALL_BYTES, TIMES_SMALLER
+from connector.plans.joining import SMALL_BYTES, TIMES_SMALLER
+from connector.plans.seamark import Joined, JoinTold, Known, PlanTable, Wanted
 from connector.trino.rewriting import Limits, Rewriting
-from connector.trino.seamark import Joined, JoinTold, Known, PlanTable, Wanted
 from connector.trino.sessions import Session
 from tests.connector.trino.played import PATIENT, Seamark, rewriter
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.ssb.queries import QUERIES
-from connector.trino.joining import Partner, Place, partners
+from connector.plans.joining import Partner, Place, partners
+from connector.plans.seamark import Known
 from connector.trino.scans import scans
-from connector.trino.seamark import Known
 
 MB = 1 << 20
 SSB = {

@@ -12,10 +12,10 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from connector.errors import BadRequest, NotFound, ServerFailed, Unreachable
+from connector.plans.seamark import PlanTable, Wanted
 from connector.trino import reading
 from connector.trino.breaker import FAILURES_MAX
 from connector.trino.rewriting import Limits, Rewriting
-from connector.trino.seamark import PlanTable, Wanted
 from connector.trino.sessions import Session, prepare, session_of
 from tests.connector.trino.played import Seamark, rewriter
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from connector.errors import Forbidden, NotFound
+from connector.plans.seamark import Name, View, Wanted
 from connector.trino.rewriting import Rewriting
-from connector.trino.seamark import Name, View, Wanted
 from connector.trino.sessions import Session
 from tests.connector.trino.played import Seamark, rewriter
 

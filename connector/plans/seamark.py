@@ -333,7 +333,7 @@ def check_url(url: str) -> None:
 async def open_seamark(url: str, *, token: str | None, lease_s: int) -> AsyncIterator[Seamark]:
     """ValueError for a URL that is none."""
     check_url(url)
-    headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-trino-proxy"}
+    headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
     headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=_CONNECTIONS, keepalive_timeout=10),

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import structlog
 
 from connector.errors import ClientError, NotFound, Refused
-from connector.trino.joining import Partner, Place, depth_first
-from connector.trino.seamark import Name, PlanTable, Seamark, Wanted
+from connector.plans.joining import Partner, Place, depth_first
+from connector.plans.seamark import Name, PlanTable, Seamark, Wanted
 
 _JOINS_SHARE = 0.6
 """Of the time that is left: a question without joins is to have some, too."""
-_log = structlog.get_logger("seamark.trino-proxy")
+_log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
 Plans = dict[Place, PlanTable]

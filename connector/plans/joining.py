@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from connector.trino.scans import Scan
-from connector.trino.seamark import Joined, Known, Name
+from connector.plans.scan import Scan
+from connector.plans.seamark import Joined, Known, Name
 
 DEPTH_MAX = 4
 JOINS_MAX = 32

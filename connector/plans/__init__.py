@@ -1,0 +1,1 @@
+"""Plan tables for whole queries, of whichever engine: which are worth asking for, and the questions of one query."""
