@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sqlglot import exp
@@ -72,14 +72,14 @@ class Block:
     where: exp.Expr | None
     sources: list[Source]
     tree: Tree | None
-    merged: frozenset[str]
-    """Columns in USING: a name that stands for two."""
     passes: bool
     needs_rows: bool
     """Where its sources have no row that meets WHERE, it has none."""
     inner: list[tuple[exp.Expr, Result]]
     """Subqueries within its expressions."""
     reader: Reader
+    _kinds: dict[str, str | None] = field(default_factory=dict)
+    """Of blocks within blocks all would be asked ever more often."""
 
     def has(self, column: str) -> bool | None:
         answers: set[bool | None] = {False}
@@ -99,8 +99,10 @@ class Block:
         return tuple(_output_name(one) for one in self.projections)
 
     def kind(self, column: str) -> str | None:
-        place = self._output(column)
-        return None if place is None else self._kind(place)
+        if column not in self._kinds:
+            place = self._output(column)
+            self._kinds[column] = None if place is None else self._kind(place)
+        return self._kinds[column]
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
         places = [self._output(one) for one in columns]
@@ -163,14 +165,9 @@ class Block:
     def _merges(self, join: Joined) -> Iterator[_Equal]:
         """What USING says."""
         for column in join.using:
-            one, other = (self._owner(column, _sources(side)) for side in (join.left, join.right))
+            one, other = (self._within(side, column) for side in (join.left, join.right))
             if one is not None and other is not None and _comparable(self._kind(one), self._kind(other)):
                 yield one, other
-
-    def _owner(self, column: str, sources: frozenset[int]) -> Place | None:
-        has = {number: self.sources[number].result.has(column) for number in sources}
-        owners = [number for number, answer in has.items() if answer]
-        return (owners[0], column) if len(owners) == 1 and None not in has.values() and _is_plain(column) else None
 
     def _partners(self, equal: list[_Equal]) -> Iterator[Match]:
         """What of one source is among another one's values."""
@@ -271,20 +268,35 @@ class Block:
         return self._found(names[-1], *names[:-1])
 
     def _found(self, name: str, qualifier: str | None = None) -> Place | None:
-        if not _is_plain(name):
-            return None
         if qualifier is not None:
             matching = self._qualified(qualifier)
-            if len(matching) != 1 or matching[0].result.has(name) is False:
+            if len(matching) != 1 or matching[0].result.has(name) is False or not _is_plain(name):
                 return None
             return self.sources.index(matching[0]), name
-        if name in self.merged:
+        return None if self.tree is None else self._within(self.tree, name)
+
+    def _within(self, tree: Tree, name: str) -> Place | None:
+        """The column that the name alone means among the sources of a join.
+
+        What USING has merged is the left side's, or where that has no row the right side's: a column of one side where
+        the join keeps no row of the other.
+        """
+        if isinstance(tree, int):
+            has = self.sources[tree].result.has(name)
+            if has is None:
+                others = (source.result.has(name) for number, source in enumerate(self.sources) if number != tree)
+                has = all(other is False for other in others)
+            return (tree, name) if has and _is_plain(name) else None
+        left, right = self._within(tree.left, name), self._within(tree.right, name)
+        if name not in tree.using:
+            # Were it a column of both, the name would be ambiguous, and the statement fail.
+            return left or right if left is None or right is None else None
+        if left is None or right is None or (tree.keeps_left and tree.keeps_right):
             return None
-        owners = [number for number, source in enumerate(self.sources) if source.result.has(name)]
-        if len(self.sources) == 1 and self.sources[0].result.has(name) is None:
-            owners = [0]
-        # Were it a column of another source as well, the name would be ambiguous, and the statement fail.
-        return (owners[0], name) if len(owners) == 1 else None
+        kind = self._kind(left)
+        if kind is None or self._kind(right) != kind:  # else it is converted
+            return None
+        return left if not tree.keeps_right else right if is_exact(kind) else None
 
     def _qualified(self, qualifier: str) -> list[Source]:
         return [source for source in self.sources if source.name == qualifier]

@@ -108,7 +108,6 @@ class Queries:
             where=None if where is None else where.this,
             sources=tables.sources,
             tree=tables.tree,
-            merged=frozenset(tables.merged),
             passes=passes,
             needs_rows=passes and not node.args.get("order") and all(_is_given(one) for one in node.expressions),
             inner=self.within(expressions, visible),
@@ -122,7 +121,6 @@ class _From:
     def __init__(self, queries: Queries, visible: _Visible) -> None:
         self.sources: list[Source] = []
         self.tree: Tree | None = None
-        self.merged: set[str] = set()
         self.conditions: list[exp.Expr] = []
         self._queries = queries
         self._visible = visible
@@ -142,7 +140,6 @@ class _From:
             outer = _OUTER.get((side, kind))
             if outer is None and (side, kind) not in _INNER:
                 raise Unclear
-            self.merged.update(using)
             if on is not None:
                 self.conditions.append(on)
             left = parts.pop()

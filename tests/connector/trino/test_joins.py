@@ -98,7 +98,8 @@ def test_scans_that_are_joined_have_each_other() -> None:
             ["s_day=days.day", "s_item=days.s_item"],
         ),
         ("SELECT * FROM items JOIN days ON s_item = i_key JOIN sales USING (s_item)", ["s_item=days.s_item"]),
-        ("SELECT * FROM days a RIGHT JOIN days b USING (s_item) JOIN sales USING (s_item)", []),
+        ("SELECT * FROM days a RIGHT JOIN days b USING (s_item) JOIN sales USING (s_item)", ["s_item=days.s_item"]),
+        ("SELECT * FROM days a FULL JOIN days b USING (s_item) JOIN sales USING (s_item)", []),
         # What is between counts or orders the rows that are to be left out.
         ("SELECT * FROM (SELECT s_item FROM sales LIMIT 5) f JOIN items ON s_item = i_key", []),
         ("SELECT * FROM (SELECT s_item, rank() OVER () AS r FROM sales) f JOIN items ON s_item = i_key", []),

@@ -12,6 +12,7 @@ from connector.trino.splicing import splice
 
 TABLES = {
     "orders": {"o_key": "long", "o_day": "date", "o_cust": "long", "status": "string"},
+    "others": {"o_key": "long"},
     "items": {"i_key": "long", "i_day": "date", "qty": "decimal(9, 2)", "ts": "timestamp", "tz": "timestamptz"},
     "parts": {"p_key": "long", "brand": "string", "size": "int", "ok": "boolean"},
 }
@@ -430,9 +431,50 @@ def test_without_columns_names_in_a_block_of_several_tables_say_nothing() -> Non
     assert [one.predicate for one in scans(statement)] == ['"o_cust" = 2', None]
 
 
-def test_a_column_that_using_has_merged_is_none_tables() -> None:
-    statement = "SELECT * FROM orders RIGHT JOIN unknown USING (o_key) WHERE o_key = 1"
-    assert predicates(statement) == {"orders": None, "unknown": None}
+@pytest.mark.parametrize(
+    ("joined", "of_orders", "of_others"),
+    [
+        ("orders JOIN others USING (o_key)", True, True),
+        ("orders LEFT JOIN others USING (o_key)", True, True),
+        ("orders RIGHT JOIN others USING (o_key)", True, True),
+        ("orders FULL JOIN others USING (o_key)", False, False),
+        ("(SELECT * FROM orders JOIN others USING (o_key)) AS x", True, True),
+        ("others x LEFT JOIN orders USING (o_key) JOIN others y USING (o_key)", True, True),
+        ("orders FULL JOIN others USING (o_key) JOIN (VALUES 1) AS v (o_key) USING (o_key)", False, False),
+        ("orders FULL JOIN (others JOIN items ON o_key = i_key) USING (o_key)", False, False),
+        # Where nothing is known of a side, or it has another type, the value may be another one.
+        ("orders RIGHT JOIN unknown USING (o_key)", False, False),
+        ("orders JOIN unknown USING (o_key)", False, False),
+        ("orders JOIN (SELECT o_key + 1 AS o_key FROM others) x USING (o_key)", False, False),
+        ("orders JOIN (SELECT size AS o_key FROM parts) x USING (o_key)", False, False),
+        (
+            "(SELECT qty AS q FROM items) x RIGHT JOIN (SELECT qty AS q, o_key FROM items, orders) y USING (q)",
+            True,
+            False,
+        ),
+    ],
+)
+def test_what_is_asked_of_a_merged_column_is_asked_of_both_where_it_is_theirs(
+    joined: str, of_orders: bool, of_others: bool
+) -> None:
+    found = predicates(f"SELECT * FROM {joined} WHERE o_key = 1")
+    assert found["orders"] == ('"o_key" = 1' if of_orders else None)
+    assert found.get("others") == ('"o_key" = 1' if of_others else None)
+
+
+def test_a_merged_column_is_the_one_that_is_never_absent() -> None:
+    """Of a merged column that is null only where the one table has it so, nothing is known of the other's."""
+    statement = "SELECT * FROM orders {} JOIN others USING (o_key) WHERE o_key IS NULL"
+    assert predicates(statement.format("LEFT"))["orders"] == '"o_key" IS NULL'
+    assert predicates(statement.format("RIGHT"))["others"] == '"o_key" IS NULL'
+    assert set(predicates(statement.format("FULL")).values()) == {None}
+
+
+def test_a_column_that_nothing_else_in_from_has_is_the_tables_of_which_nothing_is_known() -> None:
+    for beside in ("UNNEST(ARRAY[1, 2]) AS u (n)", "items", "(VALUES 1) AS v (n)"):
+        assert predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
+    for beside in ("UNNEST(ARRAY[1, 2])", "orders", "nothing", "(VALUES 1) AS v (o_key)"):
+        assert predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] is None
 
 
 def test_a_column_that_the_inner_table_has_not_is_the_outer_ones() -> None:
