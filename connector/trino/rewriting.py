@@ -2,7 +2,8 @@
 
 The rule kept: doubt and failure leave the statement alone. All of it has a budget of milliseconds; what has not come by
 then is not waited for. Only scans that are fully understood (`scans.py`), of tables of the catalogs that are named, are
-asked about, each time anew: a client that has committed must see it, so no plan is remembered.
+asked about, each time anew: a client that has committed must see it, so no plan is remembered. That there was none
+worth using is remembered for seconds.
 
 A table that stands in a statement more than once is read there at one snapshot, as Trino would, and so is one by whose
 rows another's files were left out (`joining.py`, `asking.py`). Inside an explicit transaction Trino keeps to the
@@ -23,6 +24,7 @@ from urllib.parse import quote
 
 import structlog
 
+from cache.memory import MemoryCache
 from connector.errors import ClientError
 from connector.plans import joining
 from connector.plans.asking import Asking, used_joins
@@ -44,6 +46,10 @@ TEXT_CHARACTERS_MAX = 1_000_000
 """Trino's `query.max-length`, as it is by default: a longer text it refuses."""
 SCANS_MAX = 64
 _TOLD_CHARACTERS_MAX = 2000
+_TOO_MANY = "plans keep too many of the files"
+_VAIN_S = 5.0
+"""For so long a statement that asked in vain goes on as it came: dashboards send theirs again and again."""
+_VAIN_BYTES = 4 << 20
 _PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
 """A statement with none of them leaves no files out, and is not worth reading."""
 _TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
@@ -78,6 +84,8 @@ class Rewriting:
     """The plan tables that `statement` reads."""
     depends_on_data: bool = False
     """`told` does: it is for those alone who may read the tables."""
+    in_vain: bool = False
+    """Every plan kept too much of its table, and so will those of the same statement soon after."""
 
 
 class Rewriter:
@@ -96,6 +104,8 @@ class Rewriter:
         """Of reading plan tables: Trino may not be able to, or not be allowed."""
         self._reader = Reader()
         self._views = Views(seamark, self._reader)
+        self._vain: MemoryCache[tuple[Text, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
+        """Until when not to ask about a statement, on the loop's clock, by its text, catalog and schema."""
 
     def close(self) -> None:
         self._reader.close()
@@ -113,7 +123,12 @@ class Rewriter:
             return Rewriting(None, "unchanged; of other catalogs")  # not worth reading either
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
+        key = (text, session.catalog, session.schema)
+        if (until_s := self._vain.get(key)) is not None and begun_s < until_s:
+            return Rewriting(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
         done = await self._within(text, session, begun_s + self._limits.budget_s)
+        if done.in_vain:
+            self._vain.put(key, loop.time() + _VAIN_S, 2 * len(text.text))
         return replace(done, told=f"{done.told}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def renew(self, plans: Sequence[Name]) -> None:
@@ -187,8 +202,8 @@ class Rewriter:
         else:
             self._seamark.succeeded()
         if not plans:
-            why = asking.why or "plans keep too many of the files"
-            return Rewriting(None, f"unchanged; {why}", depends_on_data=True)
+            why = asking.why or _TOO_MANY
+            return Rewriting(None, f"unchanged; {why}", depends_on_data=True, in_vain=not asking.why)
         return _rewritten(text, places, plans, partners, over)
 
     # How a text reads

@@ -13,6 +13,7 @@ from aiohttp import web
 from yarl import URL
 
 from connector.trino.proxy import Proxy, ProxySettings, open_proxy
+from connector.trino.rewriting import Limits
 from connector.trino.serving import bind, serving
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -82,7 +83,7 @@ class Rig:
 @asynccontextmanager
 async def proxied(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[Rig]:
     """`http` unpacks nothing and follows nothing: what it sees is what came."""
-    given = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, **settings}
+    given = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": Limits(budget_s=10.0), **settings}
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,6 +128,34 @@ async def test_every_statement_asks_anew() -> None:
         for number in range(3):
             done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
             assert f"t~plan~{number}" in (done.statement or "")
+
+
+async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Seamark(plan=lambda wanted: {"name": None})
+    statement = "SELECT * FROM t WHERE id = 1"
+    async with rewriter(server) as made:
+        first = await made.rewrite(statement, SESSION)
+        again = await made.rewrite(statement, SESSION)
+        assert (first.statement, again.statement, len(server.asked)) == (None, None, 1)
+        assert again.told == "unchanged; plans keep too many of the files as of lately"
+        assert again.depends_on_data
+        await made.rewrite(statement, replace(SESSION, schema="elsewhere"))
+        await made.rewrite(statement + " ", SESSION)
+        assert len(server.asked) == 3
+    monkeypatch.setattr("connector.trino.rewriting._VAIN_S", 0.0)
+    server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"name": None})
+    async with rewriter(server) as made:
+        assert (await made.rewrite(statement, SESSION)).statement is None
+        assert "t~plan~1" in ((await made.rewrite(statement, SESSION)).statement or "")
+
+
+@pytest.mark.parametrize("error", [NotFound("", status=404, kind=""), ServerFailed("")])
+async def test_a_failure_is_no_reason_not_to_ask_again(error: Exception) -> None:
+    server = Seamark(plan=raising(error))
+    async with rewriter(server) as made:
+        for count in (1, 2):
+            assert (await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
+            assert len(server.asked) == count
 
 
 # Several tables
