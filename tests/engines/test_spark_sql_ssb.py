@@ -1,0 +1,55 @@
+"""The Star Schema Benchmark through `connector.spark.sql`: Spark's answers, from the files that the dates leave."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bench.ssb.generate import TABLES, generate
+from bench.ssb.queries import QUERIES
+from bench.ssb.spark import write_table
+from connector.spark import sql
+from connector.spark.querying import rewritten
+from tests.services.process import CACHE
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+FILES = 42
+"""Ordered by date: half a dozen for each of the seven years."""
+LEFT_MAX = {
+    **dict.fromkeys(("Q1.1", "Q4.2", "Q4.3"), 15),
+    **dict.fromkeys(("Q1.2", "Q1.3", "Q3.4"), 3),
+    **dict.fromkeys(("Q3.1", "Q3.2", "Q3.3"), 39),
+}
+"""What years, months and weeks leave of the facts; the other queries ask for no dates."""
+
+
+@pytest.fixture(scope="module")
+def ssb(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder = generate(CACHE / "ssb", 0.01)
+    with Seamark(tmp_path_factory.mktemp("ssb")) as server:
+        db = f"{new_catalog(spark, server.base_url)}.ssb"
+        spark.sql(f"CREATE NAMESPACE {db}")
+        for table in TABLES:
+            write_table(spark, folder, table, f"{db}.{table}", FILES)
+        spark.sql(f"USE {db}")
+        yield spark
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_each_query_has_its_answer_from_fewer_files(ssb: SparkSession, name: str) -> None:
+    wanted = ssb.sql(QUERIES[name]).collect()
+    assert sql(ssb, QUERIES[name]).collect() == wanted
+    done = rewritten(ssb, QUERIES[name])
+    found = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", done.told)
+    assert (int(found[1]) if found else FILES) <= LEFT_MAX.get(name, FILES), done.told
+    assert (found is not None) == (name in LEFT_MAX), done.told
