@@ -18,7 +18,7 @@ import structlog
 
 from connector.errors import ClientError, NotFound, Refused
 from connector.plans.joining import Partner, Place, depth_first
-from connector.plans.seamark import Name, PlanTable, Seamark, Wanted
+from connector.plans.seamark import JoinTold, Name, PlanTable, Seamark, Wanted
 
 _JOINS_SHARE = 0.6
 """Of the time that is left: a question without joins is to have some, too."""
@@ -67,7 +67,7 @@ class Asking:
         again |= self._others(groups, found, again)
         found |= await self._plans(again)
         _settle(groups, partners, found)
-        needed = {one.place.read for place, plan in found.items() for one in _used(partners.get(place, ()), plan)}
+        needed = {one.place.read for place, plan in found.items() for one, _ in _used(partners.get(place, ()), plan)}
         for read in pins.keys() - needed:
             # It was to be read at one snapshot with another table; that has come to nothing.
             if all(place in found and self._keeps_most(found[place]) for place in groups[read]):
@@ -156,12 +156,8 @@ def without(
 
 def used_joins(partners: Sequence[Partner], plan: PlanTable) -> list[tuple[str, int]]:
     """The columns by which files were left out, and by how many keys."""
-    told = zip(depth_first(partners), plan.joins, strict=False)
-    return [
-        ("+".join(column for column, _ in one.on), each.keys or 0)
-        for one, each in told
-        if each.used and one in partners
-    ]
+    used = _used(partners, plan)
+    return [("+".join(column for column, _ in one.on), told.keys or 0) for one, told in used if one in partners]
 
 
 def _wanted(
@@ -178,19 +174,18 @@ def _wanted(
     return Wanted(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
 
 
-def _used(partners: Sequence[Partner], plan: PlanTable) -> list[Partner]:
-    """By whose rows files were left out."""
+def _used(partners: Sequence[Partner], plan: PlanTable) -> list[tuple[Partner, JoinTold]]:
+    """By whose rows files were left out, and what was told of it."""
     if plan.name is None:
         return []
-    return [one for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
+    return [(one, told) for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
 
 
 def _is_sure(partners: Sequence[Partner], plan: PlanTable, found: Plans) -> bool:
     """Whether each table by whose rows files were left out is read at the snapshot that those rows are of."""
-    told = {one: each.snapshot_id for one, each in zip(depth_first(partners), plan.joins, strict=False)}
-    for one in _used(partners, plan):
+    for one, told in _used(partners, plan):
         other = found.get(one.place)
-        if other is None or other.name is None or not other.snapshot_id == told[one] == one.snapshot_id:
+        if other is None or other.name is None or not other.snapshot_id == told.snapshot_id == one.snapshot_id:
             return False
     return True
 
