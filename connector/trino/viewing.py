@@ -67,7 +67,7 @@ class Views:
         return None if self._is_left_alone(name) else self._known.get(name)
 
     async def learn(self, names: Collection[Name], asking: Asking) -> bool:
-        """Whether there is a view among what has turned out to be no table."""
+        """Whether there is a view that was not known among what has turned out to be no table."""
         unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
         found = await asking.all({name: self._seamark.view(name) for name in unknown})
         for name, view in found.items():
@@ -76,7 +76,7 @@ class Views:
             else:
                 size = 2 * len(view.text) + _BYTES_PER_COLUMN * (1 + len(view.columns))
                 self._known.put(name, view, size)
-        return any(self.get(name) is not None for name in names)
+        return any(view is not None for view in found.values())
 
     async def behind(self, view: View, until_s: float) -> tuple[Names, ...]:
         """The tables that its text names, as it names them."""
@@ -108,7 +108,9 @@ class Views:
         reading = await self._reader.read(Text(text, utc=utc), tables, until_s)
         places = {}
         for behind, scan in enumerate(reading.scans):
-            table = named((scan.catalog, scan.schema, scan.table)) if scan.version_span is None else None
+            names = scan.catalog, scan.schema, scan.table
+            # Where no columns are known it is no table, but a view, say.
+            table = named(names) if scan.version_span is None and names in tables else None
             if table is not None:
                 places[behind] = Place(scan, *table, within=number + 1)
         return Looked(place, view, tuple(places.values()), joining.partners(places, tables))

@@ -107,6 +107,15 @@ async def test_a_view_behind_a_view_is_left_and_the_tables_beside_it_are_not() -
     assert outer.text[reference.start : reference.end] == "t"
 
 
+async def test_a_view_behind_a_view_is_not_asked_about_again_and_again() -> None:
+    server = Seamark(views={"v": view("SELECT k FROM w", k="long"), "w": PLAIN})
+    async with rewriter(server) as made:
+        for _ in range(4):
+            assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
+    assert server.views_read == [("db", "v")]
+    assert [one.table[-1] for one in server.asked] == ["v"]
+
+
 def refusing(error: Exception) -> Callable[[Name], str | None]:
     def answer(name: Name) -> str | None:
         raise error
