@@ -103,6 +103,17 @@ def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
         return answer.headers["X-Seamark-Plan"], json.load(answer)
 
 
+def told(shop: Shop, sql: str, **headers: str) -> str:
+    """What is done with the statement that is rewritten or not worth asking about: once it may be said (a Trino that
+    is slow to plan has it said `planned`), and once a proxy that has seen statements fail tries again."""
+
+    def settled() -> str:
+        answer = post(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
+        return "" if answer == "planned" or "lately" in answer else answer
+
+    return str(eventually(settled))
+
+
 def splits(port: int, sql: str) -> int:
     connection = connect(port)
     try:

@@ -1,0 +1,138 @@
+"""Views with rights of their own: whoever reads one through the proxy reads what Trino lets them, and no row more."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trino.exceptions
+
+from tests.deploy.shop import Shop, rows_of, told
+from tests.services.trino import NEEDS_TRINO, trino_server
+from tests.services.trino_proxy import trino_proxy
+
+pytestmark = NEEDS_TRINO
+SHOWN = "SELECT id, note FROM shop.orders WHERE country <> 'IT'"
+HIDING = "SELECT id FROM shop.orders EXCEPT SELECT id FROM shop.orders WHERE country = 'IT'"
+NAMES = "(definer|invoker|hiding|grouped)(~plan~.*)?"
+EVERYTHING = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
+RULES = {
+    "catalogs": [{"allow": "all"}],
+    "schemas": [{"user": "anna", "owner": True}],
+    "tables": [
+        {"user": "anna", "privileges": EVERYTHING},
+        {"user": "rita", "schema": "guarded", "table": NAMES, "privileges": ["SELECT"]},
+        {"user": "rolf", "schema": "guarded", "table": "definer", "privileges": ["SELECT"]},
+        {"user": "filip", "schema": "guarded", "table": NAMES, "privileges": ["SELECT"], "filter": "id > 4711"},
+        {"schema": "information_schema", "privileges": ["SELECT"]},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """A Trino of its own that knows who may read what: anna owns the views, the others may read some, and no table."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "rules.json").write_text(json.dumps(RULES))
+    control = folder / "access.properties"
+    control.write_text(f"access-control.name=file\nsecurity.config-file={folder}/rules.json\n")
+    with (
+        trino_server(
+            folder / "trino", uri=shop.seamark.base_url, properties={"access-control.config-files": str(control)}
+        ) as coordinator,
+        trino_proxy(
+            folder / "proxy", "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=shop.planner.base_url
+        ) as proxy,
+    ):
+        made = replace(shop, trino=coordinator, proxy=proxy)
+        as_owner = {"user": "anna"}
+        rows_of(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
+        for name, security, text in (
+            ("definer", "DEFINER", SHOWN),
+            ("invoker", "INVOKER", SHOWN),
+            ("hiding", "DEFINER", HIDING),
+            ("grouped", "DEFINER", "SELECT id, min(note) AS note FROM shop.orders GROUP BY id"),
+        ):
+            rows_of(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
+        yield made
+        for name in ("definer", "invoker", "hiding", "grouped"):
+            rows_of(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
+
+
+def answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
+    """Rows or errors, without the proxy and through it."""
+    found: list[list[list[Any]] | str] = []
+    for port in (shop.trino.port, shop.proxy.port):
+        try:
+            found.append(rows_of(port, sql, user=user, schema="guarded"))
+        except trino.exceptions.TrinoUserError as error:
+            found.append(f"{error.error_name}: {error.message}")
+    return found[0], found[1]
+
+
+def told_of(shop: Shop, sql: str, user: str) -> str:
+    return told(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
+
+
+def test_a_view_runs_by_its_owners_rights(guarded: Shop) -> None:
+    sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
+    direct, through = answers(guarded, f"{sql} ORDER BY 1", "rita")
+    assert direct == through == [[4711, "n4711"], [4713, "n4713"]]
+    assert told_of(guarded, sql, "rita").endswith("; views=guarded.definer")
+
+
+def test_a_view_that_runs_by_its_readers_rights_is_refused_in_the_same_words(guarded: Shop) -> None:
+    sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded.proxy.statements("original")
+    direct, through = answers(guarded, sql, "rita")
+    assert direct == through
+    assert "Access Denied" in direct
+    assert guarded.proxy.statements("original") == before + 1
+    direct, through = answers(guarded, sql, "anna")
+    assert direct == through == [[4711, "n4711"]]
+
+
+def test_where_a_rule_does_not_name_plan_views_the_statement_runs_as_it_came(guarded: Shop) -> None:
+    sql, before = "SELECT * FROM definer WHERE id = 4711", guarded.proxy.statements("original")
+    direct, through = answers(guarded, sql, "rolf")
+    assert direct == through == [[4711, "n4711"]]
+    assert guarded.proxy.statements("original") == before + 1
+
+
+def test_a_row_filter_on_the_view_holds_of_its_plans(guarded: Shop) -> None:
+    sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
+    direct, through = answers(guarded, sql, "filip")
+    assert direct == through == [[4713, "n4713"]]
+    assert told_of(guarded, sql, "filip").endswith("; views=guarded.definer")
+
+
+def test_nobody_learns_more_by_the_name_of_a_plan_view_than_by_the_views(guarded: Shop) -> None:
+    """The files of the one id that is asked for hold others, which the view hides; its tables have lost the rows by
+    which it does."""
+    for view in ("hiding", "grouped"):
+        sql = f"SELECT id FROM {view} WHERE id = 4711"
+        assert told_of(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
+        plan = rows_of(guarded.proxy.port, f"EXPLAIN (TYPE IO) {sql}", user="anna", schema="guarded")[0][0]
+        assert "orders~plan~" in plan
+        name = plan_view_of(guarded, sql)
+        found = rows_of(guarded.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
+        assert found == rows_of(guarded.trino.port, sql, user="rita", schema="guarded") == [[4711]]
+    direct, through = answers(guarded, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
+    assert direct == through
+    assert "Access Denied" in direct
+
+
+def plan_view_of(shop: Shop, sql: str) -> str:
+    """What Trino was asked in the place of `sql`."""
+    rows_of(shop.proxy.port, sql, user="rita", schema="guarded")
+    asked = rows_of(
+        shop.trino.port, "SELECT query FROM system.runtime.queries WHERE query LIKE '%~plan~%'", user="anna"
+    )
+    view = re.search(r"FROM (\w+)", sql)
+    assert view is not None
+    names = {one for (text,) in asked for one in re.findall(rf'"({view[1]}~plan~[0-9a-f]{{32}})"', text)}
+    assert len(names) == 1
+    return names.pop()
