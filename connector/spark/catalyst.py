@@ -7,7 +7,10 @@ its rules bring the query into a shape in which little has to be known of the re
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar, cast
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -17,6 +20,9 @@ from pyspark.sql import SparkSession
 Node: TypeAlias = Any
 """A tree's node in the JVM."""
 T = TypeVar("T")
+_SCHEMAS = "org.apache.iceberg.SchemaParser"
+_ATTRIBUTE = re.compile(r"(.*)#([0-9]+)[A-Za-z]?", re.DOTALL)
+"""As Spark shows one."""
 _SPARK = "org.apache.spark.sql."
 _OPTIMIZER, _ANALYSIS = f"{_SPARK}catalyst.optimizer.", f"{_SPARK}catalyst.analysis."
 _FIRST = (
@@ -57,7 +63,6 @@ class Catalyst:
     def __init__(self, spark: SparkSession) -> None:
         self.session = spark._jsparkSession
         self._jvm = cast("Any", spark._jvm)
-        self._current = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern.CURRENT_LIKE()
         self._kinds: dict[str, str] = {}
 
     def kind(self, node: Node) -> str:
@@ -75,8 +80,17 @@ class Catalyst:
         """Of a reference to a table."""
         return tuple(items(self.session.sessionState().sqlParser().parseMultipartIdentifier(text)))
 
+    def iceberg_schema(self, table: Any) -> dict[str, Any]:
+        """Of an Iceberg table, as its metadata has it."""
+        schema: dict[str, Any] = json.loads(getattr(self._jvm, _SCHEMAS).toJson(table.schema()))
+        return schema
+
     def has_cached(self) -> bool:
         return not self.session.sharedState().cacheManager().isEmpty()
+
+    @cached_property
+    def _current(self) -> Any:
+        return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
 
     # Expressions
 
@@ -120,6 +134,11 @@ class Catalyst:
             left += [(one, None) for one in below]
             if node.children().isEmpty():
                 yield node, found
+
+    def attributes(self, leaf: Node) -> list[tuple[int, str]]:
+        """Ids and names, in one call: tables may have a thousand."""
+        found = [_ATTRIBUTE.fullmatch(one) for one in str(leaf.output().mkString("\0")).split("\0")]
+        return [(int(one[2]), one[1]) for one in found if one is not None]
 
     def is_relation(self, leaf: Node) -> bool:
         """A table's, of a catalog."""

@@ -74,8 +74,10 @@ class _Term(NamedTuple):
     """Of the literals that it is compared with."""
 
 
-def spark_kind(iceberg_type: str) -> str | None:
+def spark_kind(iceberg_type: object) -> str | None:
     """None for a type whose values Spark compares otherwise."""
+    if not isinstance(iceberg_type, str):  # nested
+        return None
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
     return SAME_TYPES.get(iceberg_type)

@@ -30,7 +30,7 @@ from connector.plans.asking import Asking, used_joins
 from connector.plans.joining import Partner
 from connector.plans.scan import Join, Scan
 from connector.plans.seamark import Known, Name, PlanTable, open_seamark
-from connector.spark.catalyst import Catalyst, Node, items
+from connector.spark.catalyst import Catalyst, Node
 from connector.spark.conditions import Column, all_of, any_of, spark_kind
 from connector.spark.places import Place, Unread, mark_of, marked, places, renamed
 from connector.spark.relations import Relation, Relations, TooLarge
@@ -195,7 +195,7 @@ class _Query:
             table = self._table(leaf)
             if table is None:
                 continue
-            numbers = {catalyst.id_of(one) for one in items(leaf.output())}
+            numbers = [number for number, _ in catalyst.attributes(leaf)]
             if mark is None:
                 unmarked.add(table.read)
             elif self._tables.setdefault(mark, table) == table:
@@ -206,19 +206,14 @@ class _Query:
         """Raises Unread for a copy of one that was found, which would have to be known, too."""
         if not self._catalyst.is_relation(leaf):
             return None
-        columns, marks = {}, set()
-        for one in items(leaf.output()):
-            number = self._catalyst.id_of(one)
-            mark = self._marks.get(number)
-            marks.add(mark)
-            table = None if mark is None else self._tables.get(mark)
-            kind = None if table is None else table.columns.get(str(one.name()))
-            if kind is not None and kind == self._catalyst.type_of(one):
-                columns[number] = Column(str(one.name()), kind)
+        attributes = self._catalyst.attributes(leaf)
+        marks = {self._marks.get(number) for number, _ in attributes}
         mark = marks.pop() if len(marks) == 1 else None
-        if mark is not None:
-            return Relation(mark, columns) if mark in self._tables else None
-        table = self._table(leaf)
+        table = None if mark is None else self._tables.get(mark)
+        if table is not None and mark is not None:
+            there = {number: Column(name, table.columns[name]) for number, name in attributes if name in table.columns}
+            return Relation(mark, there)
+        table = self._table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
             raise Unread("its relations cannot be told apart")
         return None
@@ -230,13 +225,13 @@ class _Query:
         catalog, identifier = leaf.catalog(), leaf.identifier()
         if catalog.isEmpty() or identifier.isEmpty() or catalog.get().getClass().getName() != _CATALOG_CLASS:
             return None
-        name = (*identifier.get().namespace(), str(identifier.get().name()))
+        name = _name(identifier.get())
         if not self._setting(catalog.get().name(), "uri").startswith("http") or PLAN_MARK in name[-1]:
             return None
         table = leaf.table().table()
-        schema, snapshot = table.schema(), table.currentSnapshot()
-        kinds = {str(one.name()): spark_kind(str(one.type().toString())) for one in schema.columns()}
-        summary = {} if snapshot is None else dict(snapshot.summary())
+        schema, snapshot = self._catalyst.iceberg_schema(table), table.currentSnapshot()
+        kinds = {str(one["name"]): spark_kind(one["type"]) for one in schema["fields"]}
+        summary = {} if snapshot is None else snapshot.summary()
         known = Known(
             "",
             None,
@@ -245,7 +240,7 @@ class _Query:
         )
         # With a dot in its name, a column could be a part of another one to the catalog.
         columns = {column: kind for column, kind in kinds.items() if kind is not None and "." not in column}
-        return _Table(str(catalog.get().name()), name, known, int(schema.schemaId()), columns)
+        return _Table(str(catalog.get().name()), name, known, int(schema["schema-id"]), columns)
 
     def _setting(self, catalog: str, name: str) -> str:
         return str(self._spark.conf.get(f"spark.sql.catalog.{catalog}.{name}", "") or "")
@@ -307,6 +302,11 @@ def _analyzed(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
+def _name(identifier: Any) -> Name:
+    levels = identifier.namespace()
+    return (*(str(levels[at]) for at in range(len(levels))), str(identifier.name()))
+
+
 def _number(text: Any) -> int:
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
 
@@ -317,8 +317,7 @@ def _is_as_understood(frame: DataFrame, done: Rewritten) -> bool:
     found = {}
     for leaf in catalyst.leaves(_analyzed(frame)):
         if catalyst.is_relation(leaf) and leaf.identifier().isDefined():
-            identifier = leaf.identifier().get()
-            name = (str(leaf.catalog().get().name()), *identifier.namespace(), str(identifier.name()))
+            name = (str(leaf.catalog().get().name()), *_name(leaf.identifier().get()))
             if PLAN_MARK in name[-1]:
                 found[name] = int(leaf.table().table().schema().schemaId())
     return found == done.schemas

@@ -207,21 +207,23 @@ class Relations:
         self, one: Node, other: Node, reach: _Reach, origin: _From
     ) -> Iterable[tuple[Relation, Relation, tuple[str, str]]]:
         """Of the equality of two attributes: which relation is limited, by which, and in which columns."""
-        number, source = self._key(one), self._key(other)
-        if number is None or source is None or source not in origin:
+        (number, kind), (source, their_kind) = self._key(one), self._key(other)
+        if source not in origin or not _are_keys(kind, their_kind):
             return
         partner, theirs = origin[source]
         for target, column in reach.get(number, {}).items():
-            if target is not partner and _are_keys(column.kind, theirs.kind):
+            if target is not partner and (column.kind, theirs.kind) == (kind, their_kind):
                 yield target, partner, (column.name, theirs.name)
 
-    def _key(self, node: Node) -> int | None:
-        """An attribute, or one whose whole numbers have been made wider."""
+    def _key(self, node: Node) -> tuple[int, str]:
+        """An attribute, or one whose whole numbers have been made wider, and its type; -1 for anything else."""
         if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
             node = node.child()
             if self._catalyst.type_of(node) != "int":
-                return None
-        return self._catalyst.id_of(node) if self._catalyst.kind(node) == "AttributeReference" else None
+                return -1, ""
+        if self._catalyst.kind(node) != "AttributeReference":
+            return -1, ""
+        return self._catalyst.id_of(node), self._catalyst.type_of(node)
 
     def _attribute(self, output: Node) -> int | None:
         """That an output is, by another name or not."""
