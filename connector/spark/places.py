@@ -18,8 +18,8 @@ from typing import NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from connector.plans.splicing import Replacement, splice
 from connector.spark.catalyst import Catalyst, Node, items
-from connector.trino.splicing import Replacement, splice
 
 _MARK = "seamark~place~"
 PLACES_MAX = 64

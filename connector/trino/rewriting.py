@@ -31,6 +31,7 @@ from connector.plans.asking import Asking, used_joins
 from connector.plans.joining import Partner, Place
 from connector.plans.scan import Scan
 from connector.plans.seamark import Known, Name, PlanTable, Seamark, View
+from connector.plans.splicing import Replacement, splice
 from connector.trino.breaker import Breaker
 from connector.trino.lexing import executed
 from connector.trino.literals import quoted_name
@@ -38,7 +39,6 @@ from connector.trino.queries import Names
 from connector.trino.reading import Reader, Reading, Text
 from connector.trino.scans import replacement
 from connector.trino.sessions import Session, is_hinted_off
-from connector.trino.splicing import Replacement, splice
 from connector.trino.viewing import Looked, Views
 from metaserver.wire import PLAN_MARK, PLANS_FOLDER
 

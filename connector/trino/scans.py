@@ -29,12 +29,12 @@ from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
 from connector.plans.scan import Join, Scan
+from connector.plans.splicing import Replacement
 from connector.trino.conditions import All, Atom, Leaf, Match, Reader, places_of, sql_of, weakened
 from connector.trino.lexing import Inner, Unclear, inner_query
 from connector.trino.literals import LOCAL, ZONED, quoted_name
 from connector.trino.queries import ColumnsOf, Queries
 from connector.trino.scopes import COMPUTED, Columns, Result, Table, folded
-from connector.trino.splicing import Replacement
 
 STATEMENT_MAX = 200_000
 PREDICATE_MAX = 100_000

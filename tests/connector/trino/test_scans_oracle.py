@@ -15,8 +15,8 @@ import duckdb
 import msgspec
 import pytest
 
+from connector.plans.splicing import splice
 from connector.trino.scans import Scan, replacement, scans
-from connector.trino.splicing import splice
 from metaserver.iceberg import schema as ours
 from metaserver.iceberg.sql import parse_sql
 from tests.connector.trino.statements import Statements, Stored, quoted

@@ -14,9 +14,9 @@ from dataclasses import replace
 import duckdb
 import pytest
 
+from connector.plans.splicing import splice
 from connector.trino.scans import Scan, kinds, replacement, scans
 from connector.trino.scopes import COMPUTED
-from connector.trino.splicing import splice
 from connector.trino.viewing import over_text
 from tests.connector.trino.statements import Statements, Stored, quoted
 from tests.connector.trino.test_scans_oracle import Told, lakes, pruned, rows_of
