@@ -1,6 +1,4 @@
-from libc.stdint cimport uint64_t
-
-ctypedef const uint64_t *Words
+from metaserver.index._bits cimport Words
 
 cdef enum:
     SLICES_MAX = 32

@@ -10,6 +10,8 @@ from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
 
+from metaserver.index._bits cimport seamark_count, seamark_length, seamark_lowest, seamark_rank, seamark_transposed
+
 cdef extern from *:
     """
     #include <stdint.h>
@@ -52,26 +54,12 @@ cdef extern from *:
         for (int k = 0; k < words; k++) out[k] ^= same[k];
     }
 
-    /* Eight bytes as a matrix of bits, transposed: bit j of byte i goes to bit i of byte j. */
-    static inline uint64_t seamark_transposed(uint64_t x) {
-        uint64_t t = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAu;
-        x ^= t ^ (t << 7);
-        t = (x ^ (x >> 14)) & 0x0000CCCC0000CCCCu;
-        x ^= t ^ (t << 14);
-        t = (x ^ (x >> 28)) & 0x00000000F0F0F0F0u;
-        return x ^ t ^ (t << 28);
-    }
-
     SEAMARK_WIDE
     static uint64_t seamark_changes(const uint32_t *ranks, int64_t rows) {
         uint64_t changes = 0;
         for (int64_t i = 1; i < rows; i++) changes += ranks[i] != ranks[i - 1];
         return changes;
     }
-
-    static inline int seamark_lowest(uint64_t word) { return __builtin_ctzll(word); }
-    static inline int seamark_count(uint64_t word) { return __builtin_popcountll(word); }
-    static inline int seamark_length(uint64_t word) { return word ? 64 - __builtin_clzll(word) : 0; }
 
     static inline uint64_t seamark_word(const uint8_t *at) { uint64_t word; memcpy(&word, at, 8); return word; }
 
@@ -97,11 +85,7 @@ cdef extern from *:
     const int SEAMARK_BLOCK
     void seamark_less(const uint64_t **slices, int count, uint64_t cut, int words, uint64_t *out) nogil
     void seamark_equal(const uint64_t **slices, int count, uint64_t rank, int words, uint64_t *out) nogil
-    uint64_t seamark_transposed(uint64_t x) nogil
     uint64_t seamark_changes(const uint32_t *ranks, int64_t rows) nogil
-    int seamark_lowest(uint64_t word) nogil
-    int seamark_count(uint64_t word) nogil
-    int seamark_length(uint64_t word) nogil
 
     uint64_t seamark_prefix(const uint8_t *at, int64_t length) nogil
     uint64_t seamark_mixed(const uint8_t *at, int64_t length) nogil
@@ -575,9 +559,7 @@ cdef class Slices:
                     while asked:
                         group = seamark_lowest(asked)
                         asked &= asked - 1
-                        rank = 0
-                        for k in range(self.count):
-                            rank |= <uint32_t>(self.starts[k][word if self.moves[k] else 0] >> group & 1) << k
+                        rank = seamark_rank(self.starts, self.moves, self.count, word, group)
                         if rank >= most:
                             beyond = True
                         else:

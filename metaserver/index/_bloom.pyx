@@ -9,13 +9,8 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
+from metaserver.index._bits cimport seamark_lowest
 from metaserver.index._xxh64 cimport xxh64
-
-cdef extern from *:
-    """
-    #define seamark_trailing(word) __builtin_ctzll(word)
-    """
-    int trailing "seamark_trailing"(uint64_t word) nogil
 
 cdef enum:
     SUM = 4
@@ -409,5 +404,5 @@ cdef inline void mark(const uint64_t* hits, const Group* group, const int32_t* m
     for word in range((group.files >> 6) + 1):
         left = hits[word]
         while left:
-            out[members[word * 64 + trailing(left)]] = 1
+            out[members[word * 64 + seamark_lowest(left)]] = 1
             left &= left - 1

@@ -21,12 +21,7 @@ from libc.string cimport memcmp, memcpy
 
 import numpy as np
 
-cdef extern from *:
-    """
-    #include <stdint.h>
-    static inline int seamark_bits(uint64_t word) { return word ? 64 - __builtin_clzll(word) : 0; }
-    """
-    int seamark_bits(uint64_t word) nogil
+from metaserver.index._bits cimport seamark_length
 
 cdef enum:
     NUMBERS = 128
@@ -64,7 +59,7 @@ def pack_numbers(const uint64_t[::1] numbers):
             most = 0
             for i in range(start + 1, end):
                 most |= (numbers[i] - numbers[i - 1]) // unit - least
-            total += seamark_bits(most)
+            total += seamark_length(most)
             words[block + 1] = total
     firsts = np.ascontiguousarray(numbers[::NUMBERS])
     packed = np.zeros(2 * <Py_ssize_t>total, dtype=np.uint64)

@@ -9,26 +9,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from metaserver.index._bitmap cimport Slices
+from metaserver.index._bits cimport Words, seamark_count, seamark_lowest, seamark_rank, seamark_transposed
 from metaserver.index._ordered cimport Numbers
-
-cdef extern from *:
-    """
-    #include <stdint.h>
-    static inline int seamark_ones(uint64_t word) { return __builtin_popcountll(word); }
-    static inline int seamark_first(uint64_t word) { return __builtin_ctzll(word); }
-
-    static inline uint64_t seamark_turned(uint64_t x) {
-        uint64_t t = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAu;
-        x ^= t ^ (t << 7);
-        t = (x ^ (x >> 14)) & 0x0000CCCC0000CCCCu;
-        x ^= t ^ (t << 14);
-        t = (x ^ (x >> 28)) & 0x00000000F0F0F0F0u;
-        return x ^ t ^ (t << 28);
-    }
-    """
-    int seamark_ones(uint64_t word) nogil
-    int seamark_first(uint64_t word) nogil
-    uint64_t seamark_turned(uint64_t x) nogil
 
 cdef enum:
     COLUMNS_MAX = 32
@@ -38,7 +20,7 @@ cdef enum:
     SINGLES_MAX = 48
 
 cdef struct Asked:
-    const uint64_t *const *starts
+    const Words *starts
     const int *moves
     int slices
     const uint64_t *gone
@@ -53,7 +35,6 @@ cdef struct Asked:
     int64_t looked
     int wanted
     uint32_t[SINGLES_MAX] singles
-
 
 
 def any_row(list columns, Py_ssize_t rows, among):
@@ -85,7 +66,7 @@ def any_row(list columns, Py_ssize_t rows, among):
         dictionary, slices, gone, table, low, span = columns[c]
         if slices.rows != rows or dictionary.count > (<Py_ssize_t>1 << slices.count):
             raise ValueError(f"slices of {slices.rows} rows are not of {rows} rows and {dictionary.count} keys")
-        asked[c].starts = <const uint64_t *const *>&slices.starts[0]
+        asked[c].starts = &slices.starts[0]
         asked[c].moves = &slices.moves[0]
         asked[c].slices = slices.count
         asked[c].gone = NULL
@@ -135,7 +116,7 @@ cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
     cdef uint64_t left = rows[0], kept = 0, x, at
     cdef uint64_t[4] ranks
     cdef uint32_t rank, count = <uint32_t>one.count
-    cdef int k, plane, group, top, planes = (one.slices + 7) // 8, many = seamark_ones(left)
+    cdef int k, plane, group, top, planes = (one.slices + 7) // 8, many = seamark_count(left)
     one.looked += many
     if one.marks == NULL and one.looked * DEAR > count:
         one.marks = _marks(one)  # where there is no memory, each key is looked up alone
@@ -153,11 +134,9 @@ cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
         return True
     if many <= FEW:
         while left:
-            group = seamark_first(left)
+            group = seamark_lowest(left)
             left &= left - 1
-            rank = 0
-            for k in range(one.slices):
-                rank |= <uint32_t>(one.starts[k][word if one.moves[k] else 0] >> group & 1) << k
+            rank = seamark_rank(one.starts, one.moves, one.slices, word, group)
             if rank >= count:
                 return False
             kept |= <uint64_t>_wanted(one, rank) << group
@@ -173,7 +152,7 @@ cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
             top = one.slices - 8 * plane
             for k in range(8 if top > 8 else top):
                 x |= (one.starts[8 * plane + k][word if one.moves[8 * plane + k] else 0] >> (8 * group) & 0xFF) << (8 * k)
-            ranks[plane] = seamark_turned(x)
+            ranks[plane] = seamark_transposed(x)
         for k in range(8):
             if not left >> (8 * group + k) & 1:
                 continue
