@@ -283,7 +283,7 @@ def test_where_there_are_no_plans_spark_answers_as_ever(rig: Rig, monkeypatch: p
 
 def test_a_table_that_is_altered_meanwhile_is_read_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its columns change places, so that a predicate of before would be about the other one."""
-    rig.run("CREATE TABLE {db}.swapped (a bigint, b bigint) USING iceberg TBLPROPERTIES ('format-version'='3')")
+    rig.run("CREATE TABLE {db}.swapped (a bigint, b bigint) USING iceberg")
     for low in range(4):
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
     ask = Asking.plans
