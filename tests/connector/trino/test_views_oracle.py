@@ -144,4 +144,4 @@ def test_answers_stay_over_views_of_which_only_what_is_asked_for_is_left(seed: i
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 310))
 def test_thousands_of_answers_over_views_stay(seed: int) -> None:
-    check_worth(campaign(seed, 40))
+    check_worth(campaign(seed, 20))
