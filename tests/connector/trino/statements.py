@@ -241,12 +241,19 @@ class Statements:
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
             taken = {one.owner.lower() for one in scope if one.owner is not None}
             if self.chance(0.2):
-                right, more = self.source(named, depth, outer, taken)
+                right, more = self.unnested(taken) if self.chance(0.2) else self.source(named, depth, outer, taken)
                 text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *more]
                 continue
             right, more = self.bracket(named, depth, outer, taken)
             text, scope = self.joined(text, scope, right, more, named, depth)
         return text, scope
+
+    def unnested(self, taken: set[str]) -> tuple[str, Scope]:
+        """Behind a comma: Trino joins it on nothing."""
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        column = self.rng.choice(COLUMN_NAMES)
+        text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
+        return text, [Column(column, "long", alias)]
 
     def bracket(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, taken)
