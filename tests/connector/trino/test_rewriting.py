@@ -131,6 +131,7 @@ async def test_every_statement_asks_anew() -> None:
 
 
 async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connector.trino.rewriting._VAIN_S", 600.0)
     server = Seamark(plan=lambda wanted: {"name": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as made:
