@@ -15,10 +15,22 @@ from typing import Any
 from connector.client import Name, SeamarkClient, table_path
 from connector.errors import Refused, ServerFailed, Unavailable, Unreachable
 
+Producer = tuple[str, int]
+"""A name, and the number of a change among those that it makes."""
 _TRIES = 6
 _WAIT_S = 0.25
 _WAIT_MAX_S = 8.0
 _DOUBLINGS_MAX = 10
+
+
+def producer_named(producer: Producer | None) -> dict[str, Any] | None:
+    """As a commit's body has it. ValueError for what is none: ask before there is work that would be in vain."""
+    match producer:
+        case None:
+            return None
+        case (str(name), int(number)) if not isinstance(number, bool) and number >= 0:
+            return {"id": name, "sequence": number}
+    raise ValueError(f"producer is {producer!r}; it must be a name and a whole number from 0, as in ('orders', 17)")
 
 
 class CommitClient:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from connector.client import At, Name, SeamarkClient
-from connector.commits import back_off
+from connector.commits import back_off, producer_named
 from connector.deleting import WrittenDeletes
 from connector.errors import BadRequest, Conflict, Refused
 from connector.planning import OpenTable, in_sql, open_table
@@ -108,8 +108,8 @@ def committed(
 ) -> Report:
     """One commit of what is prepared, from the branch's head, and again where others were faster."""
     named: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
-    if producer is not None:
-        named["producer"] = {"id": producer[0], "sequence": producer[1]}
+    if (of := producer_named(producer)) is not None:
+        named["producer"] = of
     opened = open_table(client, table, At(ref=branch))
     named["table-uuid"] = opened.metadata.table_uuid
     number = 0

@@ -84,6 +84,7 @@ def upsert(
     status 409 where others were faster in all attempts; Unreadable for a file that is broken. `producer`, and what is
     not known after an error, are as with `append`.
     """
+    check_names(keys, columns)
     checked(mode, way, precombine, columns)
     given = list(batches_of(rows))
 
@@ -135,6 +136,12 @@ def delete(
         return _written(found, scope, opened, target, mode_of(mode, target, deletes=True))
 
     return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
+
+
+def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
+    """ValueError for one name, whose letters would be taken for names."""
+    if isinstance(keys, str) or isinstance(columns, str):
+        raise ValueError("keys and columns are lists of names")
 
 
 def checked(

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from connector.client import Name, SeamarkClient
-from connector.commits import CommitClient
+from connector.commits import CommitClient, producer_named
 from connector.errors import Refused
 from connector.indexing import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
 from connector.parquet.casting import Unwritable, conform
@@ -388,8 +388,8 @@ class Destination:
         body: dict[str, Any] = {**self.change, "branch": self.branch, "summary": dict(summary or {})}
         body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
         body |= {"index-files": list(written.index_files)}
-        if producer is not None:
-            body["producer"] = {"id": producer[0], "sequence": producer[1]}
+        if (named := producer_named(producer)) is not None:
+            body["producer"] = named
         return commit(client, self.table, body, partial(written.discard, self.target.storage))
 
 
@@ -477,6 +477,7 @@ def _written(
     producer: tuple[str, int] | None,
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
+    producer_named(producer)
     written = write_batches(into.target, batches_of(rows))
     return into.commit(client, written, producer=producer, summary=summary)
 

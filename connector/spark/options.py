@@ -16,3 +16,11 @@ def server_of(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
     if not uri or not table:
         raise BadRequest("Give option('uri', …), the server's address, and option('table', …), as in db.events")
     return SeamarkClient(uri, token=options.get("token")), table
+
+
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    """BadRequest for what is neither true nor false."""
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")
+    return text == "true"

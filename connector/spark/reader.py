@@ -31,7 +31,7 @@ from connector.errors import BadRequest
 from connector.planning import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
 from connector.reading import FILE, POSITION, TaskReader, Wanted, bound_filter, limited
 from connector.spark.filters import expression_of
-from connector.spark.options import server_of
+from connector.spark.options import flag, server_of
 from connector.spark.types import Convert, for_spark, spark_type
 from metaserver.iceberg.expressions import TRUE, Expression, all_of
 
@@ -92,7 +92,7 @@ class Options:
         )
         columns = [one.strip() for one in options.get("columns", "").split(",") if one.strip()]
         start, end = _number(options, "start-snapshot-id"), _number(options, "end-snapshot-id")
-        told = _flag(options, "changes", False)
+        told = flag(options, "changes", False)
         if end is not None and named:
             raise BadRequest(f"{named[0]} and end-snapshot-id are both given; say which snapshot in one way")
         return Options(
@@ -102,13 +102,13 @@ class Options:
             columns=tuple(columns) or None,
             where=options.get("where"),
             limit=_number(options, "limit"),
-            bitmaps=_flag(options, "bitmaps", True),
-            push_filters=_flag(options, "push-filters", False),
+            bitmaps=flag(options, "bitmaps", True),
+            push_filters=flag(options, "push-filters", False),
             split_bytes=_number(options, "split-bytes") or SPLIT_BYTES,
             start=start,
             end=end,
             changes=told,
-            skip_changes=_flag(options, "skip-changes", False),
+            skip_changes=flag(options, "skip-changes", False),
         )
 
     @property
@@ -126,13 +126,6 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     if not text.isascii() or not text.isdigit():
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number")
     return int(text)
-
-
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name, str(default)).lower()
-    if text not in ("true", "false"):
-        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")
-    return text == "true"
 
 
 def _milliseconds(text: str) -> int:

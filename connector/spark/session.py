@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connector.client import CURRENT, At, SeamarkClient, split_name
 from connector.errors import BadRequest
-from connector.planning import open_table
+from connector.planning import OpenTable, open_table
 from connector.reading import bound_filter
 from connector.spark.choosing import found_by
 from connector.spark.source import register
@@ -140,18 +140,34 @@ def read(
     if not uri:
         raise BadRequest(f"{name!r} is no catalog of this session: connect(spark, {name!r}, uri) makes it one")
     client = SeamarkClient(uri, token=token or None)
-    if where is not None and _suits_ours(spark, client, levels, where, at):
+    opened = None if where is None and at.as_of_ms is None else open_table(client, levels, at)
+    if where is not None and opened is not None and _suits_ours(spark, client, opened, where):
         options = {"uri": uri, "table": _dotted(levels), "where": where, **_ours(at)}
         options |= {"token": token} if token else {}
-        options |= {} if columns is None else {"columns": ",".join(columns)}
-        return spark.read.format("seamark").options(**options).load()
-    native = spark.read.options(**_iceberg(at)).table(".".join(map(_quoted, (name, *levels))))
-    native = native if where is None else native.where(where)
-    return native if columns is None else native.select(*map(_quoted, columns))
+        options |= {} if columns is None else {"columns": ",".join(_spelt(spark, opened, columns))}
+        found = spark.read.format("seamark").options(**options).load()
+    else:
+        version = at.snapshot_id if at.ref is None else at.ref
+        if at.as_of_ms is not None and opened is not None:
+            version = opened.snapshot_id
+        reader = spark.read if version is None else spark.read.option("versionAsOf", version)
+        found = reader.table(".".join(map(_quoted, (name, *levels))))
+        found = found if where is None else found.where(where)
+    return found if columns is None else found.select(*map(_quoted, columns))
 
 
-def _suits_ours(spark: SparkSession, client: SeamarkClient, levels: list[str], where: str, at: At) -> bool:
-    opened = open_table(client, levels, at)
+def _spelt(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
+    """As the table spells them, where case does not matter to the session and they are no others'."""
+    if spark.conf.get("spark.sql.caseSensitive") == "true":
+        return list(columns)
+    spelt: dict[str, str | None] = {}
+    for field in opened.schema.fields:
+        folded = field.name.lower()
+        spelt[folded] = None if folded in spelt else field.name
+    return [spelt.get(one.lower()) or one for one in columns]
+
+
+def _suits_ours(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
     try:
         bound = bound_filter(where, opened)
     except BadRequest:  # which Spark may know better
@@ -172,10 +188,4 @@ def _dotted(levels: list[str]) -> str:
 
 def _ours(at: At) -> dict[str, str]:
     named = {"snapshot-id": at.snapshot_id, "branch": at.ref, "as-of": at.as_of_ms}
-    return {name: str(value) for name, value in named.items() if value is not None}
-
-
-def _iceberg(at: At) -> dict[str, str]:
-    version = at.snapshot_id if at.ref is None else at.ref
-    named = {"versionAsOf": version, "as-of-timestamp": at.as_of_ms}
     return {name: str(value) for name, value in named.items() if value is not None}

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from connector.client import SeamarkClient
 from connector.errors import BadRequest
-from connector.spark.options import server_of
+from connector.spark.options import flag, server_of
 from connector.spark.writing import decoded, encoded
 from connector.writing import (
     APPEND,
@@ -72,7 +72,7 @@ class SinkOptions:
         if unknown := sorted(options.keys() - known):
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(OPTIONS))}")
         client, table = server_of(options)
-        partitions = options.get("replace-partitions", "false").lower() == "true"
+        partitions = flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
             raise BadRequest("replace-where and replace-partitions are of mode('overwrite')")
         if partitions and "replace-where" in options:

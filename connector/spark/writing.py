@@ -34,11 +34,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
 
 from connector.client import Name, SeamarkClient
+from connector.commits import producer_named
 from connector.parquet.casting import conform
 from connector.row_commits import ATTEMPTS, Report
 from connector.spark.results import RESULT, result_of, told_by
 from connector.spark.upserting import DRIVER_ROWS, Asked, change
 from connector.target import WriteTarget
+from connector.upserts import check_names
 from connector.writing import (
     APPEND,
     OVERWRITE,
@@ -151,6 +153,7 @@ def write(
         raise ValueError(f"there is no mode {mode!r}: there are {', '.join(_TAKES)}")
     if unknown := [name for name in how if name not in _TAKES[mode]]:
         raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_TAKES[mode])}")
+    producer_named(producer)
     named = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
     if mode in (UPSERT, DELETE):
         return _changed(client, df, table, mode, {"branch": branch, "producer": producer, "summary": named}, **how)
@@ -178,8 +181,7 @@ def _changed(
 ) -> Report:
     if keys is None and mode == UPSERT:
         raise ValueError("say by which columns rows take the place of others: keys=[…]")
-    if isinstance(keys, str) or isinstance(columns, str):
-        raise ValueError("keys and columns are lists of names")
+    check_names(keys, columns)
     asked = Asked(
         tuple(df.columns if keys is None else keys),
         precombine,

@@ -36,6 +36,7 @@ from pyspark.sql.datasource import (
 from connector.building import InProcess, build
 from connector.changes import changes, history
 from connector.client import At, SeamarkClient
+from connector.errors import BadRequest
 from connector.indexes import IndexClient
 from connector.planning import open_table, plan
 from connector.reading import TaskReader, scan, wanted_of
@@ -408,3 +409,16 @@ def test_ours_reads_where_bitmaps_leave_few_pages_and_icebergs_where_not(
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.snapshots("big")[0]
     assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == wanted
+    # Iceberg's and ours: a time, and names in another case.
+    made = rig.sql(f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}").first()[0]
+    count = rig.sql("SELECT * FROM {db}.big").count()
+    rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
+    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=made))) == wanted
+    assert read(rig.spark, "reads.db.big", at=At(as_of_ms=made)).count() == count
+    with pytest.raises(BadRequest, match="no snapshot as old"):
+        read(rig.spark, "reads.db.big", at=At(as_of_ms=1))
+    for predicate in (where, "k > 77"):
+        assert read(rig.spark, "reads.db.big", predicate, columns=["V", "iD"]).columns == ["V", "iD"]
+    assert rows(read(rig.spark, "reads.db.big", where, columns=["V"])) == rows(
+        rig.sql(f"SELECT v FROM {{db}}.big WHERE {where}")
+    )

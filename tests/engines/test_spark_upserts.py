@@ -550,6 +550,8 @@ def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_chec
         ({"mode": "delete", "precombine": "ts"}, "takes no precombine"),
         ({"mode": "append", "keys": ["id"]}, "takes no keys"),
         ({"mode": "merge"}, "there is no mode 'merge'"),
+        ({"mode": "append", "producer": "job"}, "producer is 'job'; it must be a name and a whole number"),
+        ({"mode": "upsert", "keys": ["id"], "producer": ("job", "1")}, "it must be a name and a whole number"),
     ],
 )
 def test_what_makes_no_sense_is_told(rig: Rig, given: dict[str, Any], said: str) -> None:

@@ -216,6 +216,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
         ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both given"),
         ("append", {"colour": "blue"}, "Unknown options colour"),
         ("append", {"producer": "job"}, "Unknown options producer"),
+        ("overwrite", {"replace-partitions": "1"}, "replace-partitions is '1'; it must be true or false"),
     ],
 )
 def test_options_that_make_no_sense_are_told(rig: Rig, mode: str, options: dict[str, str], said: str) -> None:
