@@ -32,7 +32,7 @@ from connector.trino.coordinators import OWN, Coordinator, Coordinators, NoSuchC
 from connector.trino.counting import Counts
 from connector.trino.forwarding import Body, Forwarder, Passing, headers_down, open_session, read_at_most, rest_of
 from connector.trino.holding import Answer, Failure, Held, target_of
-from connector.trino.rewriting import Limits, Rewriter, Rewriting
+from connector.trino.rewriting import DENIED, Limits, Rewriter, Rewriting
 from connector.trino.sessions import prepare, session_of
 from connector.trino.waiting import Waiting
 from metaserver.wire import encode_json
@@ -42,7 +42,6 @@ PLAN_HEADER = "X-Seamark-Plan"
 _PLANNED = "planned"
 """What a client hears while Trino has not said whether it may read the tables: how many files hold what it looks for
 would tell of their rows. The log has the rest."""
-_DENIED = "PERMISSION_DENIED"
 _CANCEL_S = 10.0
 _QUEUE_S = 0.2
 """For so long a query that goes on as it came is followed through Trino's queue; the last answer may take a second."""
@@ -188,14 +187,14 @@ class Proxy:
             told = f"original; {type(error).__name__}"
             return await self._unchanged(request, candidates, target, read, told, outcome="original")
         if isinstance(held, web.Response):
-            self._rewriter.worked()
+            self._rewriter.worked(rewriting)
             self._counts.statements.labels("rewritten").inc()
             self._counts.files.labels("kept").inc(rewriting.files)
             self._counts.files.labels("considered").inc(rewriting.considered_files)
             return held, told
-        self._rewriter.failed(held.message)
+        self._rewriter.failed(rewriting, held.name, held.message)
         _log.warning("the rewritten statement failed", error=held.name, message=held.message, plan=told)
-        told, header = f"original; {held.name}", _PLANNED if held.name == _DENIED else ""
+        told, header = f"original; {held.name}", _PLANNED if held.name == DENIED else ""
         return await self._unchanged(request, candidates[:1], target, read, told, header, outcome="original")
 
     async def _rewritten(self, request: web.BaseRequest, body: bytes) -> Rewriting:

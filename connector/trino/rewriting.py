@@ -50,6 +50,9 @@ _TOO_MANY = "plans keep too many of the files"
 _VAIN_S = 5.0
 """For so long a statement that asked in vain goes on as it came: dashboards send theirs again and again."""
 _VAIN_BYTES = 4 << 20
+_DENIED_BYTES = 1 << 20
+DENIED = "PERMISSION_DENIED"
+"""How Trino names that its access control refuses."""
 _PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
 """A statement with none of them leaves no files out, and is not worth reading."""
 _TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
@@ -84,6 +87,8 @@ class Rewriting:
     """The plan tables that `statement` reads."""
     depends_on_data: bool = False
     """`told` does: it is for those alone who may read the tables."""
+    who: int = 0
+    """Its sender, as the session has it."""
     in_vain: bool = False
     """Every plan kept too much of its table, and so will those of the same statement soon after."""
 
@@ -101,7 +106,9 @@ class Rewriter:
         self._limits = limits
         self._seamark = Breaker()
         self._trino = Breaker()
-        """Of reading plan tables: Trino may not be able to, or not be allowed."""
+        """Of reading plan tables, which Trino may not be able to."""
+        self._denied: MemoryCache[int, Breaker] = MemoryCache(_DENIED_BYTES)
+        """Of who may not read them, by sender: what one may not, others may."""
         self._reader = Reader()
         self._views = Views(seamark, self._reader)
         self._vain: MemoryCache[tuple[Text, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
@@ -147,13 +154,21 @@ class Rewriter:
         except ClientError as error:
             _log.warning("not renewed", error=error.message)
 
-    def worked(self) -> None:
+    def worked(self, rewriting: Rewriting) -> None:
         self._trino.succeeded()
+        if (breaker := self._denied.get(rewriting.who)) is not None:
+            breaker.succeeded()
 
-    def failed(self, message: str) -> None:
+    def failed(self, rewriting: Rewriting, name: str, message: str) -> None:
         """In Trino. Whether that was a plan table's doing its message tells: it names one, or one of its files."""
-        if PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
+        if PLAN_MARK not in message and f"/{PLANS_FOLDER}/" not in message:
+            return
+        if name != DENIED:
             self._trino.failed()
+            return
+        breaker = self._denied.get(rewriting.who) or Breaker()
+        self._denied.put(rewriting.who, breaker, 0)
+        breaker.failed()
 
     @property
     def open_breakers(self) -> list[str]:
@@ -190,6 +205,9 @@ class Rewriter:
             return Rewriting(None, "unchanged; no scan that could leave files out")
         if len(places) > SCANS_MAX:
             return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
+        denied = self._denied.get(session.who)
+        if denied is not None and not denied.may_ask():
+            return Rewriting(None, "unchanged; its sender may not read plan tables, as of lately")
         if not self._trino.may_ask():
             return Rewriting(None, "unchanged; Trino failed lately to read plan tables")
         partners = joining.partners(numbered, known)
@@ -204,7 +222,7 @@ class Rewriter:
         if not plans:
             why = asking.why or _TOO_MANY
             return Rewriting(None, f"unchanged; {why}", depends_on_data=True, in_vain=not asking.why)
-        return _rewritten(text, places, plans, partners, over)
+        return replace(_rewritten(text, places, plans, partners, over), who=session.who)
 
     # How a text reads
 

@@ -15,6 +15,7 @@ OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"
 """In `X-Trino-Client-Tags`, for clients that set tags and no headers of their own: Trino's CLI, its JDBC driver."""
 _OFF_HINT = re.compile(r"/\*\s*seamark\s*:\s*off\s*\*/", re.IGNORECASE)
+_WHO = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization")
 _PREPARED = "X-Trino-Prepared-Statement"
 _COMPRESSED = "$zstd:"
 """Before the texts of long prepared statements, which are left as they are."""
@@ -31,6 +32,8 @@ class Session:
     in_transaction: bool = False
     off: bool = False
     prepared: Mapping[str, str] = field(default_factory=dict)
+    who: int = field(default=0, compare=False)
+    """The same for the same sender, as far as headers tell."""
 
 
 def session_of(headers: CIMultiDictProxy[str]) -> Session:
@@ -45,6 +48,7 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
         in_transaction=transaction.upper() not in ("", "NONE"),
         off=headers.get(OFF_HEADER, "").strip().lower() == "off" or OFF_TAG in (tag.strip() for tag in tags),
         prepared={name: text for name, text in _prepared(headers) if not text.startswith(_COMPRESSED)},
+        who=hash(tuple(headers.get(name, "") for name in _WHO)),
     )
 
 

@@ -195,12 +195,25 @@ async def test_prefixes_of_coordinators_are_taken_off_what_is_followed() -> None
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
-    denied = failed("PERMISSION_DENIED", "Access Denied: Cannot select from table lake.db.t~plan~0")
-    async with staged(playing(QUEUED, denied)) as (trino, rig):
+    broken = failed("ICEBERG_INVALID_METADATA", "Cannot read /t/metadata/plans/0/1.avro", "EXTERNAL")
+    async with staged(playing(QUEUED, broken)) as (trino, rig):
         for _ in range(FAILURES_MAX):
-            assert (await result(rig))[2] == "planned"
+            assert (await result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await result(rig))[2].startswith("unchanged; Trino failed lately to read plan tables")
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
+
+
+async def test_who_may_not_read_plans_gets_none_for_a_while_and_others_do() -> None:
+    denied = failed("PERMISSION_DENIED", "Access Denied: Cannot select from table lake.db.t~plan~0")
+    pages = [QUEUED, denied]
+    async with staged(playing(*pages)) as (trino, rig):
+        for _ in range(FAILURES_MAX):
+            assert (await result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
+        told = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
+        assert told.startswith("unchanged; its sender may not read plan tables, as of lately")
+        assert len(trino.asked) == 2 * FAILURES_MAX + 1
+        assert (await result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
+        assert len(trino.asked) == 2 * FAILURES_MAX + 3
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
