@@ -36,7 +36,7 @@ from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.packing import Longs
 from metaserver.planner.answer import Answer, TaskForm
 from metaserver.planner.partition_text import dialect_of
-from metaserver.planner.request import Question, ScanRequest, expired_ancestor
+from metaserver.planner.request import Question, ScanRequest, asked_by_java, expired_ancestor
 from metaserver.planner.scan import Scan
 from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
 from metaserver.store.changes import watch
@@ -276,21 +276,9 @@ def _filter(asked: Asked) -> Expression:
 async def _question(metadata: TableMetadata, asked: Asked) -> Question:
     """The filter parsed and bound; a long one in a thread. BadRequest for one that makes no sense."""
     if len(asked.filter) <= LONG_FILTER_BYTES:
-        return _asked_of(metadata, asked)
+        return asked_by_java(metadata, _scan_request(asked))
 
-    return await asyncio.to_thread(lambda: _asked_of(metadata, asked))
-
-
-def _asked_of(metadata: TableMetadata, asked: Asked) -> Question:
-    """Iceberg's Java asks for the snapshot's schema whenever it names a snapshot, and Spark names the current one, too:
-    by today's names, which may be other columns' since. Where it makes a difference, the filter says nothing."""
-    request = _scan_request(asked)
-    question = Question.ask(metadata, request)
-    if question.schema is not metadata.current_schema:
-        today = Question.ask(metadata, msgspec.structs.replace(request, use_snapshot_schema=False))
-        if today.bound != question.bound:
-            return Question.ask(metadata, msgspec.structs.replace(request, filter=TRUE))
-    return question
+    return await asyncio.to_thread(lambda: asked_by_java(metadata, _scan_request(asked)))
 
 
 def _making(

@@ -9,7 +9,7 @@ import msgspec
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expressions import TRUE, Bound, Expression, all_of, predicates_of
+from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Op, Unbound, all_of, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.projection import Projected, project
 from metaserver.iceberg.schema import Schema
@@ -107,6 +107,43 @@ class Question(msgspec.Struct, frozen=True, dict=True):
                 of_joins = (one.in_partitions(spec) for one in self.members)
                 demands[spec.spec_id] = all_of(demands[spec.spec_id], *of_joins)
         return demands
+
+
+def asked_by_java(metadata: TableMetadata, request: ScanRequest) -> Question:
+    """As Iceberg's Java means it. It asks for the snapshot's schema whenever it names a snapshot; but of a branch's
+    newest one Spark asks so by today's names, which may be other columns' since. As either may be meant, what is asked
+    by such a name leaves no file out. BadRequest where it is asked of partitions alone: there Spark filters no row.
+    """
+    question = Question.ask(metadata, request)
+    heads = {metadata.current_snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values() if ref.is_branch)}
+    if question.schema is metadata.current_schema or question.snapshot_id not in heads:
+        return question
+    sure, of_partitions, filtered = [], [], set()
+    for one in request.filter.children if isinstance(request.filter, And) else (request.filter,):
+        part = msgspec.structs.replace(request, filter=one)
+        both = [bind_filter(metadata, schema, part) for schema in (question.schema, metadata.current_schema)]
+        if both[0] == both[1]:
+            sure.append(one)
+        elif any(_is_of_partitions_alone(bound, metadata) for bound in both):
+            of_partitions.append(one)
+        elif isinstance(one, Unbound) and one.op is not Op.IS_NULL:
+            filtered.add(one.name)
+    # Beside each comparison Spark asks that the column is not null, which it filters by the comparison.
+    if any(not (isinstance(one, Unbound) and one.op is Op.NOT_NULL and one.name in filtered) for one in of_partitions):
+        raise BadRequest(
+            "Columns that the filter names have changed names since the table's newest snapshot, and either may be "
+            "meant; any commit of rows ends that, or filter by columns that are no partitions'"
+        )
+    return Question.ask(metadata, msgspec.structs.replace(request, filter=all_of(*sure)))
+
+
+def _is_of_partitions_alone(bound: Expression, metadata: TableMetadata) -> bool:
+    """Whether a partition's values decide it for all rows, by every spec (ExpressionUtil.selectsPartitions in Java)."""
+    return bool(predicates_of(bound)) and all(_is_exact(project(bound, spec)) for spec in metadata.partition_specs)
+
+
+def _is_exact(projected: Projected) -> bool:
+    return all(map(_is_exact, projected.parts)) if projected.parts else projected.possible == projected.certain
 
 
 def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot | None:

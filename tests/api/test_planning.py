@@ -165,6 +165,8 @@ async def test_names_that_columns_have_swapped_leave_no_file_out_where_either_ma
         answer = await api("POST", f"{T}/plan", scan)
         assert numbers(answer) == ([*range(6)] if "id" in names else [0])
         assert answer.json["file-scan-tasks"][0]["residual-filter"] is True
+    await append(api, "t", tens(2), snapshot_id=2)
+    assert numbers(await api("POST", f"{T}/plan", scan)) == [0], "an older snapshot is asked for by its own names alone"
 
 
 async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:
