@@ -131,6 +131,10 @@ TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         )
         for measure in ("files over the bound, mean", "fewer files, mean", "faster, mean")
     ),
+    "trino_ssb_large": tuple(
+        ("Hilbert on date, cities, brand, bitmap", measure)
+        for measure in ("files over the bound, worst", "fewer files, mean", "less read, mean", "faster, mean")
+    ),
 }
 
 

@@ -34,6 +34,7 @@ SLOWER_MAX, SLOWER_MS_MAX = 1.05, 20.0
 CLUSTERED = "hilbert"
 LARGE = (5.0, 5000)
 """Scale and files: 30 M facts in files as large as those of scale 1 in 1,000."""
+LARGE_BUDGET_MS = 2000
 QUICK = {"scale": 0.01, "files": 40, "rounds": 1}
 WARM_ROUNDS = 1
 
@@ -98,16 +99,24 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 3) -> Re
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
     layouts = [one for one in LAYOUTS if one.name == CLUSTERED]
-    return _asked("trino_ssb_large", folder, layouts, scale, files, rounds)
+    report = _asked("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
+    report.notes.append(
+        f"The proxy may take {LARGE_BUDGET_MS} ms for the plans of a statement, not 250: on 30 M rows a question of "
+        "joins takes more than that when it is asked for the first time."
+    )
+    return report
 
 
-def _asked(bench: str, folder: Path, layouts: Sequence[Layout], scale: float, files: int, rounds: int) -> Report:
+def _asked(
+    bench: str, folder: Path, layouts: Sequence[Layout], scale: float, files: int, rounds: int, *flags: str
+) -> Report:
     with ExitStack() as opened:
         server, data = opened.enter_context(lake(folder, scale, files, layouts))
         oracle = opened.enter_context(closing(Oracle(data)))
         client = opened.enter_context(closing(SeamarkClient(server.base_url)))
         trino = opened.enter_context(trino_server(folder / "trino", uri=server.base_url, jvm=()))
-        proxy = opened.enter_context(trino_proxy(folder / "proxy", "--trino", trino.base_url, seamark=server.base_url))
+        named = ("--trino", trino.base_url, *flags)
+        proxy = opened.enter_context(trino_proxy(folder / "proxy", *named, seamark=server.base_url))
         asked = {
             name: opened.enter_context(closing(Client(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
