@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from connector.plans.quoting import quoted_name, quoted_text
 from connector.spark.catalyst import Catalyst, Node, items
 
 TEXT_MAX = 100_000
@@ -106,14 +107,6 @@ def _joined(word: str, parts: list[Said]) -> Said:
         return parts[0]
     names = frozenset[str]().union(*(part.names for part in parts))
     return Said("(" + f" {word} ".join(part.sql for part in parts) + ")", names)
-
-
-def quoted_name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def quoted_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 class Conditions:

@@ -19,6 +19,7 @@ from connector.errors import BadRequest
 from connector.planning import OpenTable, open_table
 from connector.reading import bound_filter
 from connector.spark.choosing import found_by
+from connector.spark.places import quoted
 from connector.spark.source import register
 from metaserver.iceberg.expressions import predicates_of
 
@@ -151,9 +152,9 @@ def read(
         if at.as_of_ms is not None and opened is not None:
             version = opened.snapshot_id
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
-        found = reader.table(".".join(map(_quoted, (name, *levels))))
+        found = reader.table(".".join(map(quoted, (name, *levels))))
         found = found if where is None else found.where(where)
-    return found if columns is None else found.select(*map(_quoted, columns))
+    return found if columns is None else found.select(*map(quoted, columns))
 
 
 def _spelt(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
@@ -176,10 +177,6 @@ def _suits_ours(spark: SparkSession, client: SeamarkClient, opened: OpenTable, w
     if not in_utc and any(one.kind.startswith("timestamp") for one in predicates_of(bound)):
         return False  # texts are times of another zone to Spark
     return found_by(client, opened, bound).suits_ours
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _dotted(levels: list[str]) -> str:

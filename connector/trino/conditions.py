@@ -18,7 +18,8 @@ from typing import ClassVar, TypeAlias
 
 from sqlglot import exp
 
-from connector.trino.literals import Written, quoted_name, quoted_text, written
+from connector.plans.quoting import quoted_name, quoted_text
+from connector.trino.literals import Written, written
 
 Place: TypeAlias = tuple[int, str]
 """The number of a source within its block, and the name of a column."""

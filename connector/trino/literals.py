@@ -15,6 +15,8 @@ from decimal import Context, Decimal
 
 from sqlglot import exp
 
+from connector.plans.quoting import quoted_text
+
 LOCAL, ZONED = "local", "zoned"
 _Type = exp.DataType.Type
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
@@ -49,14 +51,6 @@ class Written:
         if self.kind in ("date", "timestamp", "uuid"):
             return f"{self.kind.upper()} '{self.value}'"
         return self.value
-
-
-def quoted_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def quoted_name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def written(node: exp.Expr | None, *, casts_decimal: bool) -> Written | None:

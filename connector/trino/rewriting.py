@@ -29,12 +29,12 @@ from connector.errors import ClientError
 from connector.plans import joining
 from connector.plans.asking import Asking, used_joins
 from connector.plans.joining import Partner, Place
+from connector.plans.quoting import quoted_name
 from connector.plans.scan import Scan
 from connector.plans.seamark import Known, Name, PlanTable, Seamark, View
 from connector.plans.splicing import Replacement, splice
 from connector.trino.breaker import Breaker
 from connector.trino.lexing import executed
-from connector.trino.literals import quoted_name
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Reading, Text
 from connector.trino.scans import replacement

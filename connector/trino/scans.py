@@ -28,11 +28,12 @@ from itertools import pairwise
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
+from connector.plans.quoting import quoted_name
 from connector.plans.scan import Join, Scan
 from connector.plans.splicing import Replacement
 from connector.trino.conditions import All, Atom, Leaf, Match, Reader, places_of, sql_of, weakened
 from connector.trino.lexing import Inner, Unclear, inner_query
-from connector.trino.literals import LOCAL, ZONED, quoted_name
+from connector.trino.literals import LOCAL, ZONED
 from connector.trino.queries import ColumnsOf, Queries
 from connector.trino.scopes import COMPUTED, Columns, Result, Table, folded
 

@@ -21,8 +21,8 @@ from connector.errors import Refused
 from connector.plans import joining
 from connector.plans.asking import Asking, Plans, without
 from connector.plans.joining import Partner, Place
+from connector.plans.quoting import quoted_name
 from connector.plans.seamark import NESTED, Known, Name, Reference, Seamark, View
-from connector.trino.literals import quoted_name
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Text
 from connector.trino.scopes import COMPUTED

@@ -1,0 +1,11 @@
+"""Names and texts as SQL has them in quotes: Trino's, and the one that the catalog takes."""
+
+from __future__ import annotations
+
+
+def quoted_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
