@@ -102,7 +102,7 @@ test: venv jars services $(if $(JAVA25_FOUND),trino)
 	$(PY) -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
 
 test-all: venv jars services $(if $(JAVA25_FOUND),trino)
-	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
+	TEST_EXPLORE=1 $(PY) -m pytest -n 2 $(PYTEST_ARGS)
 
 demo: venv jars
 	@SCALE="$(SCALE)" KEEP="$(KEEP)" $(PY) -m bench.demo

@@ -8,4 +8,8 @@ import sys
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+from tests.seeds import settle  # noqa: E402 - after the settings above
+
+settle()
+
 pytest_plugins = ["tests.services.fixtures", "tests.services.spread"]

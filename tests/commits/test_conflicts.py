@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import pytest
 from tests.api.client import Api
 from tests.commits.model import Case
 from tests.commits.reader import check, rows, snapshot_of
+from tests.seeds import first_seed
 from tests.server.rig import running
 
-SEED = int(os.environ.get("COMMIT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SEED = first_seed("COMMIT_SEED")
 
 
 async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:

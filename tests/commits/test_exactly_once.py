@@ -22,9 +22,10 @@ from tests.commits.reader import check, rows, snapshot_of
 from tests.faults.http import Client
 from tests.faults.lossy_proxy import FATES, lossy_proxy, seeded
 from tests.faults.mortal import Mortal
+from tests.seeds import first_seed
 from tests.server.rig import running
 
-SEED = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SEED = first_seed("FAULT_SEED")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -20,6 +20,7 @@ from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.sort_order import UNSORTED
 from metaserver.iceberg.transforms import apply
+from tests.seeds import first_seed
 
 KINDS = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}
 TRANSFORMS = {
@@ -64,12 +65,16 @@ def _tuple(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
 
 
 def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
-    seed = random.SystemRandom().randrange(1 << 30)
+    seed = first_seed()
     print(f"overlap: seed {seed}")
     rng = random.Random(seed)
     proved = 0
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
-    for _ in range(60):
+    for turn in itertools.count():
+        # Some draws leave little to prove: how many there are is not the matter, but that enough was proved.
+        if turn >= 60 and proved > 500:
+            break
+        assert turn < 600, (seed, proved)
         one, other = _some_spec(rng, 0), _some_spec(rng, 1)
         partitions = Partitions(_table([one, other]))
         pairs = [(_tuple(one, row), _tuple(other, row)) for row in rows]
@@ -89,7 +94,7 @@ def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
 
 
 def test_among_many_those_of_its_own_spec_are_met_by_their_values_and_others_one_by_one() -> None:
-    seed = random.SystemRandom().randrange(1 << 30)
+    seed = first_seed()
     print(f"many: seed {seed}")
     rng = random.Random(seed)
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
@@ -249,7 +254,7 @@ def _some_filter(rng: random.Random, depth: int = 0) -> Any:
 
 
 def test_every_row_that_a_filter_leaves_out_is_in_the_rest() -> None:
-    seed = random.SystemRandom().randrange(1 << 30)
+    seed = first_seed()
     print(f"rest: seed {seed}")
     rng = random.Random(seed)
     table = _table([PartitionSpec(0, ())])

@@ -15,6 +15,7 @@ from connector.reading import FILE, POSITION, scan
 from connector.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from connector.writing import append
 from tests.connector.test_upserts import create
+from tests.seeds import first_seed
 
 ROWS = 60_000
 FIELDS = [
@@ -45,7 +46,7 @@ def given(model: dict[int, Row]) -> pa.Table:
 @pytest.mark.parametrize("mode", [MERGE_ON_READ, COPY_ON_WRITE])
 @pytest.mark.parametrize("bitmaps", [True, False])
 def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient, mode: str, bitmaps: bool) -> None:
-    seed = random.SystemRandom().randrange(1 << 30)
+    seed = first_seed()
     source = random.Random(seed)
     create(client, fields=FIELDS, properties=PAGES)
     ids = list(range(ROWS))

@@ -17,6 +17,7 @@ from connector.spark import choosing
 from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, Found, found_by
 from connector.writing import append
 from tests.connector.test_upserts import create
+from tests.seeds import first_seed
 
 FIELDS = [
     {"id": 1, "name": "id", "required": True, "type": "long"},
@@ -29,7 +30,7 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, indexed: bool
 ) -> None:
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
-    seed = random.SystemRandom().randrange(1 << 30)
+    seed = first_seed()
     source = random.Random(seed)
     create(client, fields=FIELDS)
     files = [[source.randrange(300) for _ in range(source.randrange(200, 1500))] for _ in range(4)]

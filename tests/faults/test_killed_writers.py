@@ -4,7 +4,6 @@ and no snapshot shows half of a batch."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from connector.reading import scan
 from metaserver.wire import SEQUENCE_KEY
 from tests.connector.test_upserts import create
 from tests.faults.mortal_writer import Model, apply
+from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
 FIELDS = [
@@ -90,7 +90,7 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
 
 
 def test_a_job_that_is_killed_and_started_again_does_each_batch_once(tmp_path: Path) -> None:
-    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    seed = first_seed("FAULT_SEED")
     campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)
 
 
@@ -99,5 +99,5 @@ def test_a_job_that_is_killed_and_started_again_does_each_batch_once(tmp_path: P
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 def test_so_it_is_with_many_kills(tmp_path: Path, version: int, indexed: bool) -> None:
-    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    seed = first_seed("FAULT_SEED")
     campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, indexed=indexed)

@@ -3,7 +3,6 @@ all at once; then every live table loads, and every file that it leads to is the
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections import Counter
@@ -17,6 +16,7 @@ import pytest
 
 from tests.catalog.rig import SCHEMA, append
 from tests.faults.http import Client
+from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
 KEEP_LITTLE = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
@@ -195,5 +195,5 @@ def test_no_live_file_is_deleted_whatever_clients_do_to_each_other(start_seamark
 
 @pytest.mark.slow
 def test_the_same_from_a_random_seed(start_seamark: Callable[..., Seamark]) -> None:
-    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    seed = first_seed("FAULT_SEED")
     _campaign(start_seamark(env=ENV), seed=seed, rounds=10, seconds=6)

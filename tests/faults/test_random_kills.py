@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.http import Client
 from tests.faults.writers import progress, writing
+from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", "15"))
@@ -23,7 +24,7 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     start_seamark: Callable[..., Seamark], postgres_url: str
 ) -> None:
     """FAULT_SEED repeats the moments of a run (not the machine's own timing), FAULT_ROUNDS makes it longer."""
-    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    seed = first_seed("FAULT_SEED")
     print(f"random kills: FAULT_SEED={seed} FAULT_ROUNDS={ROUNDS}")
     source = random.Random(seed)
     first = start_seamark("a", database=postgres_url)

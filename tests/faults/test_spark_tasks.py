@@ -4,7 +4,6 @@ once, and whole."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 from connector.indexes import IndexClient
 from tests.connector.test_upserts import create
 from tests.faults.test_killed_writers import FIELDS, every_snapshot_is_of_whole_batches
+from tests.seeds import first_seed
 from tests.services.java import java_17
 from tests.services.seamark import Seamark
 
@@ -148,7 +148,7 @@ def tasks(events: Path) -> list[dict[str, Any]]:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_each_batch_of_a_job_whose_tasks_are_killed_and_run_again_is_there_once(tmp_path: Path) -> None:
-    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    seed = first_seed("FAULT_SEED")
     campaign(tmp_path, failures=2, seed=seed, version=3, indexed=True, within_s=300)
 
 
@@ -158,5 +158,5 @@ def test_each_batch_of_a_job_whose_tasks_are_killed_and_run_again_is_there_once(
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 def test_so_it_is_with_many_failures(tmp_path: Path, version: int, indexed: bool) -> None:
-    seed = int(os.environ.get("FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    seed = first_seed("FAULT_SEED")
     campaign(tmp_path, failures=25, seed=seed, version=version, indexed=indexed, within_s=1200)
