@@ -71,6 +71,9 @@ class DiskTier:
                 return None
         return self._open(key)
 
+    def is_mapped(self, payload: memoryview) -> bool:
+        return len(payload) + HEADER_BYTES >= MAP_BYTES_MIN
+
     def put(self, key: str, payload: Payload) -> bool:
         parts = parts_of(payload)
         digest = key_digest(key)

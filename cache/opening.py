@@ -25,6 +25,7 @@ async def open_stack(
     memory: MemoryCache[str, V],
     *,
     weigh: Callable[[V], int],
+    weigh_mapped: Callable[[V], int] | None = None,
     pending_bytes_max: int,
     folder: Path,
     disk_bytes: int,
@@ -39,7 +40,15 @@ async def open_stack(
     if disk_bytes:
         disk = await asyncio.to_thread(DiskTier, folder, disk_bytes, mapped_max=0)
         claims = Claims(folder.with_name(folder.name + ".claims"))
-    stack = Stack(memory, disk, weigh=weigh, pending_bytes_max=pending_bytes_max, claims=claims, executor=executor)
+    stack = Stack(
+        memory,
+        disk,
+        weigh=weigh,
+        weigh_mapped=weigh_mapped,
+        pending_bytes_max=pending_bytes_max,
+        claims=claims,
+        executor=executor,
+    )
     try:
         yield stack
     finally:

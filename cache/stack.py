@@ -58,7 +58,8 @@ class _Put(Generic[V]):
 class Stack(Generic[V]):
     """Belongs to one event loop, and owns its tiers: `close` closes them.
 
-    `weigh` says what a value costs the memory tier, in bytes. At most `pending_bytes_max` wait to be put on the disk.
+    `weigh` says what a value costs the memory tier, in bytes, `weigh_mapped` what it does over a mapped file, where
+    that is something else. At most `pending_bytes_max` wait to be put on the disk.
     A process waits at most `claim_wait_s` for another's fetch of the same key. `executor` runs the disk's work and
     `open` of what it holds; None is the loop's own.
     """
@@ -69,6 +70,7 @@ class Stack(Generic[V]):
         disk: Tier | None,
         *,
         weigh: Callable[[V], int],
+        weigh_mapped: Callable[[V], int] | None = None,
         pending_bytes_max: int,
         claims: Claims | None = None,
         claim_wait_s: float = 10.0,
@@ -77,6 +79,7 @@ class Stack(Generic[V]):
         self._memory = memory
         self._disk = disk
         self._weigh = weigh
+        self._weigh_mapped = weigh_mapped or weigh
         self._pending_bytes_max = pending_bytes_max
         self._claims = claims
         self._claim_polls_max = int(claim_wait_s / CLAIM_POLL_S)
@@ -133,19 +136,21 @@ class Stack(Generic[V]):
     async def _from_disk(self, key: str, open: Callable[[memoryview], V]) -> V | None:
         if self._disk is None or self._closed:
             return None
-        value = await self._in_thread(self._read, key, open)
-        if value is not None:
-            self._memory.put(key, value, self._weigh(value))
+        read = await self._in_thread(self._read, key, open)
+        if read is None:
+            return None
+        value, weigh = read
+        self._memory.put(key, value, weigh(value))
         return value
 
-    def _read(self, key: str, open: Callable[[memoryview], V]) -> V | None:
-        """In a thread. Never raises: a cache that fails never fails a query."""
+    def _read(self, key: str, open: Callable[[memoryview], V]) -> tuple[V, Callable[[V], int]] | None:
+        """The value, and what weighs it. In a thread. Never raises: a cache that fails never fails a query."""
         assert self._disk is not None
         payload = self._disk.get(key)
         if payload is None:
             return None
         try:
-            return open(payload)
+            return open(payload), self._weigh_mapped if self._disk.is_mapped(payload) else self._weigh
         except Exception:  # noqa: BLE001  whatever `open` dislikes about old bytes, fetching anew is the answer
             self._unreadable += 1
             self._disk.discard(key)

@@ -47,6 +47,10 @@ class Tier(Protocol):
     def get(self, key: str) -> memoryview | None:
         """The payload: read-only, flat, of format "B". It stays valid while it or a view of it lives, come what may."""
 
+    def is_mapped(self, payload: memoryview) -> bool:
+        """Whether a payload that `get` gave is a mapped file: its pages are the kernel's, which takes them back when
+        it needs them, and not this process' own."""
+
     def put(self, key: str, payload: Payload) -> bool:
         """Whether it is kept now. TypeError for a payload that is not made of contiguous buffers."""
 

@@ -203,7 +203,10 @@ class Settings:
         2.0, "Seconds that a request waits for the keys of joined tables; those that come later are left out.", least=0
     )
     index_memory_bytes: int = setting(
-        1 << 30, "Budget for opened index files per worker, mapped files of the disk cache included.", least=0
+        1 << 30,
+        "Budget for opened index files per worker. Of files mapped from the disk cache, whose pages the kernel takes "
+        "back when it needs them, an eighth counts. A record index has 24 bytes a row.",
+        least=0,
     )
     index_disk_bytes: int = setting(
         16 << 30, "Budget for index files on local disk, shared by the workers of a machine; 0 keeps none.", least=0

@@ -5,7 +5,8 @@ without it, and no failure here fails a query. What is wrong at its source is qu
 again and the data files it described count as uncovered, which is what the indexer builds for. A storage that does not
 answer is asked again after a while; nothing is known to be wrong then.
 
-The memory tier counts a mapped file as if all of it were in memory. Plans that are under way hold what they use.
+The memory tier counts an eighth of a mapped file: its pages are the kernel's. Were they counted in full, indexes that
+are asked in turns would be mapped and checked anew each time. Plans that are under way hold what they use.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ _LATER_MAX, _LATER_BYTES = 10_000, 400
 
 _COLD_BYTES = 64 << 20
 """Of large index files, what is kept to ask them by range."""
+
+_MAPPED_SHARE = 8
+"""Of a mapped file, what counts: its directory, and page tables, are a hundredth at least."""
 
 DISK_S = 0.02
 """How long a large index file may take to come from the local disk before it is asked from afar."""
@@ -284,6 +288,7 @@ async def open_indexes(
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
         MemoryCache(settings.index_memory_bytes),
         weigh=lambda index: index.size_bytes,
+        weigh_mapped=lambda index: index.size_bytes // _MAPPED_SHARE,
         pending_bytes_max=settings.index_memory_bytes,
         folder=folder,
         disk_bytes=settings.index_disk_bytes,

@@ -147,6 +147,17 @@ def test_a_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
     tier.close()
 
 
+@pytest.mark.parametrize("size", [1, 65_471, 65_472, 1_000_000])
+def test_it_knows_which_payloads_are_mapped_files(folder: Path, size: int) -> None:
+    tier = DiskTier(folder, 4 << 20)
+    tier.put("k", payload_of("k", size))
+    payload = tier.get("k")
+    assert payload is not None
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert tier.is_mapped(payload) == any(str(path_of(folder, "k")) in line for line in maps)
+    tier.close()
+
+
 def test_mappings_are_bounded_and_hold_no_descriptors(folder: Path) -> None:
     tier = DiskTier(folder, 64 << 20, mapped_max=10)
     for number in range(50):

@@ -15,7 +15,7 @@ import pytest
 
 from cache.claims import Claims
 from cache.disk import DiskTier
-from cache.memory import MemoryCache
+from cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
 from cache.stack import Stack
 from tests.cache.payloads import payload_of
 from tests.cache.test_disk import path_of
@@ -113,6 +113,30 @@ async def test_once_the_disk_has_a_value_memory_holds_its_mapped_twin(tmp_path: 
     assert twin is not value
     lines = Path("/proc/self/maps").read_text().splitlines()
     assert any(str(path_of(tmp_path, "k")) in line for line in lines)
+
+
+async def test_over_a_mapped_file_a_value_weighs_what_it_does_there(tmp_path: Path) -> None:
+    stack = Stack(
+        MemoryCache(1 << 20),
+        DiskTier(tmp_path, 32 << 20),
+        weigh=len,
+        weigh_mapped=lambda value: len(value) // 8,
+        pending_bytes_max=64 << 20,
+    )
+    source = Source()
+    for number in range(20):  # four times the budget
+        await stack.get(f"k{number}", source.of(f"k{number}"), same)
+        await settled(stack)
+    assert all(stack.held(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
+
+    async def too_few_to_be_mapped() -> bytes:
+        return bytes(1000)
+
+    before = stack.stats().memory.used_bytes
+    await stack.get("small", too_few_to_be_mapped, same)
+    await settled(stack)
+    assert stack.stats().memory.used_bytes - before == 1000 + ENTRY_OVERHEAD_BYTES
+    await stack.close()
 
 
 async def test_a_value_in_parts_is_opened_as_one(stack: Stack[memoryview]) -> None:
