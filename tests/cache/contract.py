@@ -184,4 +184,4 @@ class TierContract:
             def teardown(self) -> None:
                 self.tier.close()
 
-        run_state_machine_as_test(Machine, settings=settings(max_examples=15, stateful_step_count=25, deadline=None))
+        run_state_machine_as_test(Machine, settings=settings(max_examples=15, stateful_step_count=25))

@@ -23,7 +23,6 @@ def _run(machine: type[StoreMachine], examples: int, steps: int) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),
