@@ -137,7 +137,7 @@ async def test_a_store_that_hangs_gives_an_answer_in_time(s3: S3, s3_bucket: str
         started = SystemClock().monotonic()
         with pytest.raises(RetryLater):
             await objects.create(f"{base}/x", b"x")
-        assert SystemClock().monotonic() - started < 4
+        assert SystemClock().monotonic() - started < 15
 
 
 async def test_a_store_without_conditional_writes_is_asked_first(s3: S3, s3_bucket: str) -> None:

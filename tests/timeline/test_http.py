@@ -96,7 +96,7 @@ async def test_a_long_poll_hears_another_replicas_commit(server: Running, tmp_pa
         await asyncio.sleep(0.2)
         assert not poll.done()
         second = await server.record("b")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             status, page = await poll
         assert (status, ids(page)) == (200, [second.id])
         assert first.id != second.id

@@ -315,7 +315,7 @@ async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing() -
         for _ in range(FAILURES_MAX):
             begun_s = time.monotonic()
             done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-            assert time.monotonic() - begun_s < 1.0
+            assert time.monotonic() - begun_s < 10.0
             assert done.told.startswith("unchanged; Seamark was too slow")
         assert made.open_breakers == ["seamark"]
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
