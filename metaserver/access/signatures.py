@@ -3,12 +3,12 @@ nobody for a login never need it."""
 
 from __future__ import annotations
 
+import sys
+
 from joserfc import jws
 from joserfc.errors import JoseError, UnsupportedAlgorithmError
 from joserfc.jwa import JWSAlgModel
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
-
-from metaserver.access.jwt import LENGTH_MAX
 
 Key = RSAKey | ECKey | OKPKey | OctKey
 
@@ -18,7 +18,7 @@ class _Registry(jws.JWSRegistry):
     fields let be. A `crit` header is refused before it comes here."""
 
     max_header_length = 8 * 1024
-    max_payload_length = LENGTH_MAX
+    max_payload_length = sys.maxsize  # `jwt.read` has refused tokens that are too long
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithms=[algorithm], strict_check_header=False)
