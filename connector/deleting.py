@@ -100,33 +100,32 @@ class WrittenDeletes:
 
 
 def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """In the form that the table's version has: deletion vectors, or position deletes. `reader` is of the table."""
+    """In the form that the table's version has: deletion vectors, or position deletes. `reader` is of the table.
+
+    Unreadable where a delete file that a vector is to hold cannot be read, since its rows would come back. ValueError
+    for what is no position, or a data file that comes twice.
+    """
     given = _by_path(rows)
     whole = {one.path for one in given if one.is_whole(reader)}
     rest = [one for one in given if one.path not in whole]
     if target.format_version >= _VECTORS_SINCE:
-        written = write_deletion_vectors(target, rest, reader)
+        written = _deletion_vectors(target, rest, reader)
     else:
-        written = write_position_deletes(target, rest)
+        written = _position_deletes(target, rest)
     return WrittenDeletes(written.files, (*({"file-path": path} for path in sorted(whole)), *written.removed))
 
 
 # Deletion vectors
 
 
-def write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """One Puffin file of a vector for each data file, each with what was deleted before; none where nothing is new.
-
-    Unreadable where a delete file that applies cannot be read, since its rows would come back.
-    """
-    if target.format_version < _VECTORS_SINCE:
-        raise Unwritable(f"A table of version {target.format_version} has no deletion vectors; write position deletes")
+def _deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
+    """One Puffin file of a vector for each data file, each with what was deleted before; none where nothing is new."""
     location = _new_location(target, ".puffin")
     blobs: list[Blob] = []
     files: list[dict[str, Any]] = []
     removed: list[dict[str, Any]] = []
     offset = len(MAGIC)
-    for one in _by_path(rows):
+    for one in rows:
         before = reader.of(one.path, one.positional).positions
         both = np.union1d(before, one.positions)
         if len(both) == len(before):
@@ -198,18 +197,16 @@ def _by_path(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
 # Position deletes
 
 
-def write_position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
+def _position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
     """Parquet files of paths and positions, sorted by both: one for each partition, or for each data file where the
     table's `write.delete.granularity` is `file`. What was deleted before stays where it is."""
     _check_version(target, "position deletes")
-    if target.format_version >= _VECTORS_SINCE:
-        raise Unwritable(f"A table of version {target.format_version} takes no position deletes; write vectors")
     by_file = target.properties.get(_GRANULARITY, "").lower() == _BY_FILE
-    given = sorted(_by_path(rows), key=lambda one: (_group(one), one.path.encode()))
+    given = sorted(rows, key=lambda one: (_group(one), one.path.encode()))
     files: list[dict[str, Any]] = []
     try:
         for _, group in groupby(given, key=lambda one: (_group(one), one.path if by_file else "")):
-            files.append(_position_deletes(target, list(group)))
+            files.append(_position_file(target, list(group)))
     except BaseException:
         WrittenDeletes(tuple(files)).discard(target.storage)
         raise
@@ -220,7 +217,7 @@ def _group(one: DeletedRows) -> tuple[int, str]:
     return one.spec_id, json.dumps(list(one.partition))
 
 
-def _position_deletes(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
+def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
     """One file, of data files of one partition, sorted by path."""
     writer = _delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyroaring
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
@@ -23,9 +23,7 @@ from connector.deleting import (
     WrittenDeletes,
     encode_vector,
     write_deletes,
-    write_deletion_vectors,
     write_equality_deletes,
-    write_position_deletes,
 )
 from connector.parquet.casting import Unwritable
 from connector.storage import Storage
@@ -68,7 +66,6 @@ POSITIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(POSITIONS)
 def test_a_vector_is_the_one_that_the_specification_describes(positions: list[int]) -> None:
     distinct = sorted(set(positions))
@@ -86,7 +83,7 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     given = {"file:///a.parquet": [3, 1, 4, 1, 5], "file:///ü.parquet": list(range(100, 9000)), "file:///none": []}
     rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in given.items()]
-    written = write_deletion_vectors(target(metadata), rows, Deletes(Storage(), metadata))
+    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
     assert written.removed == ()
     (puffin,) = files_in(tmp_path)
     read = {
@@ -107,9 +104,9 @@ def test_a_vector_takes_in_what_was_deleted_before_and_says_what_it_replaces(tmp
     older, metadata = table(tmp_path, SCHEMA, version=2), table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
-    both = write_position_deletes(target(older), [DeletedRows(one, 0, [], longs(7)) for one in (a, b)]).files
-    own = write_position_deletes(target(older), [DeletedRows(b, 0, [], longs(8))]).files
-    first = write_deletion_vectors(target(metadata), [DeletedRows(c, 0, [], longs(1, 2))], reader).files
+    both = write_deletes(target(older), [DeletedRows(one, 0, [], longs(7)) for one in (a, b)], reader).files
+    own = write_deletes(target(older), [DeletedRows(b, 0, [], longs(8))], reader).files
+    first = write_deletes(target(metadata), [DeletedRows(c, 0, [], longs(1, 2))], reader).files
     keys = write_equality_deletes(target(metadata), pa.table({"id": [9]}), ["id"]).files
     rows = [
         DeletedRows(a, 0, [], longs(0), [*both, *keys]),
@@ -129,8 +126,8 @@ def test_positions_that_a_delete_file_names_twice_hide_no_new_ones(tmp_path: Pat
     """As files have them that were merged of several; Java's readers take them, too."""
     metadata, path = table(tmp_path, SCHEMA), "file:///a.parquet"
     reader = Deletes(Storage(), metadata)
-    (file,) = write_position_deletes(
-        target(table(tmp_path, SCHEMA, version=2)), [DeletedRows(path, 0, [], longs(1, 3))]
+    (file,) = write_deletes(
+        target(table(tmp_path, SCHEMA, version=2)), [DeletedRows(path, 0, [], longs(1, 3))], reader
     ).files
     rows = pq.read_table(path_of(file))
     pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # 1, 1, 3
@@ -143,16 +140,16 @@ def test_positions_that_a_delete_file_names_twice_hide_no_new_ones(tmp_path: Pat
 def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
-    first = write_deletion_vectors(target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], reader)
+    first = write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], reader)
     again = [DeletedRows("file:///a", 0, [], longs(2), first.files), DeletedRows("file:///b", 0, [], longs())]
-    assert write_deletion_vectors(target(metadata), again, reader) == WrittenDeletes()
-    assert write_position_deletes(target(table(tmp_path, SCHEMA, version=2)), again[1:]) == WrittenDeletes()
+    assert write_deletes(target(metadata), again, reader) == WrittenDeletes()
+    assert write_deletes(target(table(tmp_path, SCHEMA, version=2)), again[1:], reader) == WrittenDeletes()
     assert len(files_in(tmp_path)) == 1
 
 
 def test_a_delete_file_that_cannot_be_read_brings_no_row_back(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
-    first = write_deletion_vectors(
+    first = write_deletes(
         target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], Deletes(Storage(), metadata)
     )
     data = bytearray(path_of(first.files[0]).read_bytes())
@@ -160,10 +157,10 @@ def test_a_delete_file_that_cannot_be_read_brings_no_row_back(tmp_path: Path) ->
     path_of(first.files[0]).write_bytes(data)
     row = DeletedRows("file:///a", 0, [], longs(5), first.files)
     with pytest.raises(Unreadable, match="checksum"):
-        write_deletion_vectors(target(metadata), [row], Deletes(Storage(), metadata))
+        write_deletes(target(metadata), [row], Deletes(Storage(), metadata))
     first.discard(Storage())
     with pytest.raises(Unreadable, match="puffin"):
-        write_deletion_vectors(target(metadata), [row], Deletes(Storage(), metadata))
+        write_deletes(target(metadata), [row], Deletes(Storage(), metadata))
     assert files_in(tmp_path) == []
 
 
@@ -177,7 +174,7 @@ def test_position_deletes_are_sorted_and_can_be_left_out_by_their_bounds(tmp_pat
     long = "file:///" + "x" * 5000
     given = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
     rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in given]
-    written = write_position_deletes(target(metadata), rows)
+    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
     assert len(written.files) == (4 if by_file else 3)
     seen = []
     for file in written.files:
@@ -248,13 +245,8 @@ def test_each_version_of_the_format_has_its_own_deletes(tmp_path: Path) -> None:
     for version, form in ((2, "PARQUET"), (3, "PUFFIN")):
         metadata, reader = made(version)
         assert write_deletes(target(metadata), row, reader).files[0]["file-format"] == form
-    metadata, reader = made(2)
-    with pytest.raises(Unwritable, match="version 2 has no deletion vectors"):
-        write_deletion_vectors(target(metadata), row, reader)
-    with pytest.raises(Unwritable, match="version 3 takes no position deletes"):
-        write_position_deletes(target(made(3)[0]), row)
     for refused in (
-        lambda to: write_position_deletes(to, row),
+        lambda to: write_deletes(to, row, made(1)[1]),
         lambda to: write_equality_deletes(to, pa.table({"id": [1]}), ["id"]),
     ):
         with pytest.raises(Unwritable, match="version 1"):
