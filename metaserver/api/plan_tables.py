@@ -25,12 +25,12 @@ from metaserver.api.snapshots import snapshot_of
 from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.catalog.plan_tables import digest_of, plan_name
 from metaserver.catalog.values import LoadedTable
-from metaserver.commits.writing import metadata_folder
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import parse_expression
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.properties import metadata_folder
 from metaserver.planner.joins import JoinTold
 from metaserver.planner.lookup import files_at, lookup
 from metaserver.planner.plan_tables import Kept, PlanWriter, kept_of
@@ -270,7 +270,7 @@ async def _stored(
     metadata, snapshot, name = question.metadata, question.snapshot, made.name
     assert snapshot is not None
     assert name is not None
-    location = f"{metadata_folder(metadata)}/{PLANS_FOLDER}/{digest_of(name)}"
+    location = f"{metadata_folder(metadata.location, metadata.properties)}/{PLANS_FOLDER}/{digest_of(name)}"
     written = await app[WRITER].write(kept, metadata, snapshot, location, plan_id)
     files = tuple(path for path, _ in written.files)
     plan = PlanTable(

@@ -36,7 +36,7 @@ from metaserver.errors import (
     SeamarkError,
 )
 from metaserver.iceberg.metadata import TableMetadata, with_previous_file
-from metaserver.iceberg.properties import as_bool
+from metaserver.iceberg.properties import METADATA_PATH, as_bool, metadata_folder
 from metaserver.iceberg.requirements import check_requirements
 from metaserver.iceberg.table_json import encode_table
 from metaserver.iceberg.updates import apply_updates
@@ -55,7 +55,6 @@ from metaserver.store.port import (
 from metaserver.wire import check_new_name, show
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
-_METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
 _UPDATES_TOLD = 50
 """Of one commit, in the timeline."""
@@ -298,7 +297,7 @@ class Committer:
             return None
         # It may be refused because it is there already; and its snapshot may have expired since.
         await self._raise_if_repeat(request)
-        return await rebase(self._parts, metadata_folder(self._parts, base.location, base.properties), base, append)
+        return await rebase(self._parts, _checked_folder(self._parts, base.location, base.properties), base, append)
 
     async def _prepare(
         self,
@@ -479,19 +478,17 @@ def metadata_location(
 
     Numbered after the file it follows, whoever wrote that one, so that the highest number is the newest file.
     """
-    folder = metadata_folder(parts, location, properties)
+    folder = _checked_folder(parts, location, properties)
     number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
     version = int(number[1]) + 1 if number is not None else int(previous is not None)
     return f"{folder}/{version:05d}-{parts.clock.uuid4()}{suffix}"
 
 
-def metadata_folder(parts: Parts, location: str, properties: dict[str, str]) -> str:
+def _checked_folder(parts: Parts, location: str, properties: dict[str, str]) -> str:
     """BadRequest when write.metadata.path leads outside."""
-    folder = properties.get(_METADATA_PATH)
-    if folder is None:
-        return f"{location.rstrip('/')}/metadata"
-    parts.warehouse.check(folder, _METADATA_PATH)
-    return folder.rstrip("/")
+    if METADATA_PATH in properties:
+        parts.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
+    return metadata_folder(location, properties)
 
 
 def table_uuid(metadata: TableMetadata) -> str:

@@ -16,7 +16,7 @@ from metaserver.catalog.parts import PATH_PROPERTIES, Parts
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.properties import as_bool
+from metaserver.iceberg.properties import as_bool, metadata_folder
 from metaserver.objects.locations import parse_location
 from metaserver.store.port import Entry
 from metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
@@ -27,7 +27,6 @@ else:
     fastavro = Deferred("fastavro")
 
 _MANIFEST_LIMIT_BYTES = 1 << 30
-_METADATA_PATH = "write.metadata.path"
 
 
 def owned(parts: Parts, metadata: TableMetadata) -> Callable[[str], bool]:
@@ -88,9 +87,8 @@ async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator
     for manifest in dict.fromkeys(manifests):
         if allowed(manifest):
             yield manifest
-    base = metadata.location.rstrip("/")
-    plans = f"{metadata.properties.get(_METADATA_PATH, f'{base}/metadata').rstrip('/')}/{PLANS_FOLDER}"
-    for folder in (f"{base}/{INDEX_FOLDER}", plans):
+    plans = f"{metadata_folder(metadata.location, metadata.properties)}/{PLANS_FOLDER}"
+    for folder in (f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}", plans):
         if allowed(folder):
             # The whole listing first: what is deleted while it is read could make it skip others.
             for location in [found.location async for found in parts.objects.list(folder)]:

@@ -23,10 +23,11 @@ from metaserver.commits.producing import Produced, produce
 from metaserver.commits.removing import Removing, find, key_of, live
 from metaserver.commits.replacing import replaced_files
 from metaserver.commits.summary import NOTHING, Counts, counts_of
-from metaserver.commits.writing import Writer, Written, metadata_folder, write_added
+from metaserver.commits.writing import Writer, Written, write_added
 from metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.properties import metadata_folder
 from metaserver.iceberg.snapshot import MAIN, Snapshot
 from metaserver.planner.planner import Planner
 
@@ -101,7 +102,7 @@ class Applying:
 
     def _begin(self, metadata: TableMetadata) -> None:
         parts = self._parts
-        folder = metadata_folder(metadata)
+        folder = metadata_folder(metadata.location, metadata.properties)
         parts.warehouse.check(folder, "The folder of the table's metadata")
         snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
         self._writer = Writer(parts.objects, parts.clock, self._manifests, folder, snapshot_id)

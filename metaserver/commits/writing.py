@@ -27,7 +27,6 @@ from metaserver.objects.port import ObjectStore
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
-_METADATA_PATH = "write.metadata.path"
 _SAMPLE_ENTRIES = 250
 """Written first, to see how many fit a manifest."""
 _ENTRIES_MAX = 50_000
@@ -109,12 +108,6 @@ class Writer:
         # Before the write: an error that leaves its outcome open may have left the file, too.
         self.written.append(location)
         await self._objects.create(location, data)
-
-
-def metadata_folder(metadata: TableMetadata) -> str:
-    """Where the table's metadata files lie."""
-    given = metadata.properties.get(_METADATA_PATH)
-    return (given if given is not None else f"{metadata.location.rstrip('/')}/metadata").rstrip("/")
 
 
 def target_size(metadata: TableMetadata) -> int:

@@ -11,6 +11,7 @@ from metaserver.iceberg.schema import Schema
 FORMAT_VERSION = "format-version"
 PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
 PREVIOUS_VERSIONS_MAX_DEFAULT = 100
+METADATA_PATH = "write.metadata.path"
 PARQUET_COMPRESSION = "write.parquet.compression-codec"
 PARQUET_COMPRESSION_NEW_TABLES = "zstd"
 
@@ -58,6 +59,11 @@ def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
     """Java's reading: "true" in any case is true, everything else is false."""
     value = properties.get(name)
     return default if value is None else value.lower() == "true"
+
+
+def metadata_folder(location: str, properties: Mapping[str, str]) -> str:
+    """Where the metadata files of a table or view lie."""
+    return properties.get(METADATA_PATH, f"{location.rstrip('/')}/metadata").rstrip("/")
 
 
 def check_new_table(properties: Mapping[str, str], schema: Schema, format_version: int) -> None:
