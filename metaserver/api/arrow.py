@@ -7,7 +7,6 @@ an answer, as the token of its next page, is metadata of the stream's schema.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,31 +14,14 @@ import pyarrow as pa
 from aiohttp import web
 
 from metaserver.errors import NotAcceptable, TooLarge
+from metaserver.iceberg.arrow import plain_type
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import decimal_precision, decimal_scale
 from metaserver.index.packing import MISSING, Longs
 from metaserver.planner.lookup import Strings
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _JSON_RANGES = ("application/json", "application/*", "*/*")
 _OFFSET_MAX = 2**31 - 1
-_TYPES: dict[str, Any] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "time": pa.time64("us"),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-    "timestamp_ns": pa.timestamp("ns"),
-    "timestamptz_ns": pa.timestamp("ns", tz="UTC"),
-    "string": pa.string(),
-    "uuid": pa.binary(),
-    "fixed": pa.binary(),
-    "binary": pa.binary(),
-}
 
 
 def wants_arrow(request: web.Request) -> bool:
@@ -108,11 +90,13 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Of an Iceberg type; null for one without an order, which has no bounds."""
-    name = base_name(kind)
-    if name == "decimal":
-        return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
-    return _TYPES.get(name, pa.null())
+    """Of an Iceberg type's bounds, which may be shorter than its values; null for one without an order."""
+    if base_name(kind) in ("uuid", "fixed"):
+        return pa.binary()
+    try:
+        return plain_type(kind)
+    except ValueError:
+        return pa.null()
 
 
 def is_integer(kind: pa.DataType) -> bool:
