@@ -32,9 +32,8 @@ from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
 from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
 from metaserver.planner.selection import never
-from metaserver.planner.view import TableView
+from metaserver.planner.view import ROW_BITS, TableView
 
-_ROW_BITS = 32
 _IN_THREAD = 200
 """More files and partitions are compared in a thread."""
 
@@ -102,7 +101,7 @@ class Conflicts:
         for number, block in enumerate(view.blocks):
             mine = rows_of(block, paths)
             missing -= mine.keys()
-            rows += [(number << _ROW_BITS) | row for row in mine.values()]
+            rows += [(number << ROW_BITS) | row for row in mine.values()]
         return (view, np.array(sorted(rows), dtype=np.int64)), missing
 
     async def _check_vectors(self) -> None:

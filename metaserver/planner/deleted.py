@@ -31,7 +31,7 @@ from metaserver.objects.port import ObjectStore
 from metaserver.planner.delete_files import DeleteFiles, delete_files_at
 from metaserver.planner.parquet_columns import DataRows
 from metaserver.planner.scan import Scan
-from metaserver.planner.view import TableView
+from metaserver.planner.view import ROW_BITS, TableView
 
 DELETES_LIMIT_BYTES = 256 << 20
 """Of the delete files of one request; those beyond are not read, and rows that they apply to are undecided."""
@@ -243,7 +243,7 @@ def names_of(view: TableView, places: Longs) -> Longs:
     """The rows of the view (`view.py`) of data files by their places among all of them, int64[n] each."""
     starts = np.array(view.starts[:-1], dtype=np.int64)
     numbers = np.searchsorted(starts, places, side="right") - 1
-    names: Longs = (view.ordinals[numbers] << np.int64(32)) + places - starts[numbers]
+    names: Longs = (view.ordinals[numbers] << ROW_BITS) + places - starts[numbers]
     return names
 
 

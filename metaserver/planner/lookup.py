@@ -25,14 +25,12 @@ from metaserver.index.block import COUNTS, Block
 from metaserver.index.packing import MISSING, Column, Form, Longs, Packed, form_of
 from metaserver.planner import _lookup
 from metaserver.planner.prefix import EVERYTHING, Prefix
-from metaserver.planner.view import Side, TableView
+from metaserver.planner.view import ROW_BITS, ROW_MASK, Side, TableView
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
 """Columns whose places are kept per view: 150 bytes a block each."""
 _SIDES = frozenset({"lower", "upper"})
-_ROW_BITS = 32
-"""Of a row's name: its place in its manifest (see `view.py`)."""
 _ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
 _ABSENT_DOUBLE = np.full(1, np.nan).tobytes()
 
@@ -286,7 +284,7 @@ def files_at(view: TableView, rows: Longs) -> Found:
     """The data files at int64[files] rows of the view, ascending."""
     if not len(rows):
         return Found(view, np.empty((0, 4), dtype=np.int64))
-    ordinals, local = rows >> _ROW_BITS, rows & ((1 << _ROW_BITS) - 1)
+    ordinals, local = rows >> ROW_BITS, rows & ROW_MASK
     edges = np.flatnonzero(np.diff(ordinals)) + 1
     starts, ends = np.append(0, edges), np.append(edges, len(rows))
     counts, firsts = ends - starts, local[starts]

@@ -27,8 +27,9 @@ _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "f
 _LAYOUT = 13
 _FORM, _ROWS, _FIRST, _BASE = 0, 4, 5, 6
 """Places in a row of a layout."""
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
+ROW_BITS = 32
+ROW_MASK = (1 << ROW_BITS) - 1
+"""Of a row's name: its place in its manifest."""
 _UNKNOWN = (-1,) + (0,) * (_LAYOUT - 1)
 
 
@@ -147,7 +148,7 @@ class TableView:
         """As a layout, with only rows, first rows and, as base, the names of those: for kernels that read no column."""
         self.extents[:, _ROWS] = [block.rows for block in self.blocks]
         self.extents[:, _FIRST] = self.starts[:-1]
-        self.extents[:, _BASE] = self.ordinals << _ROW_BITS
+        self.extents[:, _BASE] = self.ordinals << ROW_BITS
         counts = [block.long_column("record_count") for block in self.blocks]
         self.odd_counts = [number for number, column in enumerate(counts) if column is None or column.packed.low <= 0]
         """The blocks with files that have no rows, or whose rows nobody counted."""
@@ -176,19 +177,19 @@ class TableView:
 
     def locate(self, row: int) -> tuple[Block, int]:
         """The block of a row of the view, and the row's number in it."""
-        return self.blocks[self._numbers[row >> _ROW_BITS]], row & _ROW_MASK
+        return self.blocks[self._numbers[row >> ROW_BITS]], row & ROW_MASK
 
     def manifest_of(self, row: int) -> ManifestFile:
         """The manifest that a row of the view is of."""
-        return self.manifests[self._numbers[row >> _ROW_BITS]]
+        return self.manifests[self._numbers[row >> ROW_BITS]]
 
     def split(self, rows: Longs) -> tuple[Longs, Longs]:
         """(block numbers, rows of those blocks), each int64[n], of n rows of the view."""
-        return np.searchsorted(self.ordinals, rows >> _ROW_BITS), rows & _ROW_MASK
+        return np.searchsorted(self.ordinals, rows >> ROW_BITS), rows & ROW_MASK
 
     def rows_of(self, number: int) -> Longs:
         """int64[rows], the names of all rows of a block."""
-        first = int(self.ordinals[number]) << _ROW_BITS
+        first = int(self.ordinals[number]) << ROW_BITS
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:
