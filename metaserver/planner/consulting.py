@@ -26,7 +26,8 @@ from metaserver.index.questions import Flags
 from metaserver.index.registry import IndexFiles
 from metaserver.index.usage import Usage
 from metaserver.planner.coverage import Described, coverages
-from metaserver.planner.indexed import Probe, Projected, project
+from metaserver.planner.indexed import Probe
+from metaserver.planner.projected import Projected, project
 from metaserver.planner.request import Question
 from metaserver.planner.view import TableView
 from metaserver.store.port import Entry, IndexFile

@@ -26,7 +26,7 @@ from metaserver.index.registry import Registry
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.coverage import Coverage, FileIds, coverages_bytes
 from metaserver.planner.covers import Covers
-from metaserver.planner.indexed import COMBINATIONS_MAX, KEYS_MAX, Projected, project
+from metaserver.planner.projected import COMBINATIONS_MAX, KEYS_MAX, Projected, project
 from metaserver.planner.request import Question, ScanRequest
 from metaserver.planner.scan import Scan
 from metaserver.store.open import open_store

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 from metaserver.index import key_set
-from metaserver.planner import indexed, members
+from metaserver.planner import members, projected
 from tests.api.client import Api
 from tests.planner.kinds import base, decimal_text, default_json, pool
 from tests.planner.lake import DataFile
@@ -250,7 +250,7 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
     monkeypatch.setattr(members, "FEW", few)
     monkeypatch.setattr(members, "LISTED_MAX", rng.choice([few + 1, 5000]))
     monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
-    monkeypatch.setattr(indexed, "HASHED_MAX", rng.choice([3, 2000]))
+    monkeypatch.setattr(projected, "HASHED_MAX", rng.choice([3, 2000]))
     outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]
     dims = [
         await draw_table(rng, api, f"d{seed}_{number}", outer if rng.random() < 0.6 else [], fact=False)

@@ -14,7 +14,8 @@ from metaserver.iceberg.schema import Field, Schema
 from metaserver.index.definitions import IndexDefinition, define
 from metaserver.index.registry import Registry
 from metaserver.planner.coverage import Coverage, file_ids_of
-from metaserver.planner.indexed import TRANSFORMED_MAX, Probe, project
+from metaserver.planner.indexed import Probe
+from metaserver.planner.projected import TRANSFORMED_MAX, project
 from metaserver.planner.request import ScanRequest
 from metaserver.planner.selection import Selection
 from metaserver.planner.view import TableView
