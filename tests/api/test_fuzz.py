@@ -114,7 +114,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 def _campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examples: int, *, conform: bool) -> None:
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),

@@ -201,7 +201,6 @@ def _campaign(server: Seamark, examples: int) -> None:
 
         @settings(
             max_examples=examples,
-            deadline=None,
             database=None,
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),

@@ -120,7 +120,6 @@ def test_a_bound_leaves_out_no_file_that_has_the_value(tmp_path: Path, kind: str
 
     @settings(
         max_examples=20,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(typed.columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
@@ -231,7 +230,6 @@ def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]
     return lower[1].decode(), upper[1].decode(), lower[2], upper[2]
 
 
-@settings(deadline=None)
 @given(st.text(max_size=6) | st.text("\ud7ff\ue000\U0010ffff\uffffa", max_size=5), st.integers(1, 4))
 def test_a_text_cut_short_is_a_bound(text: str, length: int) -> None:
     assert lower_bound("string", text, length) <= text
@@ -244,7 +242,6 @@ def test_a_text_cut_short_is_a_bound(text: str, length: int) -> None:
         assert len(above) <= max(length, len(text) if len(text) <= length else length)
 
 
-@settings(deadline=None)
 @given(
     st.binary(max_size=6) | st.text("\xff\xfe", max_size=5).map(lambda text: text.encode("latin1")), st.integers(1, 4)
 )

@@ -35,7 +35,7 @@ def results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> li
 
 @pytest.mark.parametrize(("transform", "kind"), PAIRS)
 def test_a_column_is_transformed_as_each_of_its_values_is(transform: str, kind: str) -> None:
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
     @given(typed.columns(kind), st.integers(0, 40))
     def judge(values: list[Any], split: int) -> None:
         parts = [typed.array(kind, part) for part in (values[:split], values[split:])]

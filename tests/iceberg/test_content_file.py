@@ -20,7 +20,7 @@ from tests.iceberg.content_files import STATISTICS, Case, comparable, replaced
 MODELS = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([1, 2, 3]))
 def test_files_come_back_from_their_json(seed: int, version: int) -> None:
     case = Case(seed, version)
@@ -32,7 +32,7 @@ def test_files_come_back_from_their_json(seed: int, version: int) -> None:
         assert replaced(found, partition=()) == replaced(file, partition=()), case
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([2, 3]), content=st.sampled_from([0, 1, 2]))
 def test_pyiceberg_reads_the_json(seed: int, version: int, content: int) -> None:
     case = Case(seed, version)
@@ -248,7 +248,7 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     sound=st.sampled_from([DATA, EQUALITY, POSITION, VECTOR]),
     version=st.sampled_from([1, 2, 3]),

@@ -116,7 +116,7 @@ def mutated(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
     return document
 
 
-FUZZ = settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=250, suppress_health_check=list(HealthCheck))
 BASES: list[TableMetadata | None] = [None, *(with_snapshots(table(number), 1, 2) for number in (1, 2, 3))]
 
 

@@ -146,7 +146,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     codec=st.sampled_from(["null", "deflate"]),  # fastavro has no other without libraries that nothing else needs
     prefix=st.sampled_from(["", "other_"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, codec: str, prefix: str) -> None:
     data = any_manifest(random.Random(seed), version, codec, prefix)
     decoded = decode_manifest(data, "m.avro")

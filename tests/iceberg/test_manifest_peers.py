@@ -36,7 +36,7 @@ PARTITION_TYPES = {
 """What PyIceberg makes of a partition value; its decoder rounds doubles to floats (0.12)."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=SEEDS, version=VERSIONS)
 def test_pyiceberg_reads_what_we_write(seed: int, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     case = Case(seed, version, avoided=cases.UNREADABLE_BY_PYICEBERG)

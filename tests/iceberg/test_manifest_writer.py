@@ -65,7 +65,7 @@ def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000)
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=SEEDS, version=VERSIONS)
 def test_entries_are_read_as_they_were_written_with_what_they_inherit(seed: int, version: int) -> None:
     case = Case(seed, version)
@@ -81,7 +81,7 @@ def test_entries_are_read_as_they_were_written_with_what_they_inherit(seed: int,
             assert same(ours, theirs), f"{case}\n{ours}\n{theirs}"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=SEEDS, version=VERSIONS)
 def test_a_manifest_is_described_by_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
@@ -121,7 +121,7 @@ def plain(summary: FieldSummary) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=SEEDS, version=VERSIONS)
 def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     """Fields in any order, left out, or with plain types, as the planner's tests write them."""
@@ -184,7 +184,7 @@ def theirs(case: Case, file: ContentFile) -> SimpleNamespace:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=SEEDS)
 def test_partition_values_come_in_the_type_that_their_column_was_promoted_to(seed: int) -> None:
     case = Case(seed, 3)
@@ -450,7 +450,7 @@ def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> Non
         read_entries(made.data, manifest, other.metadata)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 50), version=VERSIONS, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_a_damaged_manifest_is_corrupt_or_reads(seed: int, version: int, at: float, byte: int) -> None:
     """Packed blocks have checksums only where the codec has them; what is left must be entries, or an error."""

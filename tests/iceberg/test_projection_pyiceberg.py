@@ -140,7 +140,7 @@ def drawn_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tu
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_partition_is_kept_that_pyiceberg_skips(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
@@ -154,7 +154,7 @@ def test_no_partition_is_kept_that_pyiceberg_skips(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_predicate_remains_that_pyicebergs_residual_decides(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}

@@ -151,7 +151,7 @@ def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_every_commit_gives_what_pyiceberg_gives(version: int, data: st.DataObject) -> None:
     m = table(version)

@@ -192,7 +192,7 @@ def test_a_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: 
 DATA = encode_table(rich(2))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
 def test_a_flipped_byte_is_corrupt_or_still_consistent(position: int, byte: int) -> None:
     damaged = DATA[:position] + bytes([byte]) + DATA[position + 1 :]

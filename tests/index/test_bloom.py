@@ -53,7 +53,7 @@ def random_files(seed: int, sizes: list[int]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_file_that_has_a_value_is_never_ruled_out(kind: str, data: st.DataObject) -> None:
     files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
     blob = blob_of([build(keys_of(arrow_of(kind, values), kind)) for values in files])
@@ -117,7 +117,7 @@ def test_keys_that_come_again_and_again_take_no_room() -> None:
     hashes=st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 3), st.just(2**64 - 1)), max_size=300),
     again=st.integers(1, 40),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_distinct_hashes_are_each_there_once(hashes: list[int], again: int) -> None:
     found = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
     assert sorted(found) == sorted(set(hashes))

@@ -142,7 +142,7 @@ def layouts(array: pa.Array) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_keys_are_the_values_of_each_row_in_every_layout(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=150))
     for name, array in layouts(arrow_of(kind, values)).items():
@@ -154,7 +154,7 @@ def test_keys_are_the_values_of_each_row_in_every_layout(kind: str, data: st.Dat
 
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_key_of_a_literal_is_the_key_of_the_value_in_a_column_and_keeps_its_order(
     kind: str, data: st.DataObject
 ) -> None:
@@ -317,7 +317,7 @@ def within(key: Any, one: KeyRange) -> bool:
 
 @pytest.mark.parametrize("kind", ["long", "string"])
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ranges_hold_the_keys_between_their_bounds_however_they_are_asked(kind: str, data: st.DataObject) -> None:
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
     given_ranges = data.draw(ascending(keys))

@@ -85,7 +85,7 @@ def packed_bounds(kind: str, values: list[Value | None], *, absent_low: bool) ->
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_value_and_every_gap_comes_back(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
@@ -105,7 +105,7 @@ def test_every_value_and_every_gap_comes_back(kind: str, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_keys_order_as_values_do(kind: str, data: st.DataObject) -> None:
     one, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
@@ -283,7 +283,7 @@ COUNT = st.one_of(st.none(), st.sampled_from([0, 1, 5, -1, 2**40]))
 """What a file says of a column; no count is negative."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_manifest_of_columns_comes_back(data: st.DataObject) -> None:
     """All kinds side by side, each column with rows that it leaves out: nothing runs over into its neighbour."""

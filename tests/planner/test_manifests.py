@@ -81,7 +81,7 @@ PARTITIONS = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(expression=expressions(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
 def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
     expression: Expression, partitions: list[Mapping[int, Any]], javas: bool, terse: bool
@@ -95,7 +95,7 @@ def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
             assert is_needed(expression, *summaries)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
 def test_a_manifest_without_a_value_that_the_summary_allows_is_not_needed(data: st.DataObject, kind: str) -> None:
     """Comparisons, equality and lists of one field: needed exactly when something from its least to its greatest
