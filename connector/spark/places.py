@@ -18,6 +18,7 @@ from typing import NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from connector.plans.quoting import backquoted
 from connector.plans.splicing import Replacement, splice
 from connector.spark.catalyst import Catalyst, Node, items
 
@@ -111,7 +112,7 @@ def marked(text: str, found: Sequence[Place]) -> str:
     new = []
     for number, place in enumerate(found):
         new.append(Replacement(place.start, place.start, "("))
-        new.append(Replacement(place.after, place.after, f" AS {quoted(f'{_MARK}{number}')}){_alias(place)}"))
+        new.append(Replacement(place.after, place.after, f" AS {backquoted(f'{_MARK}{number}')}){_alias(place)}"))
     return splice(text, new)
 
 
@@ -124,14 +125,10 @@ def renamed(text: str, names: Mapping[Place, tuple[str, ...]]) -> str:
     """Each place with the name of another table, catalog first."""
     new = []
     for place, name in names.items():
-        new.append(Replacement(place.start, place.end, ".".join(map(quoted, name))))
+        new.append(Replacement(place.start, place.end, ".".join(map(backquoted, name))))
         new.append(Replacement(place.after, place.after, _alias(place)))
     return splice(text, new)
 
 
 def _alias(place: Place) -> str:
-    return "" if place.alias is None else f" AS {quoted(place.alias)}"
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return "" if place.alias is None else f" AS {backquoted(place.alias)}"

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from connector.client import CURRENT, At, SeamarkClient, split_name
 from connector.errors import BadRequest
 from connector.planning import OpenTable, open_table
+from connector.plans.quoting import backquoted
 from connector.reading import bound_filter
 from connector.spark.choosing import found_by
-from connector.spark.places import quoted
 from connector.spark.source import register
 from metaserver.iceberg.expressions import predicates_of
 
@@ -152,9 +152,9 @@ def read(
         if at.as_of_ms is not None and opened is not None:
             version = opened.snapshot_id
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
-        found = reader.table(".".join(map(quoted, (name, *levels))))
+        found = reader.table(".".join(map(backquoted, (name, *levels))))
         found = found if where is None else found.where(where)
-    return found if columns is None else found.select(*map(quoted, columns))
+    return found if columns is None else found.select(*map(backquoted, columns))
 
 
 def _spelt(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:

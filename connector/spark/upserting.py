@@ -34,7 +34,6 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyroaring import BitMap64
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
 
 from connector.buckets import bucket_fields
@@ -45,6 +44,7 @@ from connector.locating import SCAN, Found, hashes_of, key_fields, record_index
 from connector.parquet.casting import Unwritable
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, open_table
+from connector.plans.quoting import backquoted
 from connector.reading import bound_filter
 from connector.rewriting import rewritten
 from connector.row_commits import ATTEMPTS, Change, Report, committed
@@ -139,7 +139,7 @@ def change(
     if asked.way == EQUALITY:
         check_table(opened, target_of(opened.metadata, opened.storage), asked.keys)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    wanted = df.select(*(sf.col(f"`{name.replace('`', '``')}`") for name in needed))
+    wanted = df.select(*map(backquoted, needed))
     given = None if _copies_much(opened, asked, 1) else _collected(wanted, driver_rows)
     if given is None or _copies_much(opened, asked, given.num_rows):
         with _evaluated_once(wanted) as held:

@@ -36,6 +36,7 @@ from pyspark.sql import types as spark_types
 from connector.client import Name, SeamarkClient
 from connector.commits import producer_named
 from connector.parquet.casting import conform
+from connector.plans.quoting import backquoted
 from connector.row_commits import ATTEMPTS, Report
 from connector.spark.results import RESULT, result_of, told_by
 from connector.spark.upserting import DRIVER_ROWS, Asked, change
@@ -271,7 +272,7 @@ def _quoted(column: TableColumn, target: WriteTarget) -> str:
         parent = None if at.parent is None else target.schema.column(at.parent)
         names.append(at.name if parent is None else at.name.removeprefix(f"{parent.name}."))
         if parent is None:
-            return ".".join(f"`{name.replace('`', '``')}`" for name in reversed(names))
+            return ".".join(map(backquoted, reversed(names)))
         at = parent
 
 
