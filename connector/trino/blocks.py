@@ -56,6 +56,14 @@ def _sources(tree: Tree) -> frozenset[int]:
     return frozenset({tree}) if isinstance(tree, int) else _sources(tree.left) | _sources(tree.right)
 
 
+def _inner(tree: Tree) -> tuple[list[Tree], list[Joined]]:
+    """What is joined by inner joins alone, and these joins."""
+    if isinstance(tree, int) or tree.keeps_left or tree.keeps_right:
+        return [tree], []
+    (left, of_left), (right, of_right) = _inner(tree.left), _inner(tree.right)
+    return [*left, *right], [*of_left, *of_right, tree]
+
+
 @dataclass
 class Source:
     """`name`: by which its columns are qualified."""
@@ -128,7 +136,27 @@ class Block:
         if isinstance(tree, int):
             alone = _restricted(wanted, frozenset({tree}))
             self.sources[tree].result.ask(moved(alone, lambda place: (0, place[1])))
-            return
+        elif tree.keeps_left or tree.keeps_right:
+            self._ask_outer(tree, wanted)
+        else:
+            self._ask_inner(tree, wanted)
+
+    def _ask_inner(self, tree: Joined, wanted: Condition | None) -> None:
+        """Of inner joins of inner joins a row has met every ON: all are read as one, however many tables are joined."""
+        sides, joins = _inner(tree)
+        equal = [one for join in joins for one in (*self._equals(join.on), *self._merges(join))]
+        ons = [self._held(join.on, []) for join in joins]
+        held = self._implied(all_of([wanted, *ons, *self._partners(equal)]), equal)
+        number_of = {source: number for number, side in enumerate(sides) for source in _sources(side)}
+        asked: list[list[Condition | None]] = [[] for _ in sides]
+        for part in held.parts if isinstance(held, All) else () if held is None else (held,):
+            numbers = {number_of[source] for source, _ in places_of(part) if source in number_of}
+            for number in numbers:
+                asked[number].append(part)
+        for side, parts in zip(sides, asked, strict=True):
+            self._ask(side, _restricted(all_of(parts), _sources(side)))
+
+    def _ask_outer(self, tree: Joined, wanted: Condition | None) -> None:
         equal = [*self._equals(tree.on), *self._merges(tree)]
         on = self._held(tree.on, equal)
         left, right = _sources(tree.left), _sources(tree.right)

@@ -97,7 +97,10 @@ def test_scans_that_are_joined_have_each_other() -> None:
             "WHERE f.s_day = x.day AND f.s_item = x.k",
             ["s_day=days.day", "s_item=days.s_item"],
         ),
-        ("SELECT * FROM items JOIN days ON s_item = i_key JOIN sales USING (s_item)", ["s_item=days.s_item"]),
+        (
+            "SELECT * FROM items JOIN days ON s_item = i_key JOIN sales USING (s_item)",
+            ["s_item=days.s_item", "s_item=items.i_key"],
+        ),
         ("SELECT * FROM days a RIGHT JOIN days b USING (s_item) JOIN sales USING (s_item)", ["s_item=days.s_item"]),
         ("SELECT * FROM days a FULL JOIN days b USING (s_item) JOIN sales USING (s_item)", []),
         # What is between counts or orders the rows that are to be left out.
