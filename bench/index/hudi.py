@@ -12,13 +12,10 @@ Hudi's answer by SQL has the rows themselves, ours has file and position: `files
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.hudi import Peer, session
 from bench.report import OURS, Report, Row
 from connector.building import InProcess, build
 from connector.indexes import IndexClient
@@ -36,14 +34,11 @@ from metaserver.index.hashing import hash_rows
 from metaserver.index.index_file import open_index_file
 from metaserver.index.keys import keys_of
 from metaserver.index.record import Record
-from tests.services.java import java_17
-from tests.services.process import CACHE, ServiceFailed
 from tests.services.seamark import Seamark
 
 KEYS, QUICK_KEYS = 1_000_000, 20_000
 FILES = 10
 BATCHES = (1, 10_000)
-HUDI = CACHE / "hudi"
 TABLE, INDEX = "bench.t", "keys"
 SQL, READER, OPENED, JOB = "hudi-sql", "hudi-reader", "hudi-reader-open", "hudi-empty-query"
 WAYS = {SQL: "sql", READER: "index", OPENED: "opened", JOB: "job"}
@@ -52,59 +47,6 @@ HTTP, DIRECT = "over HTTP", "in process"
 
 class AnswersDiffer(Exception):
     """Somebody has not found each key once."""
-
-
-class Hudi:
-    """A running peer, its table written and indexed; `made` says how."""
-
-    def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
-        self._child, self._log = child, log
-        self.made = self._answer()
-
-    def ask(self, way: str, keys: list[str]) -> dict[str, Any]:
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps({"way": way, "keys": keys}) + "\n")
-        self._child.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._child.stdout is not None
-        line = self._child.stdout.readline()
-        if not line:
-            code = self._child.wait()
-            raise ServiceFailed(f"Hudi's session ended with {code}\n{self._log.read_text()[-4000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-@contextmanager
-def hudi(folder: Path, rows: Path) -> Iterator[Hudi]:
-    """Ends with the block."""
-    python, jars = HUDI / "venv" / "bin" / "python", sorted((HUDI / "jars").glob("hudi-spark3.5-bundle_*.jar"))
-    if not python.exists() or not jars:
-        raise ServiceFailed("no Hudi below .cache/hudi: run `make hudi`")
-    folder.mkdir()
-    log = folder / "hudi.log"
-    home = str(Path(java_17()).resolve().parents[1])
-    env = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")}
-    env |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "JAVA_HOME": home}
-    argv = [str(python), str(Path(__file__).with_name("hudi_peer.py")), str(jars[-1]), str(folder), str(rows)]
-    with log.open("wb") as errors:
-        child = subprocess.Popen(
-            [*argv, str(FILES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env
-        )
-    try:
-        yield Hudi(child, log)
-    finally:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.close()  # it ends by itself, and its JVM with it
-        try:
-            child.wait(30)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        child.stdout.close()
 
 
 class Ours:
@@ -149,11 +91,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     pq.write_table(table, rows)
     with (
         Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server,
-        hudi(folder / "hudi", rows) as peer,
+        session("bench.index.hudi_peer", folder / "hudi", str(rows), str(FILES)) as peer,
         closing(IndexClient(server.base_url)) as client,
     ):
+        made = peer.answer()  # written and indexed
         ours = Ours(client, table)
-        _sizes(report, ours, peer, count)
+        _sizes(report, ours, made, count)
         for batch in BATCHES:
             _asked(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
     report.notes += [
@@ -161,19 +104,19 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         f"{JOB}: a SQL query of nothing, the least that any query of this session costs; {SQL} has it in it.",
         f"{SQL}: column and partition statistics are off; with them a list of 10,000 keys is planned for minutes.",
         f"{READER} opens the metadata table for each question, as a query has to; {OPENED} keeps it.",
-        f"Hudi's index is {peer.made['index_files']} files, as CREATE INDEX made them; its data were written before.",
+        f"Hudi's index is {made['index_files']} files, as CREATE INDEX made them; its data were written before.",
     ]
     return report
 
 
-def _sizes(report: Report, ours: Ours, peer: Hudi, count: int) -> None:
-    built = {OURS: ours.seconds, SQL: peer.made["seconds"]}
-    sizes = {OURS: ours.index.size_bytes / count, SQL: peer.made["index_bytes"] / count}
+def _sizes(report: Report, ours: Ours, made: dict[str, Any], count: int) -> None:
+    built = {OURS: ours.seconds, SQL: made["seconds"]}
+    sizes = {OURS: ours.index.size_bytes / count, SQL: made["index_bytes"] / count}
     report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 
-def _asked(report: Report, ours: Ours, peer: Hudi, draws: list[npt.NDArray[Any]]) -> None:
+def _asked(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
     """The first draw warms everybody up and is not counted."""
     took: dict[str, list[float]] = {}
     read = []
@@ -185,7 +128,7 @@ def _asked(report: Report, ours: Ours, peer: Hudi, draws: list[npt.NDArray[Any]]
             took.setdefault(name, []).append((time.perf_counter() - started) * 1000)
             _held(name, found, len(drawn))
         for name, way in WAYS.items():
-            answer = peer.ask(way, drawn.tolist())
+            answer = peer.ask(way=way, keys=drawn.tolist())
             took.setdefault(name, []).append(answer["seconds"] * 1000)
             if name != JOB:
                 _held(name, answer["found"], len(drawn))

@@ -23,8 +23,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from bench import hudi
 from bench.report import OURS, Report, Row
-from bench.writing import ageing, hudi
+from bench.writing import ageing
+from bench.writing.hudi import HudiWriter
 from bench.writing.merge import TUNINGS, MergeWriter, Tuning, hadoop_catalog
 from bench.writing.session import Lake, lake
 from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED, Batch, Batches, base
@@ -129,7 +131,9 @@ async def run(
     with ExitStack() as running:
         made = running.enter_context(lake(folder, plan.bases))
         hadoop_catalog(made.spark, folder / "hadoop")
-        peer = running.enter_context(hudi.session(folder / "hudi")) if hudi.is_there() else None
+        peer = (
+            running.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
+        )
         tuned: dict[str, Tuning] = {}
         tables: dict[int, list[Turns]] = {}
         drawn = {rows: Batches(rows, folder) for rows in sizes}
@@ -230,7 +234,7 @@ def _merged(spark: SparkSession, tuning: Tuning, rows: int, number: int, warehou
 def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[Turns]:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
         found = base(rows, BUCKETED, bases=plan.bases)
-        writer = hudi.HudiWriter(HUDI, found, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
+        writer = HudiWriter(HUDI, found, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
         yield Turns(writer, mode, HUDI, plan.warm, plan.rounds)
 
 

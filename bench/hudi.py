@@ -1,0 +1,79 @@
+"""Hudi 1.2 on PySpark 3.5 in `local[2]`, as a process of its own (`make hudi` fetches both): lines of JSON go in, an
+answer comes out for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.services.java import java_17
+from tests.services.process import CACHE, REPO, ServiceFailed
+
+_HOME = CACHE / "hudi"
+_PYTHON = _HOME / "venv" / "bin" / "python"
+
+
+class Peer:
+    """A running session. What it is asked it answers before anything else happens."""
+
+    def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
+        self._child, self._log = child, log
+
+    def ask(self, **asked: Any) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(asked) + "\n")
+        self._child.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next one, also where it says something without being asked."""
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            code = self._child.wait()
+            raise ServiceFailed(f"Hudi's session ended with {code}\n{self._log.read_text()[-4000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def is_there() -> bool:
+    return _PYTHON.exists() and bool(_jars())
+
+
+def _jars() -> list[Path]:
+    return sorted((_HOME / "jars").glob("hudi-spark3.5-bundle_*.jar"))
+
+
+@contextmanager
+def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
+    """`module`, run with Hudi's jar, a folder for scratch, and what else it wants to be told. Ends with the block."""
+    if not is_there():
+        raise ServiceFailed("no Hudi below .cache/hudi: run `make hudi`")
+    folder.mkdir(exist_ok=True)
+    log = folder / "hudi.log"
+    home = str(Path(java_17()).resolve().parents[1])
+    env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    env |= {"PYSPARK_PYTHON": str(_PYTHON), "PYSPARK_DRIVER_PYTHON": str(_PYTHON), "JAVA_HOME": home}
+    env["PYTHONPATH"] = str(REPO)
+    argv = [str(_PYTHON), "-m", module, str(_jars()[-1]), str(folder), *more]
+    with log.open("wb") as errors:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, cwd=folder
+        )
+    try:
+        yield Peer(child, log)
+    finally:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()  # it ends by itself, and its JVM with it
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        child.stdout.close()
