@@ -342,6 +342,9 @@ async def _sample(parts: Parts) -> None:
         metrics.plan_bytes.set(planner.live_bytes + planner.added_bytes)
         metrics.plan_decoded.set(planner.decoded)
         metrics.plan_hits.set(planner.plan_hits)
+        indexes = parts.indexes.stats().memory
+        metrics.index_bytes.set(indexes.used_bytes)
+        metrics.index_evictions.set(indexes.evictions)
         cache = parts.catalog.documents.cache.stats()
         metrics.cache_bytes.set(cache.used_bytes)
         metrics.cache_hits.set(cache.hits)

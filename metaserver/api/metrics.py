@@ -114,6 +114,10 @@ class Metrics:
         )
         self.plan_decoded = self._gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
         self.plan_hits = self._gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
+        self.index_bytes = self._gauge("seamark_index_memory_bytes", "What opened index files count for.")
+        self.index_evictions = self._gauge(
+            "seamark_index_evictions", "Opened index files that were let go for others, since start."
+        )
         self._answered: dict[tuple[str, int], int] = {}
         self._took: dict[str, _Times] = {}
         self._planned = [0, 0, 0, 0.0]

@@ -31,6 +31,8 @@ from metaserver.errors import RetryLater
 from metaserver.server import housekeeping_round
 from metaserver.settings import Settings
 from metaserver.store.port import CreateEntry, DropEntry, DroppedEntry, Entry, EntryKind
+from tests.api.client import Api
+from tests.api.test_lookups import ask, two_files
 from tests.server.rig import Running, running
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
@@ -77,6 +79,20 @@ async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pyt
             assert name in found
         await server.record()
         await poll
+
+
+async def test_what_opened_indexes_count_for_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    async with running(tmp_path) as server:
+        assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
+        api = Api(server)
+        stored, files = await two_files(api)
+        await stored.index("keys", "record", ["id"], files)
+        assert (await ask(api, [105]))["complete"]
+        async with asyncio.timeout(30):
+            while (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0:
+                await asyncio.sleep(0.02)
+        assert (await scrape(server))["seamark_index_evictions{}"] == 0
 
 
 async def test_a_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
