@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--talked", type=int, help="instead of 100,000")
     parser.add_argument("--scale", type=float, help="instead of 1")
     parser.add_argument("--files", type=int, help="instead of 1,000")
-    parser.add_argument("--rounds", type=int, help="instead of 3")
+    parser.add_argument("--rounds", type=int, help="instead of 3, or 5")
     chosen = parser.parse_args()
     taken = {"overhead": ("statements", "talked"), "ssb": ("scale", "files", "rounds"), "ssb_large": ("rounds",)}
     options = {
