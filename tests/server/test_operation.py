@@ -88,7 +88,7 @@ async def test_what_opened_indexes_count_for_is_shown(tmp_path: Path, monkeypatc
         api = Api(server)
         stored, files = await two_files(api)
         await stored.index("keys", "record", ["id"], files)
-        assert (await ask(api, [105]))["complete"]
+        assert (await ask(api, [105], index="keys"))["complete"]
         async with asyncio.timeout(30):
             while (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0:
                 await asyncio.sleep(0.02)
