@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from connector.client import At, Name, SeamarkClient
-from connector.commits import back_off, producer_named
+from connector.commits import Producer, back_off, producer_named
 from connector.deleting import WrittenDeletes
 from connector.errors import BadRequest, Conflict, Refused
 from connector.planning import OpenTable, in_sql, open_table
@@ -102,7 +102,7 @@ def committed(
     prepared: Callable[[OpenTable, WriteTarget], Change],
     *,
     branch: str,
-    producer: tuple[str, int] | None,
+    producer: Producer | None,
     summary: Mapping[str, str] | None,
     attempts: int,
 ) -> Report:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from connector.client import Name, SeamarkClient
+from connector.commits import Producer
 from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.latest import Batch, Rank, batch_of, column_of, latest
@@ -67,7 +68,7 @@ def upsert(
     mode: str | None = None,
     way: str | None = None,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
 ) -> Report:
@@ -108,7 +109,7 @@ def delete(
     mode: str | None = None,
     way: str | None = None,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
 ) -> Report:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from connector.client import Name, SeamarkClient
-from connector.commits import CommitClient, producer_named
+from connector.commits import CommitClient, Producer, producer_named
 from connector.errors import Refused
 from connector.indexing import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
 from connector.parquet.casting import Unwritable, conform
@@ -378,7 +378,7 @@ class Destination:
         client: SeamarkClient,
         written: WrittenFiles,
         *,
-        producer: tuple[str, int] | None = None,
+        producer: Producer | None = None,
         summary: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
         """The commit's answer; None where there is nothing to do. See `commit`."""
@@ -430,7 +430,7 @@ def append(
     rows: Rows,
     *,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
     """Adds rows, with one commit, whose answer it is (docs/reference/openapi.json); None where there are no rows.
@@ -449,7 +449,7 @@ def overwrite(
     *,
     where: str | Mapping[str, Any] | bool = True,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
     """Puts rows in the place of those that a predicate holds, in SQL or as an Iceberg expression in JSON; of all by
@@ -463,7 +463,7 @@ def overwrite_partitions(
     rows: Rows,
     *,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
     """Puts rows in the place of all rows of the partitions that they are of. Otherwise as `append`."""
@@ -474,7 +474,7 @@ def _written(
     client: SeamarkClient,
     rows: Rows,
     into: Destination,
-    producer: tuple[str, int] | None,
+    producer: Producer | None,
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
     producer_named(producer)

@@ -27,6 +27,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from connector.client import SeamarkClient
+from connector.commits import Producer
 from connector.errors import BadRequest
 from connector.spark.options import flag, server_of
 from connector.spark.writing import decoded, encoded
@@ -126,7 +127,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing: see above."""
 
-    def _check_last(self, producer: tuple[str, int], snapshot_id: int | None) -> None:
+    def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
         """BadRequest unless the batch that was committed before is the last. Of the last the snapshot is known."""
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)

@@ -38,6 +38,7 @@ from pyspark.sql import types as spark_types
 
 from connector.buckets import bucket_fields
 from connector.client import At, Name, SeamarkClient
+from connector.commits import Producer
 from connector.deleting import WrittenDeletes
 from connector.latest import Batch, batch_of, column_of, refuse_nulls
 from connector.locating import SCAN, Found, hashes_of, key_fields, record_index
@@ -124,7 +125,7 @@ def change(
     asked: Asked,
     *,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,

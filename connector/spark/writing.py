@@ -34,7 +34,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
 
 from connector.client import Name, SeamarkClient
-from connector.commits import producer_named
+from connector.commits import Producer, producer_named
 from connector.parquet.casting import conform
 from connector.plans.quoting import backquoted
 from connector.row_commits import ATTEMPTS, Report
@@ -97,7 +97,7 @@ def write(
     where: str | Mapping[str, Any] | bool = True,
     distribution: str | None = None,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> WriteReport: ...
 
@@ -118,7 +118,7 @@ def write(
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> Report: ...
 
@@ -131,7 +131,7 @@ def write(
     client: SeamarkClient | None = None,
     mode: str = APPEND,
     branch: str = MAIN,
-    producer: tuple[str, int] | None = None,
+    producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
     **how: Any,
 ) -> WriteReport | Report:
