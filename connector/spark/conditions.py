@@ -20,6 +20,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from connector.plans.quoting import quoted_name, quoted_text
+from connector.plans.zones import is_utc
 from connector.spark.catalyst import Catalyst, Node, items
 
 TEXT_MAX = 100_000
@@ -40,7 +41,6 @@ SAME_TYPES = {
 }
 """Of Iceberg's types those that mean to Spark what they mean to the catalog, and Spark's names for them. Not uuid,
 which is text to Spark, nor fixed, which is of any length."""
-UTC_ZONES = ("UTC", "Etc/UTC", "Z", "GMT", "+00:00")
 _COMPARED = {
     "EqualTo": "=",
     "LessThan": "<",
@@ -216,7 +216,7 @@ class _Reading:
         if column is None or column.kind not in ("timestamp", "timestamp_ntz"):
             return None
         zone = node.timeZoneId()
-        if column.kind == "timestamp" and (zone.isEmpty() or zone.get() not in UTC_ZONES):
+        if column.kind == "timestamp" and (zone.isEmpty() or not is_utc(zone.get())):
             return None
         return column
 

@@ -18,6 +18,7 @@ from connector.client import CURRENT, At, SeamarkClient, split_name
 from connector.errors import BadRequest
 from connector.planning import OpenTable, open_table
 from connector.plans.quoting import backquoted
+from connector.plans.zones import is_utc
 from connector.reading import bound_filter
 from connector.spark.choosing import found_by
 from connector.spark.source import register
@@ -173,7 +174,7 @@ def _suits_ours(spark: SparkSession, client: SeamarkClient, opened: OpenTable, w
         bound = bound_filter(where, opened)
     except BadRequest:  # which Spark may know better
         return False
-    in_utc = spark.conf.get("spark.sql.session.timeZone") in ("UTC", "Etc/UTC", "Z")
+    in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(one.kind.startswith("timestamp") for one in predicates_of(bound)):
         return False  # texts are times of another zone to Spark
     return found_by(client, opened, bound).suits_ours

@@ -11,6 +11,8 @@ from urllib.parse import quote_plus, unquote_plus
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from connector.plans.zones import is_utc
+
 OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"
 """In `X-Trino-Client-Tags`, for clients that set tags and no headers of their own: Trino's CLI, its JDBC driver."""
@@ -19,7 +21,6 @@ _WHO = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization"
 _PREPARED = "X-Trino-Prepared-Statement"
 _COMPRESSED = "$zstd:"
 """Before the texts of long prepared statements, which are left as they are."""
-_UTC = frozenset(("utc", "z", "etc/utc", "gmt", "etc/gmt", "+00:00"))
 _ZONE_PROPERTY = re.compile(r"(?:^|,)\s*time_zone_id\s*=", re.IGNORECASE)
 
 
@@ -44,7 +45,7 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
     return Session(
         catalog=headers.get("X-Trino-Catalog", "").strip().lower(),
         schema=headers.get("X-Trino-Schema", "").strip().lower(),
-        utc=headers.get("X-Trino-Time-Zone", "").strip().lower() in _UTC and not zoned,
+        utc=is_utc(headers.get("X-Trino-Time-Zone", "")) and not zoned,
         in_transaction=transaction.upper() not in ("", "NONE"),
         off=headers.get(OFF_HEADER, "").strip().lower() == "off" or OFF_TAG in (tag.strip() for tag in tags),
         prepared={name: text for name, text in _prepared(headers) if not text.startswith(_COMPRESSED)},
