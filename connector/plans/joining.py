@@ -31,8 +31,9 @@ class Place:
     scan: Scan
     catalog: str
     table: Name
-    within: int = 0
-    """Which view's text it stands in (`viewing.py`); 0: the statement's."""
+    within: tuple[int, ...] = ()
+    """Which view's text it stands in (`viewing.py`), by the numbers of the scans on the way there; none: the
+    statement's."""
 
     @property
     def read(self) -> tuple[str, Name, int | None]:

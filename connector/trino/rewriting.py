@@ -19,7 +19,6 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 from urllib.parse import quote
 
 import structlog
@@ -39,7 +38,7 @@ from connector.trino.queries import Names
 from connector.trino.reading import Reader, Reading, Text
 from connector.trino.scans import replacement
 from connector.trino.sessions import Session, is_hinted_off
-from connector.trino.viewing import Looked, Views
+from connector.trino.viewing import Seen, Views
 from metaserver.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
@@ -60,7 +59,6 @@ _EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
 _NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """In names of Trino's own: of system tables, and of what is a plan already."""
 _log = structlog.get_logger("seamark.trino-proxy")
-Tables: TypeAlias = Mapping[Names, Known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Rewriting:
     files: int = 0
     considered_files: int = 0
     plans: Sequence[Name] = ()
-    """The plan tables that `statement` reads."""
+    """The plan tables and plan views that `statement` reads."""
     depends_on_data: bool = False
     """`told` does: it is for those alone who may read the tables."""
     who: int = 0
@@ -110,7 +108,7 @@ class Rewriter:
         self._denied: MemoryCache[int, Breaker] = MemoryCache(_DENIED_BYTES)
         """Of who may not read them, by sender: what one may not, others may."""
         self._reader = Reader()
-        self._views = Views(seamark, self._reader)
+        self._views = Views(seamark, self._reader, self._named)
         self._vain: MemoryCache[tuple[Text, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
         """Until when not to ask about a statement, on the loop's clock, by its text, catalog and schema."""
 
@@ -180,41 +178,48 @@ class Rewriter:
             return Rewriting(None, "unchanged; Seamark failed lately")
         asking = Asking(self._server, self._limits.kept_max, until_s)
         done = await self._asked(text, session, asking, until_s)
-        if asking.missing and not asking.has_failed() and await self._views.learn(asking.missing, asking):
-            return await self._asked(text, session, Asking(self._server, self._limits.kept_max, until_s), until_s)
+        if asking.missing and not asking.has_failed():
+            try:
+                learned = await self._views.learn(asking.missing, asking, until_s)
+            except TimeoutError:
+                return done  # what has been learned serves the next one
+            if learned:
+                return await self._asked(text, session, Asking(self._server, self._limits.kept_max, until_s), until_s)
         return done
 
     async def _asked(self, text: Text, session: Session, asking: Asking, until_s: float) -> Rewriting:
         try:
-            reading, known, views = await self._reading(text, session, asking, until_s)
+            reading, known, seen = await self._reading(text, session, asking, until_s)
             found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: place for number, place in found.items() if place is not None}
-            looked = [
-                await self._looked(number, numbered.pop(number, None), *views[names], text, until_s)
-                for number, scan in enumerate(reading.scans)
-                if (names := (scan.catalog, scan.schema, scan.table)) in views
-            ]
+            tables = {number: place for number, place in numbered.items() if place.table not in seen.views}
+            # A view's past is nothing that Trino would read.
+            views = {
+                number: place
+                for number, place in numbered.items()
+                if place.table in seen.views and place.scan.version_span is None
+            }
+            looked = await self._views.look(views, seen, until_s, utc=text.utc)
         except TimeoutError:
             return Rewriting(None, "unchanged; not read in time")
         if asking.has_failed():
             self._seamark.failed()
             return Rewriting(None, f"unchanged; {asking.why}")
-        into = [one for one in looked if one is not None]
-        places = [*numbered.values(), *(place for one in into for place in one.places)]
+        places = [*tables.values(), *(place for one in looked for place in one.tables)]
         if not any(place.scan.predicate is not None for place in places):
             return Rewriting(None, "unchanged; no scan that could leave files out")
-        if len(places) > SCANS_MAX:
+        if len(places) + len(looked) > SCANS_MAX:
             return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
         denied = self._denied.get(session.who)
         if denied is not None and not denied.may_ask():
             return Rewriting(None, "unchanged; its sender may not read plan tables, as of lately")
         if not self._trino.may_ask():
             return Rewriting(None, "unchanged; Trino failed lately to read plan tables")
-        partners = joining.partners(numbered, known)
-        for one in into:
+        partners = joining.partners(tables, known)
+        for one in looked:
             partners |= one.partners
         plans = await asking.plans(places, partners)
-        over, plans = await self._views.plan_views(into, plans, places, partners, asking)
+        over, plans = await self._views.plan_views(looked, plans, places, partners, asking)
         if asking.has_failed():
             self._seamark.failed()
         else:
@@ -236,43 +241,17 @@ class Rewriter:
 
     async def _reading(
         self, text: Text, session: Session, asking: Asking, until_s: float
-    ) -> tuple[Reading, dict[Names, Known], dict[Names, tuple[View, Tables]]]:
+    ) -> tuple[Reading, dict[Names, Known], Seen]:
         """With the columns of the tables, where they could tell more than the text alone; and the views that it names,
-        each with the tables behind it."""
+        with what is behind them."""
         plain = await self._reader.read(text, {}, until_s)
         named = {names: one[1] for names in plain.asked if (one := self._named(names, session)) is not None}
-        views = {names: view for names, table in named.items() if (view := self._views.get(table)) is not None}
+        views = await self._views.behind(named.values(), until_s)
         if len(set(plain.asked)) < 2 and not views and (text.utc or not _TIMES.search(text.text)):
-            return plain, {}, {}
-        behind = {
-            names: {
-                one: table[1]
-                for one in await self._views.behind(view, until_s)
-                if (table := self._named(one, view)) is not None
-            }
-            for names, view in views.items()
-        }
-        tables = {names: table for names, table in named.items() if names not in views}
-        asked = {table for each in (tables, *behind.values()) for table in each.values()}
-        found = await asking.all({table: self._server.columns(table) for table in asked})
-        asking.missing.update(table for table in tables.values() if found.get(table, ...) is None)
-        known = _known(tables, found)
-        seen: dict[Names, tuple[View, Tables]] = {
-            names: (view, _known(behind[names], found)) for names, view in views.items()
-        }
-        columns = {names: await self._views.columns(*one, until_s) for names, one in seen.items()}
-        told = {**known, **columns}
-        return (await self._reader.read(text, told, until_s) if told else plain), known, seen
-
-    async def _looked(
-        self, number: int, place: Place | None, view: View, tables: Tables, text: Text, until_s: float
-    ) -> Looked | None:
-        """None for what Trino would refuse as a view."""
-        if place is None or place.scan.version_span is not None:
-            return None
-        return await self._views.look(
-            place, number, view, tables, lambda names: self._named(names, view), until_s, utc=text.utc
-        )
+            return plain, {}, Seen({}, {})
+        seen = await self._views.see(named.values(), views, asking, until_s)
+        known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
+        return (await self._reader.read(text, known, until_s) if known else plain), known, seen
 
     def _named(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
         """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
@@ -284,10 +263,6 @@ class Rewriter:
     def _place(self, scan: Scan, session: Session) -> Place | None:
         named = self._named((scan.catalog, scan.schema, scan.table), session)
         return None if named is None else Place(scan, *named)
-
-
-def _known(tables: Mapping[Names, Name], found: Mapping[Name, Known | None]) -> dict[Names, Known]:
-    return {names: one for names, table in tables.items() if (one := found.get(table)) is not None}
 
 
 def _replacements(scan: Scan, name: str) -> list[Replacement]:
@@ -309,7 +284,8 @@ def _rewritten(
     views: Mapping[Place, str],
 ) -> Rewriting:
     """`views`: the names of plan views, in which the plans of tables behind them are."""
-    named = {place: str(plan.name) for place, plan in plans.items() if not place.within} | dict(views)
+    own = {place: name for place, name in views.items() if not place.within}
+    named = {place: str(plan.name) for place, plan in plans.items() if not place.within} | own
     new = [one for place, name in named.items() for one in _replacements(place.scan, name)]
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
@@ -322,7 +298,7 @@ def _rewritten(
             used = used_joins(partners.get(place, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
-    seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(views, key=lambda one: one.scan.start))
+    seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(own, key=lambda one: one.scan.start))
     each += [f"views={seen}"] if seen else []
     shown = [plan for place, plan in plans.items() if not place.within]
     told = f"rewritten; scans={len(named)}; files={_files(shown)}; {'; '.join(each)}"

@@ -3,7 +3,7 @@
 Who makes one says which rows of the tables behind the view are left out, and engines run it by the rights of the
 view's owner. By leaving out some rows one could have a view show others that it hides (`… EXCEPT SELECT … FROM
 hidden`). The server does not judge which may be left out: who asks does. So it needs the right to change the view, as
-whoever has that may have the view say anything. And the right to read each table that is named.
+whoever has that may have the view say anything. And the right to read each table and view that is named.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE
 from metaserver.catalog.plan_views import Place
 from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest, NoSuchView
+from metaserver.errors import BadRequest, NoSuchTable, NoSuchView
 from metaserver.wire import check_name, show
 
 if TYPE_CHECKING:
@@ -67,16 +67,17 @@ _BODY_SCHEMA: dict[str, Any] = {
                 "type": "object",
                 "required": ["start", "end", "plan"],
                 "properties": {
-                    "start": {**_INTEGER, "description": "Of the table's name in the view's text, in characters."},
+                    "start": {**_INTEGER, "description": "Of the name in the view's text, in characters."},
                     "end": {**_INTEGER, "description": "Exclusive."},
                     "plan": {
                         "type": "array",
                         "items": {"type": "string"},
-                        "description": "Levels of the namespace, and the name of a plan table of this very table.",
+                        "description": "Levels of the namespace, and the name of a plan table of this very table, or "
+                        "of a plan view of this very view.",
                     },
                     "alias": {
                         "type": "boolean",
-                        "description": "The table's own name is to follow, as there is no alias. Default false.",
+                        "description": "The own name is to follow, as there is no alias. Default false.",
                     },
                 },
             },
@@ -118,7 +119,7 @@ class _Made(msgspec.Struct, rename="kebab"):
     answers=(
         Answer(200, "Its name", _ANSWER_SCHEMA),
         Answer(400, "The view's text does not name those tables there, or the predicate makes no sense"),
-        Answer(404, "No such view, it has changed since, or a plan table is gone"),
+        Answer(404, "No such view, it has changed since, or a plan is gone"),
     ),
 )
 async def make_plan_view(request: web.Request) -> web.Response:
@@ -148,8 +149,13 @@ async def _place(request: web.Request, table: _Table) -> Place:
     if len(table.plan) < 2:
         raise BadRequest("A plan needs a namespace and a name")
     *levels, name = (check_name(one, "plan table's name") for one in table.plan)
-    request.app[AUTHORIZER].require(request[PRINCIPAL], "loadTable", tuple(levels))
-    plan, _ = await request.app[CATALOG].plan_tables.named(tuple(levels), name)
+    for operation in ("loadTable", "loadView"):
+        request.app[AUTHORIZER].require(request[PRINCIPAL], operation, tuple(levels))
+    catalog = request.app[CATALOG]
+    try:
+        plan, _ = await catalog.plan_tables.named(tuple(levels), name)
+    except NoSuchTable:
+        plan = await catalog.plan_views.named(tuple(levels), name)
     return Place(table.start, table.end, plan, table.alias)
 
 

@@ -1,14 +1,15 @@
 """Plan views: names under which a view is read over plan tables, with a condition on its own rows.
 
 A plan view is the view itself, owner, columns and defaults, with another text: `SELECT * FROM (its text) WHERE …`, in
-which plan tables' names stand where tables' did. So an engine treats it as it treats the view: whose rights count,
-which types its columns are cast to, whether it has become stale.
+which plans' names stand where those of tables, and of other views, did. So an engine treats it as it treats the view:
+whose rights count, which types its columns are cast to, whether it has become stale.
 
 The rules it keeps. What it is made of is what the catalog has stored: who asks says places of the text, and what stands
-there must be the name of the table that the plan is of. The condition makes sure that nobody reads other rows through
-the name than through the view: what the plan tables leave out would otherwise show where rows are counted, or looked
-for in vain. A name is of one metadata file of the view: after any change of the view there is no such name any more.
-Rows, leases and clean-up are those of plan tables, whose names have the same form.
+there must be the name of the table, or the view, that the plan is of. The condition makes sure that nobody reads other
+rows through the name than through the view: what the plan tables leave out would otherwise show where rows are counted,
+or looked for in vain. A name is of one metadata file of the view: after any change of the view there is no such name
+any more, and whoever reads another plan view that has it in its text is told so. Rows, leases and clean-up are those of
+plan tables, whose names have the same form.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ _PARTS = re.compile(_PART)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Characters [start, end) of a view's text: a table's name, with schema and catalog where it has them.
+    """Characters [start, end) of a view's text: the name of a table, or of another view, with schema and catalog where
+    it has them. `plan`: a plan table, or a plan view, of just that.
 
-    `alias`: the table's own name is to be added behind the plan's, as nothing else names it there."""
+    `alias`: the own name is to be added behind the plan's, as nothing else names it there."""
 
     start: int
     end: int
@@ -51,8 +53,16 @@ class PlanViews:
         self._parts = parts
         self._plans = plans
 
+    async def named(self, namespace: NamespacePath, name: str) -> PlanTable:
+        """The plan of this name. NoSuchView, in the words that any view has, for a lease that has ended, and where the
+        view has changed."""
+        return (await self._found(namespace, name))[0]
+
     async def load(self, namespace: NamespacePath, name: str) -> LoadedView:
-        """NoSuchView, in the words that any view has, for a lease that has ended, and where the view has changed."""
+        """As `named`."""
+        return (await self._found(namespace, name))[1]
+
+    async def _found(self, namespace: NamespacePath, name: str) -> tuple[PlanTable, LoadedView]:
         plan = await self._parts.store.plan_table(namespace, name)
         if plan is not None and plan.expires_ms > self._parts.clock.now_ms():
             entry = await self._parts.store.entry(EntryKind.VIEW, namespace, plan.of_name)
@@ -61,12 +71,12 @@ class PlanViews:
                 metadata = await self._parts.documents.view(plan.location)
                 if _name(entry, metadata.current_version) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
-                    return LoadedView(entry=located, metadata=metadata)
+                    return plan, LoadedView(entry=located, metadata=metadata)
         raise NoSuchView(f"View does not exist: {show(namespace, name)}")
 
     async def make(self, view: LoadedView, places: list[Place], condition: str, lease_s: int) -> PlanTable | None:
         """None where there are too many plans, or the view's name is too long. BadRequest for a view without a text in
-        Trino's dialect, and for a place where the table of its plan is not named."""
+        Trino's dialect, and for a place where what its plan is of is not named."""
         entry, metadata = view.entry, _over_plans(view, places, condition)
         version = metadata.current_version
         name = _name(entry, version)
@@ -138,7 +148,7 @@ def _spliced(text: str, places: list[Place], default: NamespacePath) -> str:
 
 
 def _names(reference: re.Match[str], plan: PlanTable, default: NamespacePath) -> bool:
-    """Whether it is the table's name, as Trino compares names. What its catalogs are called is not known here."""
+    """Whether it is the name of what the plan is of, as Trino compares names. What catalogs are called is not known."""
     before = [_plain(one) for one in _PARTS.findall(reference[1])]
     schema = before[-1] if before else ".".join(default)
     named, table = (schema.lower(), _plain(reference[2]).lower()), (".".join(plan.namespace).lower(), plan.of_name)

@@ -173,6 +173,69 @@ async def test_a_name_is_of_the_view_as_it_was_read(late: Late) -> None:
     assert (await late("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
 
 
+OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
+
+
+async def over_view(api: Api, name: str) -> dict[str, Any]:
+    """What a request says of the view `w`, over a plan view of `v`."""
+    await api.view("w", **{"view-version": version(OUTER)})
+    location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
+    at = OUTER.index("db.")
+    table = {"start": at, "end": at + len('db."V"'), "plan": ["db", name], "alias": True}
+    return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
+
+
+async def test_a_plan_view_stands_in_a_plan_view_of_the_view_that_reads_it(late: Late) -> None:
+    await late.view(**{"view-version": version()}, properties=OWNED)
+    inner = await made(late)
+    body = await over_view(late, inner)
+    answer = await late("POST", f"{OWN}/w/plan-views", body)
+    assert answer.status == 200, answer.raw
+    loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}")).json
+    text = OUTER.replace('db."V"', f'db."{inner}" AS "V"')
+    assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
+    assert loaded["metadata"]["properties"] == {}, "the inner view's owner is its own"
+
+
+async def test_nothing_but_a_plan_of_that_very_view_stands_there(late: Late) -> None:
+    await late.view(**{"view-version": version()})
+    inner = await made(late)
+    body = await over_view(late, inner)
+    (table,) = body["tables"]
+    plan = (await late("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
+    outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    for other in (plan, outer):
+        answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        assert answer.error[:2] == (400, "BadRequestException")
+        assert "does not name db." in answer.error[2]
+    for other in ("v", "t", f"v~plan~{'0' * 32}"):
+        answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        assert answer.status == 404, "the view itself is no plan of it"
+    assert (await late("DELETE", f"{VIEWS}/v")).status == 204
+    assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
+
+
+async def test_a_plan_view_whose_inner_view_changes_names_what_is_gone(late: Late) -> None:
+    """Trino fails on the name, and the statement runs as it came."""
+    await late.view(**{"view-version": version()}, properties=OWNED)
+    inner = await made(late)
+    body = await over_view(late, inner)
+    outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
+    assert (await late("GET", f"{VIEWS}/{inner}")).status == 404
+    assert (await late("GET", f"{VIEWS}/{outer}")).status == 200
+    assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
+    again = await made(late)
+    body["tables"][0]["plan"] = ["db", again]
+    assert (await late("POST", f"{OWN}/w/plan-views", body)).json["name"] not in (None, outer)
+    late.clock.ahead_ms += LEASE_S * 900
+    for name in (again, outer):
+        assert (await late("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
+    late.clock.ahead_ms += LEASE_S * 900
+    for name, status in ((again, 200), (outer, 200), (inner, 404)):
+        assert (await late("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
+
+
 async def test_leases_and_files_are_as_those_of_plan_tables(late: Late, tmp_path: Path) -> None:
     await late.view(**{"view-version": version()})
     name = await made(late)
@@ -254,3 +317,12 @@ async def test_making_one_needs_the_right_to_change_the_view_and_to_read_the_tab
         body["metadata-location"] = loaded["metadata-location"]
         assert (await who["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
         assert (await who["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
+
+        inner = created | {"name": "w", "view-version": version("SELECT id, data FROM db.v")}
+        loaded = (await root("POST", "/v1/namespaces/views/views", inner)).json
+        (table,) = body["tables"]
+        table |= {"start": 21, "end": 25, "plan": ["db", name]}
+        body["metadata-location"] = loaded["metadata-location"]
+        for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
+            answer = await who[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
+            assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"

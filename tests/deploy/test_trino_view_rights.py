@@ -18,7 +18,16 @@ from tests.services.trino_proxy import trino_proxy
 pytestmark = NEEDS_TRINO
 SHOWN = "SELECT id, note FROM shop.orders WHERE country <> 'IT'"
 HIDING = "SELECT id FROM shop.orders EXCEPT SELECT id FROM shop.orders WHERE country = 'IT'"
-NAMES = "(definer|invoker|hiding|grouped)(~plan~.*)?"
+VIEWS = (
+    ("definer", "DEFINER", SHOWN),
+    ("invoker", "INVOKER", SHOWN),
+    ("hiding", "DEFINER", HIDING),
+    ("grouped", "DEFINER", "SELECT id, min(note) AS note FROM shop.orders GROUP BY id"),
+    ("lending", "DEFINER", "SELECT id, note FROM guarded.invoker"),
+    ("keeping", "INVOKER", "SELECT id, note FROM guarded.invoker"),
+    ("opening", "INVOKER", "SELECT id, note FROM guarded.definer"),
+)
+NAMES = "(definer|invoker|hiding|grouped|lending|keeping|opening)(~plan~.*)?"
 EVERYTHING = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
 RULES = {
     "catalogs": [{"allow": "all"}],
@@ -51,15 +60,10 @@ def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
         made = replace(shop, trino=coordinator, proxy=proxy)
         as_owner = {"user": "anna"}
         rows_of(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
-        for name, security, text in (
-            ("definer", "DEFINER", SHOWN),
-            ("invoker", "INVOKER", SHOWN),
-            ("hiding", "DEFINER", HIDING),
-            ("grouped", "DEFINER", "SELECT id, min(note) AS note FROM shop.orders GROUP BY id"),
-        ):
+        for name, security, text in VIEWS:
             rows_of(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
         yield made
-        for name in ("definer", "invoker", "hiding", "grouped"):
+        for name, _, _ in VIEWS:
             rows_of(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
 
 
@@ -93,6 +97,24 @@ def test_a_view_that_runs_by_its_readers_rights_is_refused_in_the_same_words(gua
     assert guarded.proxy.statements("original") == before + 1
     direct, through = answers(guarded, sql, "anna")
     assert direct == through == [[4711, "n4711"]]
+
+
+@pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
+def test_views_within_views_run_by_the_rights_that_they_have_without_the_proxy(
+    guarded: Shop, view: str, is_allowed: bool
+) -> None:
+    """Whoever reads an INVOKER view within a DEFINER's reads it by the rights of that one's owner."""
+    sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
+    before = guarded.proxy.statements("original")
+    direct, through = answers(guarded, sql, "rita")
+    assert direct == through
+    if is_allowed:
+        assert through == [[4711, "n4711"], [4713, "n4713"]]
+        assert told_of(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
+        assert "~plan~" in plan_view_of(guarded, sql)
+    else:
+        assert "Access Denied" in through
+        assert guarded.proxy.statements("original") == before + 1
 
 
 def test_where_a_rule_does_not_name_plan_views_the_statement_runs_as_it_came(guarded: Shop) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import signal
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, both, rows_of, told
+from tests.deploy.shop import Shop, both, post, rows_of, told
 from tests.services.trino import NEEDS_TRINO
+from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
 SESSION = {"X-Trino-Schema": "views"}
@@ -25,21 +32,37 @@ VIEWS = {
     "converted": "SELECT CAST(id AS varchar) AS id, CAST(id AS double) AS x, id AS raw FROM shop.orders",
     "limited": "SELECT id, note FROM shop.orders ORDER BY id LIMIT 300",
     "nested": "SELECT id, note FROM views.plain WHERE country = 'DE'",
+    "deep": 'SELECT n.id, n.note, c.n FROM "Views"."NESTED" AS n JOIN seamark.views.counted c ON c.id = n.id',
+    "deeper": "SELECT number, land, deep.note FROM views.renamed LEFT JOIN views.deep ON id = number WHERE number > 9",
+    "elsewhere.plain": "SELECT id, note, id + 1 AS next FROM shop.orders WHERE country = 'IT'",
+    "twins": "SELECT a.id, b.next, b.note FROM views.plain a LEFT JOIN elsewhere.plain b ON a.id = b.id",
+    "hidden": "SELECT id FROM views.hiding EXCEPT SELECT id FROM views.some WHERE note = 'n4711'",
+    "alone": "SELECT o.id, s.note FROM shop.orders o JOIN views.some s ON o.id = s.id WHERE o.country = 'DE'",
 }
+"""Those in `elsewhere` aside, in `views`."""
 
 
 @pytest.fixture(scope="module", params=["DEFINER", "INVOKER"])
 def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
-    rows_of(shop.trino.port, "CREATE SCHEMA IF NOT EXISTS seamark.views")
+    for schema in ("views", "elsewhere"):
+        rows_of(shop.trino.port, f"CREATE SCHEMA IF NOT EXISTS seamark.{schema}")
     for name, text in VIEWS.items():
-        rows_of(shop.trino.port, f"CREATE OR REPLACE VIEW views.{name} SECURITY {request.param} AS {text}")
+        rows_of(shop.trino.port, f"CREATE OR REPLACE VIEW {name} SECURITY {request.param} AS {text}", schema="views")
     yield shop
     for name in VIEWS:
-        rows_of(shop.trino.port, f"DROP VIEW views.{name}")
+        rows_of(shop.trino.port, f"DROP VIEW {name}", schema="views")
 
 
 def told_of(shop: Shop, sql: str) -> str:
     return told(shop, sql, **SESSION)
+
+
+def answer(port: int, sql: str) -> Any:
+    """Rows, or the error."""
+    try:
+        return rows_of(port, sql, schema="views")
+    except trino.exceptions.TrinoUserError as error:
+        return error.error_name, error.message
 
 
 def same(shop: Shop, sql: str) -> list[list[Any]]:
@@ -60,12 +83,22 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
         ("SELECT a.note, b.note FROM plain a, some b WHERE a.id = 30 AND b.id = 31", "plain,views.some"),
         ("WITH orders AS (SELECT 1 AS id) SELECT * FROM orders, plain WHERE plain.id = 77", "plain"),
         ("EXECUTE IMMEDIATE 'SELECT note FROM plain WHERE id = ?' USING 4711", "plain"),
+        ("SELECT * FROM nested WHERE id = 4711", "nested"),
+        ("SELECT nested.note FROM nested WHERE id IN (4711, 4712, 4713) ORDER BY 1", "nested"),
+        ("SELECT * FROM deep WHERE id = 4711", "deep"),
+        ("SELECT * FROM deeper WHERE number IN (4711, 4712) ORDER BY 1", "deeper"),
+        ("SELECT * FROM twins WHERE id IN (4711, 4712) ORDER BY 1", "twins"),
+        ("SELECT * FROM elsewhere.plain a JOIN plain b ON a.id = b.id WHERE a.id = 4712", "plain"),
+        ("SELECT * FROM hidden WHERE id IN (4711, 4713) ORDER BY 1", "hidden"),
+        ("SELECT * FROM alone WHERE id = 4711", "alone"),
+        ("SELECT * FROM deep d JOIN shop.orders o ON o.id = d.id WHERE o.id = 4711", "deep"),
     ],
 )
 def test_a_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
     assert same(views, sql) is not None
     done = told_of(views, sql)
-    assert done.endswith(f"; views=views.{views_named}"), done
+    assert done.endswith(f"views.{views_named}"), done
+    assert "; views=" in done
     assert done.startswith("rewritten; ")
 
 
@@ -74,6 +107,12 @@ def test_only_the_files_that_are_needed_are_read(views: Shop) -> None:
     assert "orders~plan~" in rows_of(views.proxy.port, sql, schema="views")[0][0]
     direct = rows_of(views.trino.port, sql, schema="views")[0][0]
     assert "orders~plan~" not in direct
+    for view in ("nested", "deep", "deeper"):
+        column = "number" if view == "deeper" else "id"
+        told_io = f"EXPLAIN (TYPE IO) SELECT * FROM {view} WHERE {column} = 4711"
+        tables = re.findall(r'"table" : "(.*?)"', rows_of(views.proxy.port, told_io, schema="views")[0][0])
+        assert tables
+        assert all("orders~plan~" in one for one in tables)
     counted = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
     assert both(views, counted) == [[1]]
 
@@ -85,7 +124,6 @@ def test_only_the_files_that_are_needed_are_read(views: Shop) -> None:
         "SELECT * FROM converted WHERE x = 4711",
         "SELECT * FROM limited WHERE id = 4711",
         "SELECT * FROM renamed WHERE land = 'DE' ORDER BY number LIMIT 5",
-        "SELECT * FROM nested WHERE id = 4711",
         "SELECT count(*) FROM plain",
     ],
 )
@@ -96,10 +134,10 @@ def test_a_view_that_cannot_be_looked_into_passes_as_it_came(views: Shop, sql: s
 
 def test_random_statements_over_views_give_the_same_rows(views: Shop) -> None:
     rng, before = random.Random(5), over_plans(views)
-    for _ in range(30):
+    for _ in range(50):
         sql = statement(rng)
         same(views, sql)
-    assert over_plans(views) - before > 10
+    assert over_plans(views) - before > 20
 
 
 def over_plans(shop: Shop) -> int:
@@ -118,6 +156,12 @@ def statement(rng: random.Random) -> str:
         "all_of_it": ("id", "note", "note"),
         "hiding": ("id", "id", "id"),
         "converted": ("raw", "id", "id"),
+        "nested": ("id", "note", "note"),
+        "deep": ("id", "note", "n"),
+        "deeper": ("number", "land", "note"),
+        "twins": ("id", "next", "note"),
+        "hidden": ("id", "id", "id"),
+        "alone": ("id", "note", "note"),
     }
 
     def condition(name: str, alias: str) -> str:
@@ -141,7 +185,7 @@ def statement(rng: random.Random) -> str:
         case 0:
             return (
                 f"SELECT a.* FROM {one} a {where} ORDER BY 1, 2"
-                if one != "hiding"
+                if one not in ("hiding", "hidden")
                 else f"SELECT * FROM {one} a {where} ORDER BY 1"
             )
         case 1:
@@ -176,15 +220,55 @@ def test_a_view_that_is_replaced_is_read_as_it_is(views: Shop) -> None:
         rows_of(port, "SELECT * FROM turning WHERE id = 3", schema="views")
 
 
+def test_a_view_behind_a_view_that_is_replaced_is_read_as_it_is(views: Shop, request: pytest.FixtureRequest) -> None:
+    direct, port = views.trino.port, views.proxy.port
+    # Of what was no view lately the proxy does not ask whether it is one now.
+    below = f"views.below_{request.node.callspec.params['views']}"
+    sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
+    for number in range(3):
+        text = f"SELECT note, id FROM shop.orders WHERE id <> {4711 + number}"
+        rows_of(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
+        rows_of(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
+        assert [row[0] - 4711 for row in same(views, sql)] == [one for one in range(3) if one != number]
+        assert told_of(views, sql).endswith("; views=views.above")
+    rows_of(direct, f"DROP VIEW {below}")
+    assert answer(direct, sql) == answer(port, sql)
+    rows_of(direct, f"CREATE TABLE {below} AS SELECT note, id FROM shop.orders WHERE id < 4712")
+    assert same(views, sql) == [[4711, "n4711"]]
+    rows_of(direct, f"DROP TABLE {below}")
+    assert answer(direct, sql) == answer(port, sql)
+    rows_of(direct, "DROP VIEW views.above")
+
+
+def test_a_view_behind_a_view_that_changes_while_trino_plans_is_no_failure(views: Shop, tmp_path: Path) -> None:
+    """Trino stands still in between."""
+    sql = "SELECT * FROM deep WHERE id = 4711"
+    commented = {"updates": [{"action": "set-properties", "updates": {"comment": "another"}}]}
+    change = urllib.request.Request(
+        f"{views.seamark.base_url}/v1/namespaces/views/views/plain", json.dumps(commented).encode(), method="POST"
+    )
+    change.add_header("Content-Type", "application/json")
+    flags = ("--trino", views.trino.base_url, "--budget-ms", "10000", "--hold", "60")
+    with trino_proxy(tmp_path, *flags, seamark=views.planner.base_url) as proxy, ThreadPoolExecutor(1) as threads:
+        assert post(proxy.port, sql, **SESSION)[0].startswith("rewritten")
+        views.trino.process.send(signal.SIGSTOP)
+        try:
+            asked = threads.submit(rows_of, proxy.port, sql, schema="views")
+            with pytest.raises(TimeoutError):
+                asked.result(3)
+            with urllib.request.urlopen(change, timeout=60):
+                pass
+            views.trino.process.send(signal.SIGCONT)
+            assert asked.result(120) == [[4711, "n4711", 1]]
+        finally:
+            views.trino.process.send(signal.SIGCONT)
+        assert proxy.statements("original") == 1
+        assert rows_of(proxy.port, sql, schema="views") == [[4711, "n4711", 1]]
+        assert proxy.statements("original") == 1
+
+
 def test_a_view_that_has_become_stale_fails_as_without_the_proxy(views: Shop) -> None:
     """Its table has other types, or other columns, than when it was made."""
-
-    def answer(port: int) -> Any:
-        try:
-            return rows_of(port, "SELECT * FROM stale WHERE a = -1", schema="views")
-        except trino.exceptions.TrinoUserError as error:
-            return error.error_name, error.message
-
     direct, port = views.trino.port, views.proxy.port
     for change in ("ALTER COLUMN a SET DATA TYPE bigint", "RENAME COLUMN a TO c", "DROP COLUMN a"):
         rows_of(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")
@@ -192,6 +276,7 @@ def test_a_view_that_has_become_stale_fails_as_without_the_proxy(views: Shop) ->
         rows_of(direct, "CREATE VIEW views.stale AS SELECT * FROM views.base")
         assert same(views, "SELECT * FROM stale WHERE a = -1") == [[-1, "x"]]
         rows_of(direct, f"ALTER TABLE views.base {change}")
-        assert answer(direct) == answer(port)
+        sql = "SELECT * FROM stale WHERE a = -1"
+        assert answer(direct, sql) == answer(port, sql)
         rows_of(direct, "DROP VIEW views.stale")
         rows_of(direct, "DROP TABLE views.base")

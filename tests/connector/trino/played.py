@@ -31,8 +31,8 @@ class Seamark:
     tables: Mapping[str, Known] = field(default_factory=dict)
     asked: list[Wanted] = field(default_factory=list)
     looked_at: list[tuple[str, ...]] = field(default_factory=list)
-    views: dict[str, View] = field(default_factory=dict)
-    """By their names. `plan_view` names the n-th one `v~plan~n`, or raises."""
+    views: dict[str | Name, View] = field(default_factory=dict)
+    """By their names, with the schema or without. `plan_view` names the n-th one `v~plan~n`, or raises."""
     answer: Callable[[Name], str | None] | None = None
     views_asked: list[ViewAsked] = field(default_factory=list)
     views_read: list[Name] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Seamark:
     async def plan_table(self, wanted: Wanted) -> PlanTable:
         number = len(self.asked)
         self.asked.append(wanted)
-        if wanted.table[-1] in self.views:
+        if self._view(wanted.table) is not None:
             raise NotFound("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
         usual = {"name": f"{wanted.table[-1]}~plan~{number}", "snapshot_id": wanted.snapshot_id or 7}
@@ -55,7 +55,10 @@ class Seamark:
 
     async def view(self, name: Name) -> View | None:
         self.views_read.append(name)
-        return self.views.get(name[-1])
+        return self._view(name)
+
+    def _view(self, name: Name) -> View | None:
+        return self.views.get(name) or self.views.get(name[-1])
 
     async def plan_view(self, name: Name, view: View, predicate: str, references: Sequence[Reference]) -> str | None:
         number = len(self.views_asked)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from connector.errors import Forbidden, NotFound
-from connector.plans.seamark import Name, View, Wanted
+from connector.plans.seamark import Known, Name, View, Wanted
 from connector.trino.rewriting import Rewriting
 from connector.trino.sessions import Session
+from connector.trino.viewing import DEPTH_MAX, VIEWS_MAX
+from tests.connector.trino.played import COLUMNS as COLUMNS_OF
 from tests.connector.trino.played import Seamark, rewriter
 
 SESSION = Session(catalog="other", schema="elsewhere")
@@ -99,21 +101,179 @@ async def test_a_table_beside_a_view_of_it_is_read_at_one_snapshot_with_it() -> 
     assert done.statement is None
 
 
-async def test_a_view_behind_a_view_is_left_and_the_tables_beside_it_are_not() -> None:
-    outer = view("SELECT t.id AS k FROM w JOIN t ON t.id = w.k", k="long")
-    done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": outer, "w": PLAIN})
-    assert done.statement is not None
-    ((_, _, _, (reference,)),) = server.views_asked
-    assert outer.text[reference.start : reference.end] == "t"
+NESTED = {
+    "top": view('SELECT m.k, upper(u.y) AS y FROM "Mid" AS m JOIN u ON u.uid = m.k', k="long", y="int"),
+    "mid": view("SELECT v.k, x FROM v WHERE x < 9", k="long", x="int"),
+    "v": PLAIN,
+}
 
 
-async def test_a_view_behind_a_view_is_not_asked_about_again_and_again() -> None:
-    server = Seamark(views={"v": view("SELECT k FROM w", k="long"), "w": PLAIN})
+async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_it() -> None:
+    done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
+    assert done.statement == 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
+    assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
+        ("v", '("x" < 9 AND "k" = 4)'),
+        ("mid", '"k" = 4'),
+        ("top", '"k" = 4'),
+    ]
+    wanted = {one.table[-1]: one.predicate for one in server.asked if one.table[-1] in ("t", "u")}
+    assert wanted == {"t": '("x" > 5 AND "x" < 9 AND "id" = 4)', "u": '"uid" = 4'}
+    shown = [
+        [(view.text[one.start : one.end], one.plan[1].partition("~plan~")[0], one.alias) for one in references]
+        for _, view, _, references in server.views_asked
+    ]
+    assert shown == [[("t", "t", True)], [("v", "v", True)], [("u", "u", True), ('"Mid"', "mid", False)]]
+    assert server.views_asked[1][3][0].plan == ("db", "v~plan~0")
+    assert server.views_asked[2][3][1].plan == ("db", "mid~plan~1")
+
+
+async def test_of_nested_views_the_outermost_is_told_and_all_are_renewed() -> None:
+    done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
+    assert done.told.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
+    names = {("db", "top~plan~2"), ("db", "mid~plan~1"), ("db", "v~plan~0")}
+    assert set(done.plans) == names | {one.plan for asked in server.views_asked for one in asked[3]}
+    assert len(done.plans) == 5
+
+
+async def test_names_in_a_nested_view_are_its_own() -> None:
+    """One of the same name stands in another schema, and reads another table."""
+    there = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
+    inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
+    outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
+    server = Seamark(views={"top": outer})
+    server.views |= {("db", "v"): inner, ("there", "v"): there}
     async with rewriter(server) as made:
-        for _ in range(4):
-            assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
-    assert server.views_read == [("db", "v")]
-    assert [one.table[-1] for one in server.asked] == ["v"]
+        done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    assert done.statement is not None
+    assert {(name, view.location, predicate) for name, view, predicate, _ in server.views_asked} == {
+        (("db", "v"), "file:///inner", '"k" = 4'),
+        (("there", "v"), "file:///there", '("x" = 6 AND "k" = 4)'),
+        (("db", "top"), outer.location, '"k" = 4'),
+    }
+    assert {one.table for one in server.asked} >= {("db", "u"), ("there", "t")}
+
+
+async def test_of_a_nested_views_column_no_more_is_asked_than_of_a_views() -> None:
+    """`n` is computed by the inner view, `x` is of another type there than in its table, and `w` is both in turn."""
+    inner = view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
+    outer = view("SELECT k, n, x FROM v", k="long", n="int", x="int")
+    statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
+    done, server = await rewritten(statement, views={"top": outer, "v": inner})
+    assert done.statement is not None
+    assert [one[2] for one in server.views_asked] == ['"k" = 4'] * 2
+    assert server.asked[-1].predicate == '"id" = 4'
+
+
+async def test_nested_views_that_are_known_are_asked_for_at_once() -> None:
+    server = Seamark(views=dict(NESTED))
+    async with rewriter(server) as made:
+        await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        before = len(server.asked), len(server.views_read)
+        done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
+    assert done.statement is not None
+    assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "none of them for a table"
+    assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
+
+
+async def test_where_a_nested_view_has_no_plan_the_others_have() -> None:
+    for refused, others in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
+        server = Seamark(views=dict(NESTED), answer=naming(refused))
+        async with rewriter(server) as made:
+            done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        assert (done.statement is None) == (refused == "top")
+        asked = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
+        assert asked == [one for one in others if (refused, one) != ("v", "mid")], "nothing else is behind that one"
+        if refused != "top":
+            ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
+            assert [one.plan[1].partition("~")[0] for one in references] == ["u"]
+            assert set(done.plans) == {("db", "top~plan~named"), references[0].plan}, "of no view that is not read"
+
+
+def naming(refused: str) -> Callable[[Name], str | None]:
+    def answer(name: Name) -> str | None:
+        return None if name[-1] == refused else f"{name[-1]}~plan~named"
+
+    return answer
+
+
+async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> None:
+    """`t` stands in the outer view and in the inner one: where the inner one has no plan, `t` has none in either."""
+    outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
+    views = {"top": outer, "v": PLAIN}
+    statement = "SELECT * FROM lake.db.top WHERE k = 4"
+    done, server = await rewritten(statement, views=views)
+    assert done.statement is not None
+    assert sorted(one.plan[1].partition("~")[0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
+    done, server = await rewritten(statement, views=views, answer=naming("v"))
+    assert done.statement is not None
+    assert [one.plan[1].partition("~")[0] for one in server.views_asked[-1][3]] == ["u"]
+    done, server = await rewritten(f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v"))
+    assert done.statement is not None
+    assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
+
+    def turning(wanted: Wanted) -> dict[str, Any]:
+        return {"snapshot_id": 1 if wanted.predicate and "x" in wanted.predicate else 2}
+
+    done, server = await rewritten(statement, views=views, plan=turning)
+    assert [one.plan[1].partition("~")[0] for one in server.views_asked[-1][3]] == ["u"]
+
+
+async def test_a_view_that_reads_itself_ends() -> None:
+    """Trino makes no such view, and fails who reads another's."""
+    views = {
+        "v": view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
+        "w": view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
+    }
+    done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views=views)
+    assert done.told.startswith(("rewritten; ", "unchanged; "))
+    assert len(server.views_asked) <= VIEWS_MAX
+
+
+async def test_views_are_looked_into_to_a_depth_and_no_more_of_them_than_a_number() -> None:
+    chain = {f"v{number}": view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
+    for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
+        given = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
+        done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=given)
+        assert (done.statement is not None) == is_seen
+        assert len(server.views_asked) == (depth if is_seen else 0)
+    two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
+    two["v7"] = view("SELECT id AS k FROM t", k="long")
+    done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
+    assert done.statement is None, "it would be 255 of them"
+    assert server.views_asked == []
+
+
+async def test_a_nested_view_that_has_changed_is_read_again() -> None:
+    server = Seamark(views=dict(NESTED))
+    async with rewriter(server) as made:
+        statement = "SELECT * FROM lake.db.top WHERE k = 4"
+        assert (await made.rewrite(statement, SESSION)).statement is not None
+        server.views["v"] = view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
+        assert (await made.rewrite(statement, SESSION)).statement is not None
+        assert server.views_asked[-3][1] is server.views["v"]
+        server.views["mid"] = view("SELECT k FROM new", k="long")
+        server.views["new"] = view("SELECT id AS k FROM t", k="long")
+        assert (await made.rewrite(statement, SESSION)).statement is not None
+        assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
+        del server.views["new"]
+        before = len(server.views_asked)
+        assert (await made.rewrite(statement, SESSION)).statement is None, "nothing is known of the column any more"
+        assert len(server.views_asked) == before
+
+
+async def test_what_a_view_was_says_nothing_of_the_tables_beside_it() -> None:
+    """The name `x` in the subquery is the outer table's until the view has such a column."""
+    statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
+    tables = {"t": Known("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": Known("1", COLUMNS_OF["u"], 7, 100, 2)}
+    server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
+    async with rewriter(server) as made:
+        await made.rewrite(statement, SESSION)
+        assert [one.table[-1] for one in server.asked if one.joins] == ["t"]
+        server.views["v"] = view("SELECT id AS x FROM t", x="long")
+        server.asked.clear()
+        await made.rewrite(statement, SESSION)
+        assert [one.table[-1] for one in server.asked if one.joins] == []
+        assert "u" in [one.table[-1] for one in server.asked]
 
 
 def refusing(error: Exception) -> Callable[[Name], str | None]:
@@ -130,7 +290,7 @@ async def test_who_may_not_make_plan_views_asks_once_and_not_for_each_statement(
             done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
             assert done.statement is None
     assert len(server.views_asked) == 1
-    assert len(server.views_read) == 1
+    assert len(server.views_read) == 2, "what it is, and whether it is the same still"
 
 
 async def test_a_view_that_has_changed_is_read_again() -> None:
@@ -143,15 +303,14 @@ async def test_a_view_that_has_changed_is_read_again() -> None:
         server.answer = None
         assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
     assert [one[1].text for one in server.views_asked][-1] == "SELECT uid AS k FROM u"
-    assert len(server.views_read) == 2
 
 
-async def test_a_view_that_is_known_costs_no_question_more() -> None:
+async def test_a_view_that_is_known_is_asked_for_as_a_view_alone() -> None:
     server = Seamark(views={"v": PLAIN})
     async with rewriter(server) as made:
         for _ in range(4):
             await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
-    assert len(server.views_read) == 1
+    assert len(server.views_read) == 1 + 4, "whether it is the same still"
     assert [one.table[-1] for one in server.asked] == ["v", *["t"] * 4]
 
 

@@ -1,5 +1,5 @@
-"""Random queries over random views give the same rows when the tables behind a view are cut down to what is asked of
-it, and the view has no other rows then than it had.
+"""Random queries over random views, and views over these, give the same rows when the tables behind a view are cut down
+to what is asked of it, and the view has no other rows then than it had.
 
 DuckDB runs both, as in `test_scans_oracle.py`.
 """
@@ -9,31 +9,32 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import duckdb
 import pytest
 
-from connector.plans.splicing import splice
+from connector.plans.splicing import Replacement, splice
 from connector.trino.scans import Scan, kinds, replacement, scans
 from connector.trino.scopes import COMPUTED
-from connector.trino.viewing import over_text
+from connector.trino.viewing import BEFORE, over_text
 from tests.connector.trino.statements import Statements, Stored, quoted
 from tests.connector.trino.test_scans_oracle import Told, lakes, pruned, rows_of
 
 QUERIES_PER_LAKE = 40
-VIEWS = 3
+VIEWS = 5
+DEPTH_MAX = 4
 
 
 class TellingViews:
-    """Of tables what is known, of views what the adapter would take for their columns."""
+    """Of tables what is known, of views what the adapter would take for their columns. A view reads those before it."""
 
     def __init__(self, told: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
         self._told = told
-        self._views = {}
+        self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
-            found = kinds(texts[name], tuple(columns), columns_of=told)
+            found = kinds(texts[name], tuple(columns), columns_of=self)
             self._views[name] = {one: kind if found.get(one) == kind else COMPUTED for one, kind in columns.items()}
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:
@@ -43,9 +44,11 @@ class TellingViews:
 def make_views(
     statements: Statements, connection: duckdb.DuckDBPyConnection
 ) -> tuple[dict[str, Stored], dict[str, str]]:
-    views, texts = {}, {}
+    """Each over tables, and over those before it."""
+    views, texts, tables = {}, {}, statements.tables
     while len(views) < VIEWS:
         name = f"v{len(views)}"
+        statements.tables = [*tables, *[view for view in views.values() for _ in range(3)]]
         text, columns = statements.with_query([], statements.rng.choice([1, 1, 2]), [])
         if len({one.lower() for one, _ in columns}) < len(columns):
             continue
@@ -54,6 +57,7 @@ def make_views(
         except duckdb.Error:
             continue
         views[name], texts[name] = Stored(name, dict(columns)), text
+    statements.tables = tables
     return views, texts
 
 
@@ -69,6 +73,55 @@ def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple
     )
 
 
+@dataclass
+class Cutting:
+    """Of one lake."""
+
+    rng: random.Random
+    connection: duckdb.DuckDBPyConnection
+    telling: TellingViews
+    views: Mapping[str, Stored]
+    texts: Mapping[str, str]
+    told: Counter[str]
+
+    def over_plans(self, found: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
+        """Plan views in the places of views, and their names."""
+        new, names = [], []
+        for number, scan in enumerate(found):
+            name = f"{scan.table}~plan~{depth}~{number}"
+            if scan.table in self.views and depth < DEPTH_MAX and self.cut_view(scan, name, depth):
+                new.append(replacement(scan, name))
+                names.append(name)
+        return new, names
+
+    def cut_view(self, scan: Scan, name: str, depth: int) -> bool:
+        """Stores the rows of the plan view under `name`, where there is anything to leave out."""
+        text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
+        stated = over_text(text, scan.table, predicate)
+        inner = scans(stated, columns_of=self.telling)
+        assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
+        # Now and then one is left as it is.
+        new, names = self.over_plans(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
+        rest = without_views(inner, self.views)
+        if not names and not any(one.predicate or one.joins for one in rest):
+            return False
+        _, more, _ = pruned(self.rng, self.connection, stated, rest)
+        cut = splice(stated, [*new, *(replacement(one, plan) for one, plan in zip(rest, more, strict=True))])
+        self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
+        # Nobody sees other rows by this name than by the view's.
+        allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
+        assert rows_of(self.connection, f"FROM {quoted(name)}") == allowed, f"{stated}\n-- became\n{cut}"
+        self.drop([*names, *more])
+        self.told["views cut"] += 1
+        self.told["views cut within views"] += depth > 0
+        self.told["views asked within views"] += depth > 0 and scan.predicate is not None
+        return True
+
+    def drop(self, names: list[str]) -> None:
+        for name in names:
+            self.connection.execute(f"DROP TABLE {quoted(name)}")
+
+
 def campaign(seed: int, lakes_count: int) -> Counter[str]:
     told: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
@@ -76,8 +129,8 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
         telling = TellingViews(Told(rng, statements.tables), views, texts)
-        tables = statements.tables
-        statements.tables = [*tables, *[view for view in views.values() for _ in range(4)]]
+        cutting = Cutting(rng, connection, telling, views, texts, told)
+        statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
@@ -88,45 +141,16 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             told["queries"] += 1
             told["with rows"] += bool(expected)
             found = scans(text, columns_of=telling)
-            new, names = [], []
-            for number, scan in enumerate(found):
-                if scan.table not in views:
-                    continue
-                told["views asked"] += scan.predicate is not None
-                name = f"{scan.table}~plan~{number}"
-                if cut_view(rng, connection, telling, texts[scan.table], scan, name):
-                    told["views cut"] += 1
-                    new.append(replacement(scan, name))
-                    names.append(name)
+            told["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
+            new, names = cutting.over_plans(found)
             whole = splice(text, new)
             rest = without_views(found, views)
             kept, more, _ = pruned(rng, connection, text, rest)
             both = splice(text, [*new, *(replacement(scan, name) for scan, name in zip(rest, more, strict=True))])
             for became in (whole, kept, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
-            for name in [*names, *more]:
-                connection.execute(f"DROP TABLE {quoted(name)}")
+            cutting.drop([*names, *more])
     return told
-
-
-def cut_view(
-    rng: random.Random, connection: duckdb.DuckDBPyConnection, telling: TellingViews, text: str, scan: Scan, name: str
-) -> bool:
-    """Stores the rows of the plan view under `name`, where there is anything to leave out."""
-    predicate = scan.predicate or "TRUE"
-    stated, before = over_text(text, scan.table, predicate)
-    inner = tuple(one for one in scans(stated, columns_of=telling))
-    assert all(before <= one.start < one.end <= before + len(text) for one in inner)
-    if not any(one.predicate or one.joins for one in inner):
-        return False
-    cut, names, _ = pruned(rng, connection, stated, inner)
-    connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
-    for one in names:
-        connection.execute(f"DROP TABLE {quoted(one)}")
-    # Nobody sees other rows by this name than by the view's.
-    allowed = rows_of(connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-    assert rows_of(connection, f"FROM {quoted(name)}") == allowed, f"{stated}\n-- became\n{cut}"
-    return True
 
 
 def check_worth(told: Counter[str]) -> None:
@@ -134,6 +158,8 @@ def check_worth(told: Counter[str]) -> None:
     assert told["with rows"] > 0.2 * told["queries"], told
     assert told["views asked"] > 0.05 * told["queries"], told
     assert told["views cut"] > 0.3 * told["views asked"], told
+    assert told["views cut within views"] > 0.1 * told["views cut"], told
+    assert told["views asked within views"] > 0.02 * told["views cut"], told
 
 
 @pytest.mark.parametrize("seed", [21, 22])
