@@ -69,6 +69,15 @@ class Gone:
 NOTHING = Gone(np.zeros(0, dtype=np.int64), ())
 
 
+def united(*positions: Longs) -> Longs:
+    """Of all, each once, ascending. Where most ascend already sorting by runs is quick: numpy's own union hashes, and
+    took half of a batch's time in a table of many batches."""
+    both = np.sort(np.concatenate(positions), kind="stable")
+    first = np.ones(len(both), dtype=np.bool_)
+    first[1:] = both[1:] != both[:-1]
+    return both[first]
+
+
 class Deletes:
     """Delete files of one table, read once as long as they are kept."""
 
@@ -93,8 +102,7 @@ class Deletes:
                 keys.append((columns, content))
         if vectors > 1:
             raise Unreadable(path, f"it has {vectors} deletion vectors; a data file has one at most")
-        found = positions[0] if len(positions) == 1 else np.unique(np.concatenate([NOTHING.positions, *positions]))
-        return Gone(found, tuple(keys))
+        return Gone(positions[0] if len(positions) == 1 else united(NOTHING.positions, *positions), tuple(keys))
 
     def _columns(self, file: DeleteFile) -> Columns:
         if file.content != EQUALITY:

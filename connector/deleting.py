@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyroaring
 
-from connector.deleted import Deletes
+from connector.deleted import Deletes, united
 from connector.locations import data_location
 from connector.parquet.casting import Unwritable, arrow_schema, conform
 from connector.parquet.metrics import Mode, modes_of
@@ -82,7 +82,7 @@ class DeletedRows:
         before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + before < self.records:
             return False
-        return len(_united(reader.of(self.path, self.positional).positions, self.positions)) == self.records
+        return len(united(reader.of(self.path, self.positional).positions, self.positions)) == self.records
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: 
     offset = len(MAGIC)
     for one in rows:
         before = reader.of(one.path, one.positional).positions
-        both = _united(before, one.positions)
+        both = united(before, one.positions)
         if len(both) == len(before):
             continue
         blob = encode_vector(both)
@@ -163,13 +163,6 @@ def _replaced(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
     if file.get("content-offset") is not None:
         named["content-offset"] = file["content-offset"]
     return named
-
-
-def _united(one: Longs, other: Longs) -> Longs:
-    """Of both, each once, ascending. The first of them ascends already, for which sorting by runs is quick: numpy's own
-    union hashes, and took half of a batch's time in a table of many batches."""
-    both = np.sort(np.concatenate([one, other]), kind="stable")
-    return both[np.diff(both, prepend=-1) > 0]
 
 
 def encode_vector(positions: Longs) -> bytes:
@@ -233,7 +226,7 @@ def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str
     writer = _delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
     )
-    positions = [np.unique(one.positions) for one in rows]
+    positions = [united(one.positions) for one in rows]
     codes = np.repeat(np.arange(len(rows), dtype=np.int32), [len(one) for one in positions])
     paths = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array([one.path for one in rows], pa.large_string()))
     spots = pa.array(np.concatenate(positions))
