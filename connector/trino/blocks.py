@@ -154,7 +154,7 @@ class Block:
             for number in numbers:
                 asked[number].append(part)
         for side, parts in zip(sides, asked, strict=True):
-            self._ask(side, _restricted(all_of(parts), _sources(side)))
+            self._ask(side, all_of(parts))
 
     def _ask_outer(self, tree: Joined, wanted: Condition | None) -> None:
         equal = [*self._equals(tree.on), *self._merges(tree)]
