@@ -176,7 +176,7 @@ class DiskTier:
             return None
         with self._lock:
             self._hits += 1
-            if len(payload) >= MAP_BYTES_MIN and not self._closed:
+            if self.is_mapped(payload) and not self._closed:
                 # Two threads may have mapped it at once: one mapping is enough.
                 payload = self._mapped.setdefault(key, payload)
                 while len(self._mapped) > self._mapped_max:
