@@ -22,6 +22,7 @@ Values of bound predicates, by Iceberg type:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -117,6 +118,20 @@ def all_of(*children: Expression) -> Expression:
 def any_of(*children: Expression) -> Expression:
     """Their disjunction, flattened and with constants folded."""
     return _joined(children, Or, identity=FALSE, absorbing=TRUE)
+
+
+def replaced(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
+    """A bound expression with each predicate as `by` has it, from left to right."""
+    match expression:
+        case Bound():
+            return by(expression)
+        case And(children):
+            return all_of(*[replaced(child, by) for child in children])
+        case Or(children):
+            return any_of(*[replaced(child, by) for child in children])
+        case Always():
+            return expression
+    raise TypeError(f"not a bound expression: {expression}")
 
 
 def predicates_of(expression: Expression) -> list[Bound]:

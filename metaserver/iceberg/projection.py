@@ -37,6 +37,7 @@ from metaserver.iceberg.expressions import (
     Value,
     all_of,
     any_of,
+    replaced,
 )
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.ranges import Range, backwards, complement, forwards, is_ordered, is_rounded, next_value
@@ -97,16 +98,7 @@ def project(expression: Expression, spec: PartitionSpec) -> Projected:
 
 def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
     """What the partition of every matching row satisfies, in the form of `Projected`."""
-    match expression:
-        case Bound():
-            return _inclusive(expression, spec)
-        case And(children):
-            return all_of(*[inclusive(child, spec) for child in children])
-        case Or(children):
-            return any_of(*[inclusive(child, spec) for child in children])
-        case Always():
-            return expression
-    raise TypeError(f"not a bound expression: {expression}")
+    return replaced(expression, lambda predicate: _inclusive(predicate, spec))
 
 
 def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
@@ -227,7 +219,7 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
     if predicate.transform != IDENTITY:
         if predicate.transform == transform:
             return _same_transform(predicate, field, mapping)
-        return _by_source(source_ranges(predicate), field)
+        return replaced(source_ranges(predicate), lambda one: _projected(one, field))
     if op in _NULLITY or mapping.is_same:
         return _target(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
@@ -240,18 +232,6 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
             found = list(map(_widened, found))
         return _within(_target(predicate, field, op), found)
     return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
-
-
-def _by_source(expression: Expression, field: PartitionField) -> Expression:
-    """The inclusive projection of what `source_ranges` returned."""
-    match expression:
-        case And(children):
-            return all_of(*(_by_source(child, field) for child in children))
-        case Or(children):
-            return any_of(*(_by_source(child, field) for child in children))
-        case Bound():
-            return _projected(expression, field)
-    return expression
 
 
 def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Op, Or, all_of, any_of, predicates_of
+from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Op, all_of, predicates_of, replaced
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.projection import inclusive
 from metaserver.iceberg.transforms import IDENTITY
@@ -152,7 +152,9 @@ def project(
         term = definition.terms[0]
         one = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
         fields.setdefault(term.column_id, []).append(one)
-    expression = _useful(_over(bound, fields, by_field, _Budget(TRANSFORMED_MAX)), by_field)
+    budget = _Budget(TRANSFORMED_MAX)
+    expression = replaced(bound, lambda one: _over(one, fields, by_field, budget))
+    expression = replaced(expression, lambda one: _useful(one, by_field))
     composite = tuple(
         (definition, equalities)
         for definition in definitions
@@ -187,27 +189,20 @@ class _Budget:
 
 
 def _over(
-    expression: Expression,
+    predicate: Bound,
     fields: Mapping[int, Sequence[PartitionField]],
     by_field: Mapping[int, IndexDefinition],
     budget: _Budget,
 ) -> Expression:
     """`fields` by the column that they are of."""
-    match expression:
-        case And(children):
-            return all_of(*(_over(child, fields, by_field, budget) for child in children))
-        case Or(children):
-            return any_of(*(_over(child, fields, by_field, budget) for child in children))
-        case Bound(column_id=column_id):
-            mine = [
-                one
-                for one in fields.get(column_id, ())
-                if _is_of(expression, by_field[one.field_id or 0].terms[0]) and budget.allows(expression, one)
-            ]
-            plain = PartitionSpec(0, tuple(one for one in mine if one.transform != LOWER))
-            by_lower = [_lowered(expression, one) for one in mine if one.transform == LOWER]
-            return all_of(inclusive(expression, plain), *by_lower)
-    return expression
+    mine = [
+        one
+        for one in fields.get(predicate.column_id, ())
+        if _is_of(predicate, by_field[one.field_id or 0].terms[0]) and budget.allows(predicate, one)
+    ]
+    plain = PartitionSpec(0, tuple(one for one in mine if one.transform != LOWER))
+    by_lower = [_lowered(predicate, one) for one in mine if one.transform == LOWER]
+    return all_of(inclusive(predicate, plain), *by_lower)
 
 
 def _is_of(predicate: Bound, term: Term) -> bool:
@@ -229,19 +224,12 @@ def _lowered(predicate: Bound, term: PartitionField) -> Expression:
     return replace(predicate, op=op, column_id=term.field_id or 0, name=term.name, values=tuple(values))
 
 
-def _useful(expression: Expression, by_field: Mapping[int, IndexDefinition]) -> Expression:
-    """Without the predicates about which their index knows nothing."""
-    match expression:
-        case And(children):
-            return all_of(*(_useful(child, by_field) for child in children))
-        case Or(children):
-            return any_of(*(_useful(child, by_field) for child in children))
-        case Bound():
-            if by_field[expression.column_id].kind == "bitmap":
-                return expression
-            points = expression.op in (Op.EQ, Op.IN) and len(expression.values) <= KEYS_MAX
-            return expression if points else TRUE
-    return expression
+def _useful(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
+    """TRUE in place of one about which its index knows nothing."""
+    if by_field[predicate.column_id].kind == "bitmap":
+        return predicate
+    points = predicate.op in (Op.EQ, Op.IN) and len(predicate.values) <= KEYS_MAX
+    return predicate if points else TRUE
 
 
 def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
