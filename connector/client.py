@@ -24,6 +24,7 @@ from urllib3.exceptions import HTTPError
 
 from connector.errors import ServerFailed, Unreachable, error_of
 from connector.rows import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
+from metaserver.tls import trusted_by_clients
 from metaserver.wire import NAMESPACE_SEPARATOR
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
@@ -157,7 +158,8 @@ class PlanTable:
 class SeamarkClient:
     """`url` is the server's, as engines have it for their catalog; `token` a bearer token.
 
-    `timeout_s` bounds each wait for the server, `retries` how often one request is repeated.
+    `timeout_s` bounds each wait for the server, `retries` how often one request is repeated. The variable SEAMARK_CA
+    names the authorities of its certificate, where those of the system do not know it.
     """
 
     def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4) -> None:
@@ -509,7 +511,7 @@ class SeamarkClient:
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
             timeout = urllib3.Timeout(total=None, connect=self._timeout_s, read=self._timeout_s)
-            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout)
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, ssl_context=trusted_by_clients())
             pool = self._pool = (os.getpid(), manager)
         return pool[1]
 

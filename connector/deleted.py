@@ -30,6 +30,8 @@ from metaserver.index.terms import resolve_id
 
 KEPT_BYTES = 256 << 20
 """Of delete files that apply to many data files."""
+DECODED_BYTES = 4 << 30
+"""Memory that one delete file may take; reading stops at one that takes more."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
 Mask = npt.NDArray[np.bool_]
 
@@ -121,7 +123,7 @@ class Deletes:
         key = (file.path, file.offset, columns)
         content = self._kept.get(key)
         if content is None:
-            content = decoded(self._bytes(file), file, columns)
+            content = decoded(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES)
             self._kept.put(key, content, content.size_bytes)
         return content
 

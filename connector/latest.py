@@ -1,7 +1,7 @@
 """The rows of a batch that count: one for each key, the latest of those that have it.
 
-Later is what has the greater value in the precombine column: null before all others, NaN after all numbers, -0.0 before
-0.0, strings by their bytes. Of rows that are equally late the last given counts.
+Later is what has the greater value in the precombine column: null before all others, NaN after all numbers, both zeros
+alike, strings by their bytes. Of rows that are equally late the last given counts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from connector.locating import Keys, hashes_of, key_fields
 from connector.parquet.casting import Unwritable, arrow_schema, conform
 from metaserver.iceberg.arrow import plain_type
 from metaserver.iceberg.schema import Field, Schema
+from metaserver.index.delete_files import merge_zeros
 from metaserver.index.keys import has_codes, keys_of, mask_of
 
 Mask = npt.NDArray[np.bool_]
@@ -120,6 +121,7 @@ class Rank:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         if has_codes(kind):
             keys = keys_of(column, kind)
+            keys = (merge_zeros([keys]) or [keys])[0]
             assert keys.codes is not None
             codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), _NAN, keys.codes)
             return Rank(valid, codes)

@@ -5,8 +5,8 @@ files that it does not cover, and those of which it does not know whether a row 
 files are read that the server's plan leaves for the keys: by bucket and other partitions of every spec, by statistics,
 bloom filters and bitmaps. What no index says anything about is read.
 
-Keys are equal as record indexes and equality deletes have it: NaN is NaN, and -0.0 is not 0.0. No key has a null. They
-are compared by hashes of 128 bits (`metaserver.index.hashing`).
+Keys are equal as to SQL's readers: -0.0 is 0.0; and NaN is NaN. No key has a null. They are compared by hashes of 128
+bits (`metaserver.index.hashing`). Record indexes keep the two zeros apart, so they are asked for both.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.transforms import IDENTITY, canonical, name_of, width_of
 from metaserver.iceberg.values import FLOATS
 from metaserver.index.definitions import RECORD, IndexDefinition, read_definitions
+from metaserver.index.delete_files import merge_zeros
 from metaserver.index.hashing import Hashes, hash_halves
 from metaserver.index.keys import keys_of
 
@@ -125,9 +126,27 @@ class _Extent:
 
 
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
-    """(high, low) of each row's key, uint64[rows] each."""
+    """(high, low) of each row's key, uint64[rows] each; both zeros are one."""
     keys = [keys_of(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
-    return hash_halves(keys)
+    return hash_halves(merge_zeros(keys) or keys)
+
+
+def with_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
+    """The columns of keys, with those that hold a zero by each sign that it may have, and int64[rows]: the number of
+    the key that each row is."""
+    found, numbers = list(columns), np.arange(len(columns[0]), dtype=np.int64)
+    for place, field in enumerate(fields):
+        if str(field.type) not in FLOATS:
+            continue
+        column = found[place]
+        rows = np.flatnonzero(pc.equal(column, pa.scalar(0.0, column.type)).to_numpy(zero_copy_only=False))
+        if not len(rows):
+            continue
+        more = [one.take(pa.array(rows)) for one in found]
+        more[place] = pc.negate(more[place])
+        found = [pa.concat_arrays([one, other]) for one, other in zip(found, more, strict=True)]
+        numbers = np.concatenate([numbers, numbers[rows]])
+    return found, numbers
 
 
 def _storage(column: pa.Array) -> pa.Array:
@@ -191,6 +210,30 @@ def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column:
         if len(buckets) < width_of(transform):
             op = Op.EQ if len(buckets) == 1 else Op.IN
             yield Bound(op, field.id, field.name, kind, transform, "int", tuple(buckets))
+
+
+def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
+    """By which columns rows go that `rows` has the keys of: as given, else the table's identifier fields, else its only
+    one. Unwritable where there is no telling, or one of them is not there."""
+    if given is not None:
+        names = list(given)
+    elif schema.identifier_field_ids:
+        ids = {one.id: one.name for one in schema.fields}
+        names = [ids[one] for one in schema.identifier_field_ids if one in ids]
+        if len(names) < len(schema.identifier_field_ids):
+            raise Unwritable("identifier fields of the table lie in structs; say which columns are the key: key=[…]")
+    elif len(rows) == 1:
+        names = list(rows)
+    else:
+        raise Unwritable(
+            f"the rows have the columns {', '.join(rows)[:500]}, and the table has no identifier fields; say which of "
+            "them are the key: key=[…]"
+        )
+    for name in names:
+        if (times := list(rows).count(name)) != 1:
+            told = "no column" if not times else f"{times} columns"
+            raise Unwritable(f"the rows have {told} {name}, which is of the key; they have {', '.join(rows)[:500]}")
+    return names
 
 
 def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
@@ -286,8 +329,9 @@ def _looked_up(client: SeamarkClient, table: OpenTable, keys: Keys, index: Index
     parts: list[pa.Table] = []
     unsure: set[str] = set()
     by_id = {one.id: number for number, one in enumerate(keys.fields)}
-    for start in range(0, keys.count, _LOOKUP_KEYS):
-        columns = {term.text: keys.columns[by_id[term.column_id]].slice(start, _LOOKUP_KEYS) for term in index.terms}
+    asked, numbered = with_both_zeros(keys.fields, keys.columns)
+    for start in range(0, len(numbered), _LOOKUP_KEYS):
+        columns = {term.text: asked[by_id[term.column_id]].slice(start, _LOOKUP_KEYS) for term in index.terms}
         try:
             answer = client.lookup(
                 table.name, pa.table(columns), index=index.name, at=At(snapshot_id=table.snapshot_id)
@@ -304,7 +348,7 @@ def _looked_up(client: SeamarkClient, table: OpenTable, keys: Keys, index: Index
     # Each path is there once in a dictionary: written out they may be more than an array of strings holds.
     rows = pa.concat_tables(parts).unify_dictionaries()
     coded = rows["file_path"].combine_chunks()
-    positions, numbers = rows["position"].to_numpy(), rows["key"].to_numpy()
+    positions, numbers = rows["position"].to_numpy(), numbered[rows["key"].to_numpy()]
     return _Known(index.name, dict(_by_file(coded, positions, numbers)), frozenset(unsure))
 
 

@@ -8,9 +8,10 @@ name is used once, so that a file is never another's.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote_plus
+from urllib.parse import quote_plus, unquote
 
 from metaserver.iceberg.murmur3 import murmur3
 from metaserver.iceberg.properties import as_bool
@@ -24,6 +25,8 @@ OBJECT_STORAGE = "write.object-storage.enabled"
 PARTITIONED_PATHS = "write.object-storage.partitioned-paths"
 _ENTROPY_BITS, _FOLDER_BITS, _FOLDERS = 20, 4, 3
 _EPOCH_YEAR = 1970
+_UNSAFE, _SEPARATOR = re.compile(r"[\x00/\\%]"), re.compile(r"[/\\]")
+_DECODED_TIMES = 3
 
 
 def data_folder(location: str, properties: Mapping[str, str]) -> str:
@@ -59,9 +62,25 @@ def partition_path(names: Sequence[str], transforms: Sequence[str], kinds: Seque
     """`day=2024-01-31/id_bucket=7`, escaped; `kinds` are types of the transforms' results. Empty for no fields."""
     parts = zip(names, transforms, kinds, values, strict=True)
     return "/".join(
-        f"{quote_plus(name, safe='*')}={quote_plus(_shown(transform, kind, value), safe='*')}".replace("~", "%7E")
-        for name, transform, kind, value in parts
+        f"{_escaped(name)}={_escaped(_shown(transform, kind, value))}" for name, transform, kind, value in parts
     )
+
+
+def _escaped(text: str) -> str:
+    return quote_plus(text if _is_plain(text) else _UNSAFE.sub("_", text), safe="*").replace("~", "%7E")
+
+
+def _is_plain(text: str) -> bool:
+    """Whether no path comes of it, however often somebody decodes it: servers and stores refuse locations with a NUL or
+    a segment `..` in them. The folder is for people; what the partition is, manifests say."""
+    decoded = text
+    for _ in range(_DECODED_TIMES):
+        if "\0" in decoded or any(part in (".", "..") for part in _SEPARATOR.split(decoded)):
+            return False
+        before, decoded = decoded, unquote(decoded)
+        if decoded == before:
+            return True
+    return False
 
 
 def _shown(transform: str, kind: str, value: Any) -> str:

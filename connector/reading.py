@@ -139,9 +139,16 @@ class Scan:
     """Rows of a table, read when they are asked for: iterate over batches, take a `reader()`, or all `to_arrow()`."""
 
     def __init__(
-        self, storage: Storage, wanted: Wanted, tasks: Callable[[], Iterator[ScanTask]], limit: int | None
+        self,
+        storage: Storage,
+        wanted: Wanted,
+        tasks: Callable[[], Iterator[ScanTask]],
+        limit: int | None,
+        snapshot_id: int | None = None,
     ) -> None:
         self.schema: pa.Schema = wanted.arrow
+        self.snapshot_id = snapshot_id
+        """That is read; None where the table has none."""
         self.counts = Counts()
         self._storage, self._wanted, self._tasks, self._limit = storage, wanted, tasks, limit
 
@@ -179,7 +186,7 @@ def scan(
         found = plan(client, opened, bound, least_rows=limit)
         return with_rows(client, opened, bound, found) if bitmaps else found
 
-    return Scan(opened.storage, wanted, tasks, limit)
+    return Scan(opened.storage, wanted, tasks, limit, opened.snapshot_id)
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ was refused are deleted.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +16,7 @@ from connector.client import At, Name, SeamarkClient
 from connector.commits import Producer, back_off, producer_named
 from connector.deleting import WrittenDeletes
 from connector.errors import BadRequest, Conflict, Refused
+from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, in_sql, open_table
 from connector.target import WriteTarget, target_of
 from connector.writing import WrittenFiles, commit
@@ -46,7 +48,7 @@ class Report:
     """Data files, and delete files that new ones hold."""
     attempts: int = 1
     snapshot_id: int | None = None
-    """None where nothing was to be changed."""
+    """None where nothing was to be changed and there is no producer."""
     duplicate: bool = False
     """The producer had committed this before; the numbers tell what this run would have done."""
 
@@ -64,7 +66,7 @@ class Change:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be changed, so that there is nothing to commit; the report is told all the same."""
+        """Whether nothing is to be changed. Then only a producer commits, so that its number is recorded."""
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 
     def allowed(self, target: WriteTarget) -> Change:
@@ -105,19 +107,23 @@ def committed(
     producer: Producer | None,
     summary: Mapping[str, str] | None,
     attempts: int,
+    history: bool = False,
 ) -> Report:
-    """One commit of what is prepared, from the branch's head, and again where others were faster."""
+    """One commit of what is prepared, from the branch's head, and again where others were faster. With `history` what
+    is opened tells all of the table's snapshots. Unwritable, before anything is written, for a table of version 1."""
     named: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (of := producer_named(producer)) is not None:
         named["producer"] = of
-    opened = open_table(client, table, At(ref=branch))
+    named["change-id"] = str(uuid.uuid4())  # by which the server knows who has collided how often
+    opened = open_table(client, table, At(ref=branch), history=history)
+    check_takes_deletes(opened.metadata)
     named["table-uuid"] = opened.metadata.table_uuid
     number = 0
     while True:
         number += 1
         target = target_of(opened.metadata, opened.storage)
         change = prepared(opened, target).allowed(target)
-        if change.is_empty:
+        if change.is_empty and of is None:  # a producer's number is recorded: its repeat may find other rows
             return replace(change.report, attempts=number)
         try:
             answer = commit(client, table, {**named, **change.body(opened)}, partial(change.discard, target))
@@ -126,13 +132,22 @@ def committed(
                 raise
             if isinstance(error, Conflict):
                 back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
-            before, opened = opened, open_table(client, table, At(ref=branch))
+            before, opened = opened, open_table(client, table, At(ref=branch), history=history)
             if not _is_anew(error, before.metadata, opened.metadata):
                 raise
         else:
             return replace(
                 change.done(), attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
             )
+
+
+def check_takes_deletes(metadata: TableMetadata) -> None:
+    """Unwritable for a table whose format version has no deletes, so that rows can be appended only."""
+    if metadata.format_version == 1:
+        raise Unwritable(
+            "A table of version 1 takes appends only: it has no position deletes and no equality deletes; upgrade it "
+            "to version 2 or later"
+        )
 
 
 def _is_anew(error: Refused, before: TableMetadata, now: TableMetadata) -> bool:

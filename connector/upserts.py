@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 
 from connector.client import Name, SeamarkClient
 from connector.commits import Producer
@@ -32,18 +33,19 @@ from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.latest import Batch, Rank, batch_of, column_of, latest
 from connector.lineage import NAMES, ROW_ID_NAME, has_lineage, with_lineage
-from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, locate
+from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, key_names, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, plan
 from connector.reading import TaskReader, bound_filter, wanted_of
 from connector.rewriting import rewritten
 from connector.row_commits import ATTEMPTS, NOTHING, Change, Report, committed
 from connector.target import WriteTarget
+from connector.unchanged import check_unchanged
 from connector.unlocated import EQUALITY, check_unlocated, unlocated
 from connector.writing import Rows, WrittenFiles, batches_of, write_batches
 from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.schema import Field
+from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.snapshot import MAIN
 
 Mask = npt.NDArray[np.bool_]
@@ -67,6 +69,7 @@ def upsert(
     columns: Sequence[str] | None = None,
     mode: str | None = None,
     way: str | None = None,
+    read_snapshot_id: int | UnsetType | None = UNSET,
     branch: str = MAIN,
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
@@ -81,12 +84,15 @@ def upsert(
     whatever the table says, there are neither `columns` nor `precombine`, and of the report only files, attempts,
     snapshot and `duplicate` are told.
 
+    `read_snapshot_id` makes it a read-modify-write: Conflict, and nothing is changed, where a row with one of the keys
+    has changed since that snapshot, None for a table that had none: has other values, is gone or is new.
+
     Unwritable for rows that do not fit the table or have no key, and for what `equality` cannot say; Refused with
     status 409 where others were faster in all attempts; Unreadable for a file that is broken. `producer`, and what is
     not known after an error, are as with `append`.
     """
     check_names(keys, columns)
-    checked(mode, way, precombine, columns)
+    checked(mode, way, precombine, columns, read_snapshot_id)
     given = list(batches_of(rows))
 
     def prepared(opened: OpenTable, target: WriteTarget) -> Change:
@@ -94,10 +100,24 @@ def upsert(
         if way == EQUALITY:
             return unlocated(batch, opened, target)
         how = mode_of(mode, target)
+        check_read(client, opened, batch, read_snapshot_id, way)
         found = differing(client, opened, batch, way, how)
         return _written(found, scope_of(batch.keys, opened), opened, target, how)
 
-    return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
+    more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    return committed(client, table, prepared, history=read_snapshot_id is not UNSET, **more)
+
+
+def check_read(
+    client: SeamarkClient,
+    opened: OpenTable,
+    batch: Batch,
+    read_snapshot_id: int | UnsetType | None,
+    way: str | None,
+) -> None:
+    """Conflict where rows of the batch's keys have changed since a snapshot, where one is given."""
+    if read_snapshot_id is not UNSET:
+        check_unchanged(client, opened, batch.keys, read_snapshot_id, way)
 
 
 def delete(
@@ -105,22 +125,30 @@ def delete(
     table: Name,
     *,
     keys: Rows | None = None,
+    key: Sequence[str] | None = None,
     where: str | Mapping[str, Any] | None = None,
     mode: str | None = None,
     way: str | None = None,
+    read_snapshot_id: int | UnsetType | None = UNSET,
     branch: str = MAIN,
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
 ) -> Report:
-    """Deletes the rows that have one of these keys, whose columns are all columns of `keys`; or those that match a
-    predicate, in SQL or as an Iceberg expression in JSON. `mode` is by default the table's `write.delete.mode`.
-    Otherwise as `upsert`."""
+    """Deletes the rows that have one of these keys; or those that match a predicate, in SQL or as an Iceberg expression
+    in JSON. `mode` is by default the table's `write.delete.mode`. Otherwise as `upsert`.
+
+    `key` names the columns of `keys` by which rows go: by default the table's identifier fields, else the only column
+    that `keys` has. Its other columns do not count. Unwritable where there is no telling, or a column of the key is not
+    there."""
     if (keys is None) == (where is None):
         raise ValueError("say which rows are to go, by keys or by a predicate (where)")
+    if where is not None and (key is not None or read_snapshot_id is not UNSET):
+        raise ValueError("key and read_snapshot_id are of a delete by keys, not by a predicate (where)")
+    check_names(key, None)
     if way == EQUALITY and keys is None:
         raise ValueError(f"by way of {EQUALITY!r} rows go by keys, not by a predicate (where)")
-    checked(mode, way)
+    checked(mode, way, read_snapshot_id=read_snapshot_id)
     given = None if keys is None else list(batches_of(keys))
 
     def prepared(opened: OpenTable, target: WriteTarget) -> Change:
@@ -130,13 +158,22 @@ def delete(
         elif not given:
             return NOTHING
         else:
-            batch = batch_of(given, opened.schema, given[0].schema.names)
+            batch = keys_of_rows(given, opened.schema, key)
             if way == EQUALITY:
                 return unlocated(batch, opened, target, deletes=True)
+            check_read(client, opened, batch, read_snapshot_id, way)
             scope, found = scope_of(batch.keys, opened), without(client, opened, batch, way)
         return _written(found, scope, opened, target, mode_of(mode, target, deletes=True))
 
-    return committed(client, table, prepared, branch=branch, producer=producer, summary=summary, attempts=attempts)
+    more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    return committed(client, table, prepared, history=read_snapshot_id is not UNSET, **more)
+
+
+def keys_of_rows(given: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> Batch:
+    """The key's columns of the rows. Unwritable as for `delete`."""
+    for one in given:
+        names = key_names(schema, key, one.schema.names)
+    return batch_of([one.select(names) for one in given], schema, names)
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
@@ -146,11 +183,19 @@ def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> No
 
 
 def checked(
-    mode: str | None, way: str | None, precombine: str | None = None, columns: Sequence[str] | None = None
+    mode: str | None,
+    way: str | None,
+    precombine: str | None = None,
+    columns: Sequence[str] | None = None,
+    read_snapshot_id: int | UnsetType | None = UNSET,
 ) -> None:
     """ValueError for what there is not, and what makes no sense together."""
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
+    if way == EQUALITY and read_snapshot_id is not UNSET:
+        raise ValueError(
+            f"read_snapshot_id needs the stored rows, of which nothing is looked up by way of {EQUALITY!r}"
+        )
     if way == EQUALITY:
         check_unlocated(mode, precombine, columns)
     elif way is not None and way not in WAYS:

@@ -381,14 +381,18 @@ class Destination:
         producer: Producer | None = None,
         summary: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
-        """The commit's answer; None where there is nothing to do. See `commit`."""
-        if not written.files and "filter" not in self.change.get("replace", {}):
+        """The commit's answer; None where there is nothing to do, nor a producer whose number is to be recorded. See
+        `commit`."""
+        named = producer_named(producer)
+        is_empty = not written.files and "filter" not in self.change.get("replace", {})
+        if is_empty and named is None:
             return None
         written = written.with_allowed_indexes(self.target.storage)
-        body: dict[str, Any] = {**self.change, "branch": self.branch, "summary": dict(summary or {})}
+        change = {"operation": "append"} if is_empty else self.change
+        body: dict[str, Any] = {**change, "branch": self.branch, "summary": dict(summary or {})}
         body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
         body |= {"index-files": list(written.index_files)}
-        if (named := producer_named(producer)) is not None:
+        if named is not None:
             body["producer"] = named
         return commit(client, self.table, body, partial(written.discard, self.target.storage))
 
@@ -407,13 +411,16 @@ def destination(
 ) -> Destination:
     """Of a write by `append`, `overwrite` (of what `where` holds) or `overwrite_partitions`.
 
-    ValueError for another mode; BadRequest for a predicate that no expression says exactly.
+    ValueError for another mode; Unwritable for a table of a version that has no such mode; BadRequest for a predicate
+    that no expression says exactly.
     """
     if mode not in WRITE_MODES:
         raise ValueError(f"there is no mode {mode!r}: there are {', '.join(WRITE_MODES)}")
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
     change: dict[str, Any] = {"operation": "append"}
+    if mode != APPEND and metadata.format_version == 1:
+        raise Unwritable("A table of version 1 takes appends only, no overwrites; upgrade it to version 2 or later")
     if mode != APPEND:
         head = metadata.refs.get(branch)
         if isinstance(where, str):
@@ -433,9 +440,11 @@ def append(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Adds rows, with one commit, whose answer it is (docs/reference/openapi.json); None where there are no rows.
+    """Adds rows, with one commit, whose answer it is (docs/reference/openapi.json); None where there are no rows and no
+    producer.
 
-    `producer` is an id and a sequence number: what was committed under them before is not committed again. Unwritable
+    `producer` is an id and a sequence number: what was committed under them before is not committed again, and without
+    rows the number is recorded by a snapshot that changes nothing. Unwritable
     where rows do not fit the table. Whatever goes wrong, nothing is visible; where the commit's outcome is not known
     (Unreachable, ServerFailed), files stay, as they may be visible.
     """

@@ -17,11 +17,14 @@
     │   ├── NotAcceptable           406  an answer in the asked form does not exist
     │   ├── AlreadyExists           409
     │   ├── NamespaceNotEmpty       409
+    │   ├── RequestTimeout          408  the body took too long to arrive
     │   ├── TooLarge                413
-    │   └── Unprocessable           422  well formed, but contradicts itself or an earlier request
+    │   ├── Unprocessable           422  well formed, but contradicts itself or an earlier request
+    │   └── ClientGone              499  left before its request had arrived; seen in metrics and logs only
     ├── CommitConflict          409  somebody else was first: refresh and retry
     ├── CommitUnknown           500  the outcome could not be learned: neither retry blindly nor clean up
     ├── RetryLater              503  a bound was met or a part is away: the same request may succeed later
+    │   └── TooManyRequests         429  a bound of this client's own was met
     ├── StorageError            500  object storage failed in a way the client cannot mend
     │   ├── ObjectMissing                nothing is stored at that location
     │   └── ObjectExists                 a conditional write found something there
@@ -135,6 +138,18 @@ class NamespaceNotEmpty(RequestError):
     type = "NamespaceNotEmptyException"
 
 
+class RequestTimeout(RequestError):
+    kind = "request_timeout"
+    code = 408
+    type = "RequestTimeoutException"
+
+
+class ClientGone(RequestError):
+    kind = "client_gone"
+    code = 499
+    type = "ClientClosedRequestException"
+
+
 class TooLarge(RequestError):
     kind = "too_large"
     code = 413
@@ -169,6 +184,12 @@ class RetryLater(SeamarkError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TooManyRequests(RetryLater):
+    kind = "too_many_requests"
+    code = 429
+    type = "TooManyRequestsException"
 
 
 class StorageError(SeamarkError):

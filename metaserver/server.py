@@ -14,7 +14,7 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -26,36 +26,42 @@ from opentelemetry.trace import Tracer
 from metaserver.access.audit import open_audit
 from metaserver.access.authenticator import open_authenticator
 from metaserver.access.authorizer import Authorizer
-from metaserver.access.guard import check_binding, check_logins
+from metaserver.access.guard import check_binding, check_logins, is_loopback
+from metaserver.access.keyring import REFRESH_S, open_keyring
 from metaserver.api.app import build_app
+from metaserver.api.connections import ConnectionRunner, limits_of, raise_descriptor_limit
 from metaserver.api.metrics import Metrics
 from metaserver.api.parts import Parts
 from metaserver.catalog.catalog import open_catalog
 from metaserver.clock import Clock, SystemClock
 from metaserver.commits.committing import open_commits
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
+from metaserver.home import prepare_home
 from metaserver.index.cleaning import Cleaner
 from metaserver.index.indexes import open_indexes
 from metaserver.index.registry import Registry
 from metaserver.index.usage import Usage
 from metaserver.objects.router import open_objects
+from metaserver.planner.borders import Borders
 from metaserver.planner.planner import open_planner
 from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import TakeLease
 from metaserver.timeline.timeline import open_timeline
 from metaserver.timeline.webhooks import open_webhooks
-from metaserver.wire import INDEX_FOLDER, encode_json
+from metaserver.tls import Certificate
+from metaserver.wire import INDEX_FOLDER
 
 SAMPLE_INTERVAL_S = 1.0
 _PRUNE_BATCH = 1000
+_REPAIRED_SHOWN = 20
 _log = structlog.get_logger("seamark.server")
 
 
 @asynccontextmanager
 async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
     """Every part of one worker, closed in reverse order. ConfigError names the setting that does not work."""
-    prepare_home(settings)
+    tell_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         drain = asyncio.Event()
@@ -68,12 +74,15 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             )
         )
         await check_logins(settings, store, clock)
+        keyring = await enter(open_keyring(settings, store, clock))
         objects = await enter(open_objects(settings, clock))
         timeline = await enter(open_timeline(settings, store, clock))
-        catalog = await enter(open_catalog(settings, store, objects, clock, timeline))
+        catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring))
         registry, usage = Registry(store, clock), Usage()
         indexes = await enter(open_indexes(settings, objects, registry, clock))
-        planner = await enter(open_planner(settings, objects, clock, indexes=indexes, usage=usage))
+        # Without logins there is one tenant, who may read everything.
+        borders = None if settings.auth == "none" else Borders(store)
+        planner = await enter(open_planner(settings, objects, clock, indexes=indexes, usage=usage, borders=borders))
         metrics = Metrics()
         parts = Parts(
             settings=settings,
@@ -97,8 +106,9 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
             planner=planner,
             commits=await enter(open_commits(settings, store, objects, clock, timeline, catalog, planner, metrics)),
             metrics=metrics,
-            authenticator=await enter(open_authenticator(settings, store, clock)),
+            authenticator=await enter(open_authenticator(settings, store, keyring, clock)),
             authorizer=Authorizer(),
+            keyring=keyring,
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
             drain=drain,
@@ -107,6 +117,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
         failed = parts.metrics.webhook_failures.inc
         await enter(open_webhooks(settings, store, timeline, clock, holder=holder, failed=failed))
         await enter(_running("housekeeping", lambda: _housekeep(parts, holder)))
+        await enter(_running("keys", lambda: _refresh_keys(parts)))
         await enter(_running("sampler", lambda: _sample(parts)))
         yield parts
 
@@ -125,14 +136,22 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
         yield tracer
 
 
-def prepare_home(settings: Settings) -> None:
-    """Creates the home folder. ConfigError when that cannot be done."""
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot create the home folder {settings.home}: {error.strerror}; choose another with --home"
-        ) from None
+def tell_repaired(paths: Sequence[Path]) -> None:
+    """Logs which files other accounts could reach until now."""
+    if paths:
+        shown = [str(path) for path in paths[:_REPAIRED_SHOWN]]
+        _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown)
+
+
+def open_certificate(settings: Settings) -> Certificate | None:
+    """By tls_cert and tls_key; None without. ConfigError names the file that will not do."""
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
+
+
+def warn_of_plain_http(settings: Settings) -> None:
+    """Beyond loopback, without TLS of our own, tokens can be read on the way unless a proxy in front ends TLS."""
+    if settings.auth != "none" and not settings.tls_cert and not is_loopback(settings.host):
+        _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
 
 
 def bind(settings: Settings, *, shared: bool) -> socket.socket:
@@ -164,14 +183,23 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
     """Base URL under which `sock` is reached; a wildcard address is shown as loopback."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @asynccontextmanager
-async def serving(parts: Parts, sock: socket.socket) -> AsyncIterator[None]:
+async def serving(parts: Parts, sock: socket.socket, certificate: Certificate | None = None) -> AsyncIterator[None]:
     """Answers requests on `sock` for as long as the block runs; leaving it is the drain."""
     # aiohttp's own access log is off: the middleware writes a better line.
-    runner = web.AppRunner(build_app(parts), access_log=None, handle_signals=False)
+    runner = ConnectionRunner(
+        build_app(parts),
+        limits_of(parts.settings),
+        parts.metrics,
+        tls=None if certificate is None else certificate.context,
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=parts.settings.idle_timeout_s,
+    )
     await runner.setup()
     try:
         site = web.SockSite(runner, sock, backlog=1024)
@@ -221,8 +249,15 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     if parent is not None:
         loop.add_reader(parent, stop.set)
-    async with open_parts(settings, clock) as parts, serving(parts, sock):
+    certificate = open_certificate(settings)
+    async with AsyncExitStack() as stack:
+        if certificate is not None:
+            loop.add_signal_handler(signal.SIGHUP, certificate.reload)
+            await stack.enter_async_context(_running("certificate", certificate.watch))
+        parts = await stack.enter_async_context(open_parts(settings, clock))
+        await stack.enter_async_context(serving(parts, sock, certificate))
         settle_memory()
+        warn_of_plain_http(settings)
         _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
         on_ready()
         await stop.wait()
@@ -234,17 +269,9 @@ async def serve(
 
 def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None], parent: int | None = None) -> None:
     """One worker on an event loop of its own; returns after the drain."""
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, sock, SystemClock(), on_ready, parent))
-
-
-def write_server_file(settings: Settings, url: str, port: int) -> Path:
-    """`<home>/server.json`: where the server that uses this home listens, for scripts that asked for port 0."""
-    path = settings.home / "server.json"
-    fresh = path.with_name(f".server-{os.getpid()}.json")
-    fresh.write_bytes(encode_json({"port": port, "pid": os.getpid(), "url": url}))
-    fresh.replace(path)
-    return path
 
 
 @asynccontextmanager
@@ -285,6 +312,12 @@ async def _housekeep(parts: Parts, holder: str) -> None:
         except CommitConflict:
             continue
         await housekeeping_round(parts)
+
+
+async def _refresh_keys(parts: Parts) -> None:
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        await parts.keyring.refresh()
 
 
 async def housekeeping_round(parts: Parts) -> dict[str, int]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
+import stat
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ from metaserver.errors import ConfigError
 ENVIRONMENT_PREFIX = "SEAMARK_"
 CONFIG_VARIABLE = "SEAMARK_CONFIG"
 """Names the TOML file when no `--config` does."""
+_UMASK = re.compile(r"(?:0?[0-7]{3})?")
 
 
 def setting(
@@ -45,10 +48,17 @@ def setting(
 class Settings:
     home: Path = setting(
         Path("seamark-home"),
-        "Folder for what the server keeps itself: the SQLite database and, by default, the warehouse.",
+        "Folder for what the server keeps itself: the SQLite database, its keys and, by default, the warehouse. "
+        "Private to the account that runs the server (mode 0700): engines of others need a warehouse elsewhere.",
     )
     host: str = setting("127.0.0.1", "Address to bind. Anything but loopback needs authentication configured.")
     port: int = setting(8181, "TCP port; 0 takes a free one and prints it.", least=0, most=65535)
+    tls_cert: str = setting(
+        "",
+        "Certificate of the server, with its chain (PEM): clients use https. Read again when the file changes, or on "
+        "SIGHUP. TLS 1.2 at least.",
+    )
+    tls_key: str = setting("", "Key of tls_cert (PEM, without a passphrase).")
     workers: int = setting(1, "Server processes sharing the port (SO_REUSEPORT).", least=1, most=256)
     warehouse: str = setting(
         "",
@@ -64,6 +74,17 @@ class Settings:
     prefix: str = setting("", "Path segment after /v1 that clients are told to use; empty for none.")
     allowed_locations: tuple[str, ...] = setting(
         (), "URIs besides the warehouse below which tables may be registered or created.", schemes=("file", "s3")
+    )
+    trusted_engines: tuple[str, ...] = setting(
+        (),
+        "Principals (names of tokens, oidc:<subject>) of engines that act for many users, such as Trino: they may name "
+        "any user as the owner with whose rights a view runs. Who may write the whole catalog always may.",
+    )
+
+    warehouse_umask: str = setting(
+        "",
+        "Permissions taken from files and folders of a local warehouse outside the home, as an octal umask such as 022 "
+        "or 027. Empty: the umask that the server was started with. Everything inside the home is private.",
     )
 
     s3_endpoint: str = setting("", "URL of an S3-compatible store; empty for AWS.", schemes=("http", "https"))
@@ -99,6 +120,37 @@ class Settings:
         "", "Claim with a list of role[:namespace] strings; empty for grants of this server only."
     )
     oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens lives.", least=1)
+    clock_leeway_s: int = setting(
+        30,
+        "Seconds that the clocks of replicas and of the OIDC issuer may be apart: a token is accepted so long before "
+        "it begins, and one of the issuer so long after it ends.",
+        least=0,
+        most=600,
+    )
+    encryption_key: str = setting(
+        "",
+        "Key that encrypts the signing keys in the database: 32 random bytes in base64 (openssl rand -base64 32), the "
+        "same for all replicas. Of several, separated by commas, the first encrypts and all decrypt. Empty: "
+        "encryption_key_file.",
+        secret=True,
+    )
+    encryption_key_file: str = setting(
+        "",
+        "File with such keys, one a line, made at the first start. Empty: <home>/encryption.key. Keep it out of "
+        "backups of the database.",
+    )
+    signing_key_rotation_s: int = setting(
+        30 * 86400,
+        "Age at which the key that signs access tokens, plan and page tokens is replaced; the old one verifies until "
+        "what it signed has ended.",
+        least=3600,
+    )
+    rights_recheck_s: float = setting(
+        5.0,
+        "Seconds between checks whether the reader of an open event stream is still logged in and allowed to read.",
+        least=0.05,
+        most=60,
+    )
 
     pg_pool_max: int = setting(10, "Connections to PostgreSQL per worker, at most.", least=1, most=1000)
     store_queue_limit: int = setting(
@@ -119,12 +171,58 @@ class Settings:
         "conflict), and for what a producer has committed that the database knows nothing of.",
         least=1,
     )
+    commit_turn_after: int = setting(
+        3,
+        "Collisions after which a change of rows may commit before the table's other changes "
+        "(change-id in POST /api/v1/tables/…/commit).",
+        least=1,
+    )
+    commit_turn_s: float = setting(
+        10.0,
+        "Seconds that a table's other changes wait, at most, for the one whose turn it is; half of storage_timeout_s "
+        "where that is less. 0: nobody has a turn. Each process has turns of its own.",
+        least=0.0,
+    )
     commit_memory_bytes: int = setting(
         128 << 20, "Budget for manifests and manifest lists that commits remember, per worker.", least=0
     )
-    body_limit_bytes: int = setting(64 << 20, "Largest request body.", least=1024)
+    body_limit_bytes: int = setting(
+        64 << 20,
+        "Largest request body, unpacked, of operations that take metadata or lists of files, keys or values.",
+        least=1024,
+    )
+    small_body_limit_bytes: int = setting(
+        1 << 20, "Largest request body, unpacked, of all other operations; that of a login has 16 KiB.", least=1024
+    )
+    bodies_memory_bytes: int = setting(
+        256 << 20,
+        "Bytes of request bodies in memory at once per worker; half of it for one principal. Beyond: 503 or 429.",
+        least=1024,
+    )
+    body_timeout_s: float = setting(
+        30.0, "Seconds that a request body may take to arrive, and one more for each 64 KiB of it.", least=0.1
+    )
     requests_limit: int = setting(
-        512, "Requests being answered at once per worker; more get 503 and Retry-After.", least=1
+        512,
+        "Requests being answered at once per worker; more get 503 and Retry-After. One principal has half of "
+        "them, and gets 429 beyond; without a login there is no such share.",
+        least=1,
+    )
+    connections_limit: int = setting(
+        0,
+        "Open connections per worker; at the limit, those that are silent or idle make room. 0: half of the files that "
+        "the process may open, at most 10,000.",
+        least=0,
+    )
+    connections_per_address: int = setting(
+        0, "Open connections of one address per worker; 0: half of connections_limit.", least=0
+    )
+    header_timeout_s: float = setting(10.0, "Seconds that the header of a request may take to arrive.", least=0.1)
+    idle_timeout_s: float = setting(
+        300.0, "Seconds that a connection is kept open without a request; longer than any proxy before it.", least=1
+    )
+    send_timeout_s: float = setting(
+        60.0, "Seconds that a client may leave an answer unread before its connection is cut.", least=0.1
     )
     page_limit: int = setting(1000, "Largest page of any listing.", least=1)
     metadata_cache_bytes: int = setting(
@@ -140,6 +238,15 @@ class Settings:
         1000, "Files that the answer to a scan holds itself; of more, the client fetches pages.", least=0
     )
     plan_page_size: int = setting(4000, "Files in one page of a scan.", least=1, most=100_000)
+    plan_residual_bytes: int = setting(
+        4 << 20,
+        "Bytes of residual filters in one answer or page of a scan. Where its files would take more by repeating a "
+        "long filter, residuals are left out, as the REST specification allows. PyIceberg, and Java clients that send "
+        "X-Seamark-Residuals: short, need a residual and filter rows by their own filter: they get a shorter one that "
+        "keeps more rows. Other Java clients get exact residuals, and fewer files in each answer. Residuals of up to "
+        "1 KiB are never shortened and do not count.",
+        least=0,
+    )
     plan_async_files: int = setting(
         5_000_000,
         "Entries of manifests still to be read from which on a scan is answered later (status submitted).",
@@ -180,6 +287,19 @@ class Settings:
     plan_tables_limit: int = setting(
         100_000, "Plan tables whose files have not been deleted yet, in the whole catalog; more are not made.", least=0
     )
+    plan_snapshots_limit: int = setting(
+        1000,
+        "Plan snapshots of one table that loadTable adds for one value of X-Seamark-Plans: those whose leases end "
+        "last.",
+        least=0,
+        most=100_000,
+    )
+    plan_tables_bytes: int = setting(
+        16 << 30,
+        "Bytes of plan tables' files that a worker writes within the longest lease and plan_table_grace_s. One "
+        "principal has half of them, and half of plan_tables_limit; more are not made for it.",
+        least=0,
+    )
     plan_table_memory_bytes: int = setting(
         128 << 20, "Budget for manifests that plan tables keep in part, decoded, per worker.", least=0
     )
@@ -201,6 +321,12 @@ class Settings:
     )
     join_wait_s: float = setting(
         2.0, "Seconds that a request waits for the keys of joined tables; those that come later are left out.", least=0
+    )
+    decoded_limit_bytes: int = setting(
+        256 << 20,
+        "Memory that one table's columns, for a join, or one delete file may take once they are decoded. Of joined "
+        "tables and delete files that take more, a plan tells nothing: it keeps more files, and rows are undecided.",
+        least=1 << 20,
     )
     index_memory_bytes: int = setting(
         1 << 30,
@@ -233,8 +359,16 @@ class Settings:
     drop_retention_s: int = setting(
         7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once.", least=0
     )
+    indexes_limit: int = setting(64, "Indexes that may be defined on one table.", least=0)
     idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.", least=1)
     metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", least=1)
+    metrics_reports_limit: int = setting(
+        1000, "Scan and commit reports that are kept of one table; a new one takes the place of the oldest.", least=1
+    )
+    metrics_report_limit_bytes: int = setting(128 << 10, "Largest scan or commit report.", least=1024)
+    metrics_rate_bytes: int = setting(
+        16 << 20, "Bytes of reports that one principal may send within a minute per worker; more get 429.", least=1024
+    )
     audit_reads: bool = setting(False, "Also audit requests that only read.")
     audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", least=1)
     timeline_keep: int = setting(1000, "Finished instants per table before older ones move to the archive.", least=1)
@@ -244,6 +378,12 @@ class Settings:
     )
     watchers_limit: int = setting(
         256, "Long-polls and event streams held open at once per worker; more get 503.", least=0
+    )
+    free_space_min_bytes: int = setting(
+        64 << 20,
+        "Free bytes on the disks of the home, the SQLite database and a local warehouse below which /readyz fails; of "
+        "a small disk a twentieth.",
+        least=0,
     )
     housekeeping_interval_s: float = setting(
         60.0, "Seconds between rounds of purging, archiving and pruning.", least=0.05
@@ -333,6 +473,16 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
     return settings
 
 
+def exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
+    """The TOML file and the secret settings in it, where other accounts may read it; None where they may not."""
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    if config is None:
+        return None
+    names = [name for name in _read_toml(config) if FIELDS[name].metadata["secret"]]
+    return (config, names) if names and config.stat().st_mode & stat.S_IROTH else None
+
+
 def check(settings: Settings) -> None:
     """What no single field can tell. ConfigError says which settings contradict each other."""
     if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
@@ -344,6 +494,10 @@ def check(settings: Settings) -> None:
         raise ConfigError("s3_access_key_id and s3_secret_access_key go together: give both or neither")
     if settings.s3_client_access == "static" and not settings.s3_access_key_id:
         raise ConfigError("s3_client_access = 'static' hands out s3_access_key_id and s3_secret_access_key: set them")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise ConfigError("tls_cert and tls_key go together: give both or neither")
+    if not _UMASK.fullmatch(settings.warehouse_umask):
+        raise ConfigError(f"warehouse_umask is an octal number such as 022: {settings.warehouse_umask!r} is not")
     if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
         raise ConfigError(
             f"prefix is one path segment: {settings.prefix!r} holds a slash, a space or a control character"

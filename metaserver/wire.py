@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from typing import Any, TypeVar
 
@@ -98,21 +96,3 @@ def is_plan_name(name: str) -> bool:
 def show(path: tuple[str, ...], name: str | None = None) -> str:
     """As messages show it: levels and name joined by dots."""
     return ".".join((*path, name) if name is not None else path)
-
-
-def encode_page_token(after: str) -> str:
-    """Opaque to clients; survives any name."""
-    return base64.urlsafe_b64encode(after.encode()).decode().rstrip("=")
-
-
-def decode_page_token(token: str) -> str | None:
-    """None for the empty token, which asks for the first page. BadRequest for one we never gave out."""
-    if not token:
-        return None
-    try:
-        text = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError):
-        raise BadRequest(f"pageToken {token[:40]!r} is not one this server gave out; start again without it") from None
-    if "\x00" in text:
-        raise BadRequest("pageToken holds a NUL; start again without it")
-    return text

@@ -13,11 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 
-from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, has_ids, places_of
+from metaserver.iceberg.budget import decoded_budget
+from metaserver.iceberg.parquet import InDoubt, Unreadable, has_ids, places_of
+from metaserver.iceberg.parquet_reading import BoundedParquet
 from metaserver.iceberg.schema import Schema
+
+DECODED_BYTES = 4 << 30
+"""Memory that the columns of one file may take; a file whose columns take more is not indexed."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +46,19 @@ def read_columns(
 ) -> dict[int, pa.ChunkedArray]:
     """The columns, each of `rows` rows in the file's order, by id. `path` is as the file system wants it.
 
-    Raises Unreadable when the file has another number of rows, is encrypted, or leaves in doubt what a column is.
+    Raises Unreadable when the file has another number of rows, is encrypted, takes too much memory, or leaves in doubt
+    what a column is.
     """
     wanted = list(dict.fromkeys(column_ids))
     try:
-        with pq.ParquetFile(path, filesystem=filesystem) as file:
-            if file.metadata.num_rows != rows:
-                raise Unreadable(path, f"it has {file.metadata.num_rows} rows; its manifest says {rows}")
-            if not has_ids(file.schema_arrow):
+        with filesystem.open_input_file(path) as source:
+            file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES))
+            if file.rows != rows:
+                raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
+            if not has_ids(file.schema):
                 told = "it has no field ids; readers tell its columns by a name mapping, which may change"
                 raise Unreadable(path, told)
-            found = places_of(file.schema_arrow, wanted)
-            table = file.read(columns=dotted(found.values()), use_threads=False)
-        columns = {column_id: column_of(table, place) for column_id, place in found.items()}
+            columns = file.plain_columns(places_of(file.schema, wanted))
     except InDoubt as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError) as error:

@@ -37,6 +37,8 @@ class Asking:
         self._until_s = until_s
         self._failed = False
         self.why = ""
+        self.made: set[tuple[Name, int]] = set()
+        """Ids of the plans that were answered, those included that were not used then."""
         self.missing: set[Name] = set()
         """What there is no table of: views among it."""
 
@@ -72,7 +74,7 @@ class Asking:
             # It was to be read at one snapshot with another table; that has come to nothing.
             if all(place in found and self._keeps_most(found[place]) for place in groups[read]):
                 _drop(found, groups[read])
-        return {place: plan for place, plan in found.items() if plan.name is not None}
+        return {place: plan for place, plan in found.items() if plan.is_made}
 
     def _others(
         self, groups: Mapping[object, list[Place]], found: Plans, again: Mapping[Place, Wanted]
@@ -81,13 +83,13 @@ class Asking:
         wanted: dict[Place, Wanted] = {}
         for group in groups.values():
             answers = [found[place] for place in group if place in found]
-            if len(group) > 1 and any(answer.name is not None for answer in answers):
+            if len(group) > 1 and any(answer.is_made for answer in answers):
                 if len({answer.snapshot_id for answer in answers}) > 1:  # committed in between
                     _drop(found, group)
                     continue
                 snapshot_id = answers[0].snapshot_id
                 for place in group:
-                    if place in again or place not in found or found[place].name is None:
+                    if place in again or place not in found or not found[place].is_made:
                         keep = place in found or place in again
                         wanted[place] = _wanted(place, snapshot_id, 1.0, keep=keep)
         return wanted
@@ -103,10 +105,13 @@ class Asking:
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
-                return await self._seamark.plan_table(wanted)
+                plan = await self._seamark.plan_table(wanted)
         except NotFound:
             self.missing.add(wanted.table)
             raise
+        if plan.plan_snapshot_id is not None:
+            self.made.add((wanted.table, plan.plan_snapshot_id))
+        return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
         """The answers that come in time, and are no refusals."""
@@ -176,7 +181,7 @@ def _wanted(
 
 def _used(partners: Sequence[Partner], plan: PlanTable) -> list[tuple[Partner, JoinTold]]:
     """By whose rows files were left out, and what was told of it."""
-    if plan.name is None:
+    if not plan.is_made:
         return []
     return [(one, told) for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
 
@@ -185,7 +190,7 @@ def _is_sure(partners: Sequence[Partner], plan: PlanTable, found: Plans) -> bool
     """Whether each table by whose rows files were left out is read at the snapshot that those rows are of."""
     for one, told in _used(partners, plan):
         other = found.get(one.place)
-        if other is None or other.name is None or not other.snapshot_id == told.snapshot_id == one.snapshot_id:
+        if other is None or not other.is_made or not other.snapshot_id == told.snapshot_id == one.snapshot_id:
             return False
     return True
 
@@ -212,7 +217,7 @@ def _settle(
 
 
 def _have_names(group: Sequence[Place], found: Plans) -> bool:
-    return all(place in found and found[place].name is not None for place in group)
+    return all(place in found and found[place].is_made for place in group)
 
 
 def _drop(plans: Plans, places: Sequence[Place]) -> None:

@@ -7,7 +7,9 @@ server is asked each time whether the table has changed since.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+import secrets
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +22,14 @@ from yarl import URL
 from cache.memory import MemoryCache
 from connector.client import table_path
 from connector.errors import NotFound, ServerFailed, Unreachable, error_of
+from metaserver.tls import trusted_by_clients
 from metaserver.wire import NAMESPACE_SEPARATOR
 
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
 _CONNECTIONS = 64
+_AUDIENCE = re.compile(r"[!-~]{1,100}")
 _TIMEOUT_S = 30.0
 """Who asks gives up long before."""
 
@@ -44,7 +48,8 @@ class JoinTold(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
-    """What stands for a scan; `name` is None where it would keep more of the files than was asked for."""
+    """What stands for a scan: a table of its own by `name`, or a snapshot of the table by `plan_snapshot_id`. Neither
+    where it would keep more of the files than was asked for."""
 
     name: str | None
     snapshot_id: int | None
@@ -53,6 +58,11 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     considered_files: int
     joins: tuple[JoinTold, ...] = ()
     """In the order of the question, those behind a join right after it."""
+    plan_snapshot_id: int | None = None
+
+    @property
+    def is_made(self) -> bool:
+        return self.name is not None or self.plan_snapshot_id is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +111,30 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Characters [start, end) of a view's text, where a table is named, and the plan that is to stand there."""
+    """Characters [start, end) of a view's text, and what is to be read there: a plan snapshot of the `table` that is
+    named there, or the plan view `plan`, behind which `alias` has the own name follow."""
 
     start: int
     end: int
-    plan: Name
-    alias: bool
+    table: Name = ()
+    plan_snapshot_id: int | None = None
+    plan: Name = ()
+    alias: bool = False
+
+    def body(self) -> dict[str, Any]:
+        at = {"start": self.start, "end": self.end}
+        if self.plan:
+            return {**at, "plan": list(self.plan), "alias": self.alias}
+        return {**at, "table": list(self.table), "plan-snapshot-id": self.plan_snapshot_id}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """A view over plans. `plan_id` names it in `Seamark.lease`, `columns` are the view's."""
+
+    name: str
+    plan_id: int
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +201,9 @@ class _LoadedView(msgspec.Struct, rename="kebab"):
     metadata: _ViewMetadata
 
 
-class _PlanView(msgspec.Struct):
+class _PlanView(msgspec.Struct, rename="kebab"):
     name: str | None
+    plan_snapshot_id: int | None = None
 
 
 class _Config(msgspec.Struct):
@@ -185,29 +214,35 @@ class _Config(msgspec.Struct):
 class Seamark:
     """The server at `url`, as the principal that `http` presents. Plans are asked for with a lease of `lease_s`."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None) -> None:
+        """`audience`: plans are snapshots, shown to requests that carry this value in `X-Seamark-Plans`."""
         self._http = http
         self.url = url
         self._lease_s = lease_s
+        self._plans = {} if audience is None else {"X-Seamark-Plans": audience}
+        self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._catalog: str | None = None
         self._known: MemoryCache[Name, Known] = MemoryCache(_COLUMNS_BYTES)
 
     async def plan_table(self, wanted: Wanted) -> PlanTable:
         """BadRequest for a predicate that cannot be bound, NotFound, Forbidden, …"""
         given = {"predicate": wanted.predicate, "snapshot-id": wanted.snapshot_id}
-        body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s}
+        body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
         body |= {name: value for name, value in given.items() if value is not None}
         body |= {"use-snapshot-schema": True} if wanted.past else {}
         body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
-        _, raw = await self._ask("POST", f"{table_path(wanted.table)}/plan-tables", msgspec.json.encode(body))
+        path = f"{table_path(wanted.table)}/plan-tables"
+        _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         try:
             return msgspec.json.decode(raw, type=PlanTable)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
 
-    async def renew(self, plan: Name) -> None:
-        """Makes the name of a plan table good for another lease. NotFound where its files are gone, …"""
-        await self._ask("POST", f"{table_path(plan)}/lease", msgspec.json.encode({"lease-s": self._lease_s}))
+    async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
+        """Renews plans of a table, or of a view, for another lease. `lease_s` 0 withdraws them."""
+        body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
+        path = f"{table_path(of)}/plan-snapshots"
+        await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def view(self, name: Name) -> View | None:
         """As it is now; None where there is none of that name, or none with a text in Trino's dialect."""
@@ -231,23 +266,28 @@ class Seamark:
             loaded.metadata_location, text, columns, catalog, ".".join(version.default_namespace).lower() or None
         )
 
-    async def plan_view(self, name: Name, view: View, predicate: str, references: Sequence[Reference]) -> str | None:
-        """What the view is called over plans. NotFound where it has changed since; None where no more are made."""
-        tables = [
-            {"start": one.start, "end": one.end, "plan": list(one.plan), "alias": one.alias} for one in references
-        ]
+    async def plan_view(
+        self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
+    ) -> PlanView | None:
+        """The view over plans, for one user of the engine. NotFound where it has changed since; None where no more are
+        made."""
         body = {
             "metadata-location": view.location,
             "predicate": predicate,
-            "tables": tables,
+            "tables": [one.body() for one in references],
+            "reader": reader,
             "lease-s": self._lease_s,
+            **self._holder,
         }
         path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
-        _, raw = await self._ask("POST", path, msgspec.json.encode(body))
+        _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         try:
-            return msgspec.json.decode(raw, type=_PlanView).name
+            made = msgspec.json.decode(raw, type=_PlanView)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self.url} answers with something that is no plan view: {error}") from None
+        if made.name is None or made.plan_snapshot_id is None:
+            return None
+        return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
 
     async def columns(self, table: Name) -> Known | None:
         """As the table is now; None where there is none of that name, as of a view."""
@@ -294,10 +334,18 @@ class Seamark:
         prefix = {**config.defaults, **config.overrides}.get("prefix", "")
         return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None, *, known: str = "") -> tuple[str, bytes]:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        known: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[str, bytes]:
         """ETag and body of the answer; no body where the version that is `known` is still the one."""
         url = URL(self.url + path, encoded=True)
-        headers = {"If-None-Match": known} if known else {}
+        headers = {"If-None-Match": known} if known else headers or {}
         try:
             async with self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
                 raw = b""
@@ -329,17 +377,33 @@ def check_url(url: str) -> None:
         raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
 
 
+def check_audience(value: str) -> None:
+    """ValueError for what the server does not take in `X-Seamark-Plans`."""
+    if not _AUDIENCE.fullmatch(value):
+        raise ValueError(f"{value!r} is no value of X-Seamark-Plans: 1 to 100 visible ASCII characters, no spaces")
+
+
 @asynccontextmanager
-async def open_seamark(url: str, *, token: str | None, lease_s: int) -> AsyncIterator[Seamark]:
-    """ValueError for a URL that is none."""
+async def open_seamark(
+    url: str,
+    *,
+    token: str | None,
+    lease_s: int,
+    audience: str | None = None,
+    authorities: str | None = None,
+) -> AsyncIterator[Seamark]:
+    """`audience` as of `Seamark`. `authorities`: PEM file with those of the server's certificate; else as SEAMARK_CA or
+    the system says. ValueError for a URL that is none."""
     check_url(url)
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
     headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=_CONNECTIONS, keepalive_timeout=10),
+        connector=aiohttp.TCPConnector(
+            limit=_CONNECTIONS, keepalive_timeout=10, ssl=trusted_by_clients(authorities) or True
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
     )
     async with session:
-        yield Seamark(session, url.rstrip("/"), lease_s=lease_s)
+        yield Seamark(session, url.rstrip("/"), lease_s=lease_s, audience=audience)

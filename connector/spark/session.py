@@ -48,9 +48,10 @@ def catalog_conf(
 
     `token` is a bearer token; `extra` are catalog properties without the prefix, such as `s3.endpoint`.
     Spark's own table cache is off: a commit by anybody is then seen by the next query, and Seamark answers an
-    unchanged table with 304 anyway.
+    unchanged table with 304 anyway. Spark filters rows again after Iceberg, so long residuals may be short.
     """
     properties = {"type": "rest", "uri": uri, "cache-enabled": "false", "rest-catalog-purge": "true"}
+    properties["header.X-Seamark-Residuals"] = "short"
     if warehouse:
         properties["warehouse"] = warehouse
     if token:

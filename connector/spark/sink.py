@@ -25,11 +25,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from connector.client import SeamarkClient
 from connector.commits import Producer
 from connector.errors import BadRequest
 from connector.spark.options import flag, server_of
+from connector.spark.types import check_fits
 from connector.spark.writing import decoded, encoded
 from connector.writing import (
     APPEND,
@@ -66,8 +68,8 @@ class SinkOptions:
     into: Destination
 
     @staticmethod
-    def of(given: Mapping[str, str], *, overwrite: bool, streaming: bool) -> SinkOptions:
-        """BadRequest for what is not known or makes no sense."""
+    def of(given: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
+        """BadRequest for what is not known or makes no sense; Unwritable for columns that do not fit the table."""
         options = {name.lower(): value for name, value in given.items()}
         known = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
         if unknown := sorted(options.keys() - known):
@@ -82,6 +84,7 @@ class SinkOptions:
         into = destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
         )
+        check_fits(schema, into.target)
         return SinkOptions(client, into)
 
 

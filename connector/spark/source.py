@@ -52,10 +52,10 @@ class SeamarkSource(DataSource):
         return StreamReader(options, opened, checked(schema, opened))
 
     def writer(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceWriter:
-        return sink.BatchWriter(sink.SinkOptions.of(self.options, overwrite=overwrite, streaming=False))
+        return sink.BatchWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return sink.StreamWriter(sink.SinkOptions.of(self.options, overwrite=overwrite, streaming=True))
+        return sink.StreamWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=True))
 
 
 def register(spark: SparkSession) -> None:

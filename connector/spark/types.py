@@ -12,7 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from connector.parquet.casting import conform
+from connector.target import WriteTarget
 from metaserver.iceberg.schema import ListType, MapType, StructType, Type, type_name
 from metaserver.iceberg.types import base_name
 from metaserver.iceberg.values import decimal_precision, decimal_scale
@@ -108,3 +111,8 @@ def _uuids(array: pa.Array) -> pa.Array:
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * _UUID_CHARACTERS)
     made = pa.StringArray.from_buffers(rows, offsets.buffers()[1], pa.py_buffer(text.tobytes()))
     return pc.if_else(array.is_valid(), made, None)
+
+
+def check_fits(schema: spark.StructType, target: WriteTarget) -> None:
+    """Unwritable for a frame whose columns are not the table's, whatever its rows are."""
+    conform(pa.RecordBatch.from_pylist([], to_arrow_schema(schema)), target.schema, target.arrow)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyroaring import BitMap64
 from pyspark import StorageLevel
@@ -40,21 +41,24 @@ from connector.buckets import bucket_fields
 from connector.client import At, Name, SeamarkClient
 from connector.commits import Producer
 from connector.deleting import WrittenDeletes
+from connector.errors import Conflict
 from connector.latest import Batch, batch_of, column_of, refuse_nulls
-from connector.locating import SCAN, Found, hashes_of, key_fields, record_index
+from connector.locating import SCAN, Found, hashes_of, key_fields, key_names, record_index
 from connector.parquet.casting import Unwritable
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, open_table
 from connector.plans.quoting import backquoted
 from connector.reading import bound_filter
 from connector.rewriting import rewritten
-from connector.row_commits import ATTEMPTS, Change, Report, committed
+from connector.row_commits import ATTEMPTS, Change, Report, check_takes_deletes, committed
 from connector.spark.results import RESULT, result_of, told_by
 from connector.target import WriteTarget, target_of
+from connector.unchanged import rows_changed
 from connector.unlocated import EQUALITY, check_table, unlocated
 from connector.upserts import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
+    check_read,
     checked,
     delete,
     differing,
@@ -98,18 +102,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Asked:
-    """As in `connector.upserts`; `columns` are of an upsert. A delete has no other columns than its keys."""
+    """As in `connector.upserts`; `columns` are of an upsert. A delete has no other columns than its keys; None: those
+    that `key_names` says."""
 
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] | None
     precombine: str | None = None
     columns: tuple[str, ...] | None = None
     deletes: bool = False
     row_mode: str | None = None
     way: str | None = None
+    read_snapshot_id: int | UnsetType | None = UNSET
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The key, once it is known."""
+        assert self.keys is not None
+        return self.keys
 
     def needed(self, given: Sequence[str]) -> list[str]:
         """Of the columns of the rows. Unwritable where one is not there, or twice."""
-        named = [*self.keys, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
+        named = [*self.named, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
         needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*given, *named]))
         for name in needed:
             if (times := given.count(name)) != 1:
@@ -132,13 +144,15 @@ def change(
 ) -> Report:
     """One commit. ValueError and Unwritable for what makes no sense, before any row is looked at; where rows do not fit
     the table, Unwritable or Spark's error, which says so."""
-    checked(asked.row_mode, asked.way, asked.precombine, asked.columns)
+    checked(asked.row_mode, asked.way, asked.precombine, asked.columns, asked.read_snapshot_id)
+    opened = open_table(client, table, At(ref=branch))
+    check_takes_deletes(opened.metadata)
+    asked = replace(asked, keys=tuple(key_names(opened.schema, asked.keys, df.columns)))
     needed = asked.needed(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
-    opened = open_table(client, table, At(ref=branch))
-    batch_of([nothing], opened.schema, asked.keys, asked.precombine, asked.columns)
+    batch_of([nothing], opened.schema, asked.named, asked.precombine, asked.columns)
     if asked.way == EQUALITY:
-        check_table(opened, target_of(opened.metadata, opened.storage), asked.keys)
+        check_table(opened, target_of(opened.metadata, opened.storage), asked.named)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     wanted = df.select(*map(backquoted, needed))
     given = None if _copies_much(opened, asked, 1) else _collected(wanted, driver_rows)
@@ -146,13 +160,15 @@ def change(
         with _evaluated_once(wanted) as held:
             count = held.count()
             if count > driver_rows or _copies_much(opened, asked, count):
-                return committed(client, table, lambda *at: _prepared(client, held, count, asked, *at), **more)
+                reads = asked.read_snapshot_id is not UNSET
+                prepared = partial(_prepared, client, held, count, asked)
+                return committed(client, table, prepared, history=reads, **more)
             given = held.toArrow()
-    how = {"mode": asked.row_mode, "way": asked.way, **more}
+    how = {"mode": asked.row_mode, "way": asked.way, "read_snapshot_id": asked.read_snapshot_id, **more}
     if asked.deletes:
-        return delete(client, table, keys=given, **how)
+        return delete(client, table, keys=given, key=asked.named, **how)
     columns = None if asked.columns is None else list(asked.columns)
-    return upsert(client, table, given, keys=asked.keys, precombine=asked.precombine, columns=columns, **how)
+    return upsert(client, table, given, keys=asked.named, precombine=asked.precombine, columns=columns, **how)
 
 
 def _collected(df: DataFrame, most: int) -> pa.Table | None:
@@ -319,6 +335,8 @@ class _Result(msgspec.Struct, frozen=True):
     read: list[str] = []
     scope: Any = None
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    changed: str = ""
+    """Why the change is not to be made: rows of its keys have changed since they were read. Nothing is written then."""
 
     @property
     def written(self) -> WrittenFiles:
@@ -331,7 +349,7 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
     if not given:
         return
     asked = work.asked
-    batch = batch_of(given, work.opened.schema, asked.keys, asked.precombine, asked.columns)
+    batch = batch_of(given, work.opened.schema, asked.named, asked.precombine, asked.columns)
     result = _blind(work, batch) if asked.way == EQUALITY else _located(work, batch)
     yield result_of(msgspec.msgpack.encode(result))
 
@@ -345,6 +363,10 @@ def _blind(work: Work, batch: Batch) -> _Result:
 
 def _located(work: Work, batch: Batch) -> _Result:
     opened, target, asked = work.opened, work.target, work.asked
+    try:
+        check_read(work.client, opened, batch, asked.read_snapshot_id, asked.way)
+    except Conflict as conflict:  # for the driver to raise: in Spark's error it would be text
+        return _Result([], [], [], changed=conflict.message)
     if asked.deletes:
         found = without(work.client, opened, batch, asked.way)
     else:
@@ -377,7 +399,7 @@ def _located(work: Work, batch: Batch) -> _Result:
 def _prepared(
     client: SeamarkClient, df: DataFrame, rows: int, asked: Asked, opened: OpenTable, target: WriteTarget
 ) -> Change:
-    fields = key_fields(opened.schema, asked.keys)
+    fields = key_fields(opened.schema, asked.named)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     placing = Placing.of(opened, fields, rows, cores, asked.way)
     work = Work(client, opened, target, asked, _mode(asked, target), placing)
@@ -388,6 +410,8 @@ def _prepared(
         blind = WrittenDeletes(tuple(file for one in results for file in one.equality_deletes))
         return Change(None, Report(), data, blind)
     try:
+        if changed := next((one.changed for one in results if one.changed), None):
+            raise rows_changed(changed)
         found = joined(one for result in results for one in result.found)
         removed = [path for result in results for path in result.removed]
         removed += [one.task.path for one in found] if copies else []

@@ -29,6 +29,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
@@ -39,6 +40,7 @@ from connector.parquet.casting import conform
 from connector.plans.quoting import backquoted
 from connector.row_commits import ATTEMPTS, Report
 from connector.spark.results import RESULT, result_of, told_by
+from connector.spark.types import check_fits
 from connector.spark.upserting import DRIVER_ROWS, Asked, change
 from connector.target import WriteTarget
 from connector.upserts import check_names
@@ -59,7 +61,7 @@ DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
 _PLACE = "_seamark_partition"
 UPSERT, DELETE = "upsert", "delete"
-_KEYED = ("keys", "row_mode", "way", "attempts", "driver_rows")
+_KEYED = ("keys", "row_mode", "way", "read_snapshot_id", "attempts", "driver_rows")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     APPEND: ("distribution",),
     OVERWRITE: ("distribution", "where"),
@@ -115,6 +117,7 @@ def write(
     columns: Sequence[str] | None = None,
     row_mode: str | None = None,
     way: str | None = None,
+    read_snapshot_id: int | UnsetType | None = UNSET,
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
     branch: str = MAIN,
@@ -137,12 +140,13 @@ def write(
 ) -> WriteReport | Report:
     """One commit of a DataFrame's rows, columns found by name. `uri` or a `client` says where the server is.
 
-    An upsert needs `keys`; a delete takes all columns of the frame for the key by default. `row_mode` is the mode of
-    `connector.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`, `way` and `attempts` are as there,
-    but of rows that are equally late any may count. Up to `driver_rows` rows are changed by the driver, unless
-    copy-on-write has many bytes to copy.
+    An upsert needs `keys`; a delete goes by the table's identifier fields by default, else by the frame's only column.
+    `row_mode` is the mode of `connector.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`, `way`,
+    `read_snapshot_id` and `attempts` are as there, but of rows that are equally late any may count. Up to `driver_rows`
+    rows are changed by the driver, unless copy-on-write has many bytes to copy.
 
-    ValueError for a mode or distribution that there is not, and for what another mode takes. Where rows do not fit the
+    ValueError for a mode or distribution that there is not, and for what another mode takes. Unwritable, before any
+    task starts, for columns that the table does not have or that are of another type. Where values do not fit the
     table, Spark's error says why (`Unwritable`). The server's refusals are of `connector.errors`; after a conflict
     nothing is visible, and the write may be tried again. `producer` as in `connector.writing.append`.
     """
@@ -159,6 +163,7 @@ def write(
     if mode in (UPSERT, DELETE):
         return _changed(client, df, table, mode, {"branch": branch, "producer": producer, "summary": named}, **how)
     into = destination(client, table, mode, where=how.get("where", True), branch=branch)
+    check_fits(df.schema, into.target)
     written = written_by(df, into.target, how.get("distribution"))
     answer = into.commit(client, written, producer=producer, summary=named)
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
@@ -177,6 +182,7 @@ def _changed(
     columns: Sequence[str] | None = None,
     row_mode: str | None = None,
     way: str | None = None,
+    read_snapshot_id: int | UnsetType | None = UNSET,
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
@@ -184,12 +190,13 @@ def _changed(
         raise ValueError("say by which columns rows take the place of others: keys=[…]")
     check_names(keys, columns)
     asked = Asked(
-        tuple(df.columns if keys is None else keys),
+        None if keys is None else tuple(keys),
         precombine,
         None if columns is None else tuple(columns),
         mode == DELETE,
         row_mode,
         way,
+        read_snapshot_id,
     )
     return change(client, df, table, asked, attempts=attempts, driver_rows=driver_rows, **commit)
 

@@ -108,6 +108,16 @@ def inner_query(statement: str, parameters: Sequence[str] = ()) -> Inner:
     return _filled(text, tokens, places, parameters)
 
 
+def beginning(statement: str, parameters: Sequence[str] = ()) -> tuple[int, bool]:
+    """Where the first of a query's named subqueries stands, or would stand, in `statement`; and whether there is one,
+    so that WITH stands before the place. Raises Unclear."""
+    inner = inner_query(statement, parameters)
+    tokens = inner.tokens
+    has_with = tokens[0].word == "WITH"
+    first = tokens[0] if not has_with else tokens[2] if tokens[1].word == "RECURSIVE" else tokens[1]
+    return inner.places[first.start], has_with
+
+
 def executed(statement: str) -> Executed | None:
     """Which prepared statement is executed, plainly or below EXPLAIN; None for any other statement."""
     try:

@@ -3,13 +3,17 @@
 Only those are taken whose value is plain from the text alone, the same to Trino and to Iceberg: numbers, texts, dates,
 timestamps, and what is added to or taken from dates and numbers. A literal without a zone beside a column with one is
 of the session's zone, and so is one with a zone beside a date: `Written.zone` says which of the two it is.
+
+What Trino does not compute, since the value is beyond the type's range, is no literal: the statement is to fail as it
+would without a plan, or to be answered as it would where the value does not matter.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from calendar import monthrange
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Context, Decimal
 
@@ -32,8 +36,8 @@ _DIGITS_MAX = 38
 _EXACT = Context(prec=2 * _DIGITS_MAX)
 _CAST_PRECISION = 3
 """Digits of a second that `CAST(… AS timestamp)` keeps."""
-_WHOLE = (_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT)
-_LONG_MAX = 2**63 - 1
+_BITS = {_Type.TINYINT: 8, _Type.SMALLINT: 16, _Type.INT: 32, _Type.BIGINT: 64}
+_OFFSET_HOURS_MAX = 14
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Written:
     kind: str
     value: str
     zone: str | None = None
+    bits: int = field(default=64, compare=False)
+    """Of the integer type that Trino gives it. Where the text leaves two, the smaller one."""
 
     @property
     def sql(self) -> str:
@@ -71,6 +77,8 @@ def written(node: exp.Expr | None, *, casts_decimal: bool) -> Written | None:
             inner = written(node.this, casts_decimal=casts_decimal)
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
+            if inner.kind == "integer":  # Trino may read the sign as a part of the number
+                return _integer(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
             return Written(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
             return _sum(node, casts_decimal)
@@ -84,10 +92,27 @@ def written(node: exp.Expr | None, *, casts_decimal: bool) -> Written | None:
 
 def _number(text: str) -> Written | None:
     if "e" in text.lower():
-        return Written("double", text) if _DOUBLE.fullmatch(text) else None
+        return _double(text)
     if _INTEGER.fullmatch(text):
-        return Written("integer", str(int(text))) if int(text) <= _LONG_MAX else None
+        return _integer(int(text), _bits_of(int(text)))
     return _decimal(text)
+
+
+def _bits_of(value: int) -> int:
+    """Of the type that a number without a type has."""
+    return 32 if _fits(value, 32) else 64
+
+
+def _fits(value: int, bits: int) -> bool:
+    return -(1 << bits - 1) <= value < 1 << bits - 1
+
+
+def _integer(value: int, bits: int) -> Written | None:
+    return Written("integer", str(value), bits=bits) if _fits(value, bits) else None
+
+
+def _double(text: str) -> Written | None:
+    return Written("double", text) if _DOUBLE.fullmatch(text) and math.isfinite(float(text)) else None
 
 
 def _decimal(text: str) -> Written | None:
@@ -120,6 +145,8 @@ def _timestamp(text: str, to: exp.DataType) -> Written | None:
         return None
     if (to.this is _Type.TIMESTAMPTZ) != (zone is not None):  # a conversion by the session's zone
         return None
+    if zone and zone != " UTC" and (int(zone[1:3]), int(zone[4:])) > (_OFFSET_HOURS_MAX, 0):
+        return None
     return Written("timestamp", text, ZONED if zone else LOCAL)
 
 
@@ -137,10 +164,10 @@ def _cast(given: Written | None, to: exp.DataType, casts_decimal: bool) -> Writt
         return Written("uuid", text.lower()) if _UUID.fullmatch(text) else None
     if kind not in ("text", "integer", "decimal"):
         return None
-    if target in _WHOLE and _INTEGER.fullmatch(text) and abs(int(text)) <= _LONG_MAX:
-        return Written("integer", str(int(text)))
+    if target in _BITS and _INTEGER.fullmatch(text):
+        return _integer(int(text), _BITS[target])
     if target is _Type.DOUBLE and kind == "text" and _DOUBLE.fullmatch(text):
-        return Written("double", text if "e" in text.lower() else f"{text}E0")
+        return _double(text if "e" in text.lower() else f"{text}E0")
     if target is _Type.DECIMAL and kind == "text" and not to.expressions:
         return None if casts_decimal and "." in text else _decimal(text)
     return None
@@ -158,10 +185,19 @@ def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Written | None:
     kinds = {left.kind, right.kind} if right is not None else set()
     if right is None or not kinds <= {"integer", "decimal"}:
         return None
-    total = _EXACT.add(Decimal(left.value), sign * Decimal(right.value))
-    if len(total.as_tuple().digits) > _DIGITS_MAX or (kinds == {"integer"} and abs(total) > _LONG_MAX):
+    if kinds == {"integer"}:
+        return _integer(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
+    parts = Decimal(left.value), Decimal(right.value)
+    total = _EXACT.add(parts[0], sign * parts[1])
+    scale = max(_scale(one) for one in parts)
+    if any(len(one.as_tuple().digits) - _scale(one) + scale > _DIGITS_MAX for one in (*parts, total)):
         return None
-    return Written("integer" if kinds == {"integer"} else "decimal", format(total, "f"))
+    return Written("decimal", format(total, "f"))
+
+
+def _scale(number: Decimal) -> int:
+    exponent = number.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else 0
 
 
 def _later(given: Written, interval: exp.Interval, sign: int) -> Written | None:

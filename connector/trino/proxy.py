@@ -21,18 +21,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 
-from connector.plans.seamark import check_url, open_seamark
+from connector.plans.seamark import check_audience, check_url, open_seamark
 from connector.trino.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
 from connector.trino.counting import Counts
 from connector.trino.forwarding import Body, Forwarder, Passing, headers_down, open_session, read_at_most, rest_of
-from connector.trino.holding import Answer, Failure, Held, target_of
+from connector.trino.holding import FORBIDDEN, UNREAD, Answer, Failure, Held, target_of
 from connector.trino.rewriting import DENIED, Limits, Rewriter, Rewriting
+from connector.trino.rules import Used, Verdict, judge
 from connector.trino.sessions import prepare, session_of
 from connector.trino.waiting import Waiting
 from metaserver.wire import encode_json
@@ -42,6 +44,10 @@ PLAN_HEADER = "X-Seamark-Plan"
 _PLANNED = "planned"
 """What a client hears while Trino has not said whether it may read the tables: how many files hold what it looks for
 would tell of their rows. The log has the rest."""
+_REWRITTEN = "rewritten"
+_UNTOLD = frozenset((DENIED, FORBIDDEN, UNREAD))
+"""Outcomes that would tell of Trino's rules."""
+_RULES_BYTES_MAX = 4 << 20
 _CANCEL_S = 10.0
 _QUEUE_S = 0.2
 """For so long a query that goes on as it came is followed through Trino's queue; the last answer may take a second."""
@@ -55,24 +61,31 @@ _Told = tuple[web.StreamResponse, str]
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """What a proxy is told; see `seamark trino-proxy --help`."""
+    """What a proxy is told; see `seamark trino-proxy --help`. `plans` is what Trino's catalogs carry in
+    `X-Seamark-Plans`. `rules`: Trino may have row filters and column masks. `plan_header`: clients are told counts."""
 
     trino: tuple[str, ...]
     catalogs: frozenset[str]
     seamark: str
     token: str | None = field(default=None, repr=False)
     limits: Limits = field(default_factory=Limits)
-    lease_s: int = 600
+    plans: str = "trino"
+    rules: bool = True
+    plan_header: bool = False
+    lease_s: int = 60
     hold_s: float = 2.0
     statement_bytes: int = 256 << 10
     trust_forwarded: bool = False
     drain_s: float = 10.0
     upstream_tls: ssl.SSLContext | None = None
+    authorities: str | None = None
+    """PEM file with the authorities of Seamark's certificate."""
 
     def check(self) -> None:
         """ValueError for an address that is none."""
         Coordinators(self.trino)
         check_url(self.seamark)
+        check_audience(self.plans)
 
 
 class Proxy:
@@ -156,7 +169,8 @@ class Proxy:
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
         if path == f"{OWN}/healthz":
             state = {"draining": self.draining, "open-breakers": self._rewriter.open_breakers}
-            body = encode_json({**state, "coordinators": [one.url for one in self._coordinators.all]})
+            # Only how many: nobody is asked for a login here, and their addresses are of an inner network.
+            body = encode_json({**state, "coordinators": len(self._coordinators.all)})
             return web.Response(status=503 if self.draining else 200, body=body, content_type="application/json")
         if path == f"{OWN}/metrics":
             self._counts.answering.set(self.answering)
@@ -182,7 +196,11 @@ class Proxy:
             return await self._unchanged(request, candidates, target, read, told, header, passing=passing)
         try:
             held = await self._hold(request, candidates[0], target, read, rewriting, begun_s)
+        except asyncio.CancelledError:
+            self._rewriter.release(rewriting)
+            raise
         except (aiohttp.ClientError, TimeoutError) as error:
+            self._rewriter.release(rewriting)
             _log.warning("coordinator did not take the rewritten statement", error=repr(error))
             told = f"original; {type(error).__name__}"
             return await self._unchanged(request, candidates, target, read, told, outcome="original")
@@ -192,9 +210,10 @@ class Proxy:
             self._counts.files.labels("kept").inc(rewriting.files)
             self._counts.files.labels("considered").inc(rewriting.considered_files)
             return held, told
+        self._rewriter.release(rewriting)
         self._rewriter.failed(rewriting, held.name, held.message)
         _log.warning("the rewritten statement failed", error=held.name, message=held.message, plan=told)
-        told, header = f"original; {held.name}", _PLANNED if held.name == DENIED else ""
+        told, header = f"original; {held.name}", _PLANNED if held.name in _UNTOLD else ""
         return await self._unchanged(request, candidates[:1], target, read, told, header, outcome="original")
 
     async def _rewritten(self, request: web.BaseRequest, body: bytes) -> Rewriting:
@@ -249,17 +268,38 @@ class Proxy:
             prepare(headers, rewriting.prepared, rewriting.statement)
         else:
             body = rewriting.statement.encode()
-        async with self._following(coordinator, follow, self._settings.hold_s) as held:
+        rules = partial(self._judge, coordinator, follow, rewriting.used) if self._settings.rules else None
+        async with self._following(coordinator, follow, self._settings.hold_s, rules) as held:
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
             answer = await held.past_planning(first, headers_down(first, {PLAN_HEADER: _PLANNED}))
         if isinstance(answer, Failure):
+            if answer.is_running and held.next_uri is not None:
+                self._later(_cancel(partial(self._ask, coordinator, follow, "DELETE"), held.next_uri))
             return answer
-        if answer.next_uri is not None:
+        is_analysed = answer.is_allowed or answer.verdict is not Verdict.UNKNOWN
+        if answer.next_uri is not None and not is_analysed:
             goes_on = target_of(answer.next_uri, follow.get("X-Forwarded-Prefix", ""))
             self._waiting.add(goes_on, rewriting.plans, begun_s)
-        if answer.is_allowed:
-            answer.headers[PLAN_HEADER] = rewriting.told
+        self._rewriter.release(rewriting, is_analysed=is_analysed)
+        if answer.is_allowed and (rules is None or answer.verdict is Verdict.FREE):
+            answer.headers[PLAN_HEADER] = rewriting.told if self._settings.plan_header else _REWRITTEN
         return _response(answer)
+
+    async def _judge(self, coordinator: Coordinator, headers: CIMultiDict[str], used: Used, query_id: str) -> Verdict:
+        """By what the statement's own sender may see of it. aiohttp.ClientError."""
+        target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
+        async with await self._forwarder.send("GET", coordinator, target, headers) as response:
+            body, whole = await read_at_most(response.content, _RULES_BYTES_MAX)
+            if response.status != 200 or not whole:
+                response.close()
+                return Verdict.UNKNOWN
+        return judge(body, used)
+
+    async def _ask(
+        self, coordinator: Coordinator, headers: CIMultiDict[str], method: str, uri: str
+    ) -> aiohttp.ClientResponse:
+        asked = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
+        return await self._forwarder.send(method, coordinator, asked, headers)
 
     def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         """The client's, but for those about the body of its POST. What comes is looked at, so it comes unpacked."""
@@ -271,16 +311,16 @@ class Proxy:
 
     @asynccontextmanager
     async def _following(
-        self, coordinator: Coordinator, headers: CIMultiDict[str], hold_s: float
+        self,
+        coordinator: Coordinator,
+        headers: CIMultiDict[str],
+        hold_s: float,
+        judge: Callable[[str], Awaitable[Verdict]] | None = None,
     ) -> AsyncIterator[Held]:
         """Of a client that leaves meanwhile the statement is cancelled: nobody else knows of it, it would run on for
         nobody."""
-
-        async def ask(method: str, uri: str) -> aiohttp.ClientResponse:
-            asked = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
-            return await self._forwarder.send(method, coordinator, asked, headers)
-
-        held = Held(partial(ask, "GET"), hold_s=hold_s)
+        ask = partial(self._ask, coordinator, headers)
+        held = Held(partial(ask, "GET"), hold_s=hold_s, judge=judge)
         try:
             yield held
         except asyncio.CancelledError:
@@ -304,9 +344,15 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
     async with AsyncExitStack() as stack:
         coordinators = Coordinators(settings.trino)
         http = await stack.enter_async_context(open_session(settings.upstream_tls))
-        seamark = open_seamark(settings.seamark, token=settings.token, lease_s=settings.lease_s)
+        seamark = open_seamark(
+            settings.seamark,
+            token=settings.token,
+            lease_s=settings.lease_s,
+            audience=settings.plans,
+            authorities=settings.authorities,
+        )
         rewriter = Rewriter(await stack.enter_async_context(seamark), settings.catalogs, settings.limits)
-        stack.callback(rewriter.close)
+        stack.push_async_callback(rewriter.close)
         forwarder = Forwarder(http, trust_forwarded=settings.trust_forwarded)
         proxy = Proxy(settings, coordinators, forwarder, rewriter, Counts())
         stack.push_async_callback(proxy.close)

@@ -1,9 +1,13 @@
-"""A statement → the same statement over plan tables, or the reason why it goes on as it came.
+"""A statement → the same statement over plan snapshots, or the reason why it goes on as it came.
 
 The rule kept: doubt and failure leave the statement alone. All of it has a budget of milliseconds; what has not come by
 then is not waited for. Only scans that are fully understood (`scans.py`), of tables of the catalogs that are named, are
 asked about, each time anew: a client that has committed must see it, so no plan is remembered. That there was none
 worth using is remembered for seconds.
+
+A plan is a version of its table: `FOR VERSION AS OF` stands behind the table's own name, so that Trino's access control
+sees the table that the client has named. Views have no versions. A plan view stands in a view's place, and a named
+subquery that is never run reads the view itself, so that Trino applies what it would have applied (`viewing.py`).
 
 A table that stands in a statement more than once is read there at one snapshot, as Trino would, and so is one by whose
 rows another's files were left out (`joining.py`, `asking.py`). Inside an explicit transaction Trino keeps to the
@@ -17,8 +21,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 import structlog
@@ -30,15 +36,18 @@ from connector.plans.asking import Asking, used_joins
 from connector.plans.joining import Partner, Place
 from connector.plans.quoting import quoted_name
 from connector.plans.scan import Scan
-from connector.plans.seamark import Known, Name, PlanTable, Seamark, View
+from connector.plans.seamark import Known, Name, PlanTable, PlanView, Seamark, View
 from connector.plans.splicing import Replacement, splice
 from connector.trino.breaker import Breaker
-from connector.trino.lexing import executed
+from connector.trino.holding import FORBIDDEN
+from connector.trino.lexing import beginning, executed
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Reading, Text
-from connector.trino.scans import replacement
-from connector.trino.sessions import Session, is_hinted_off
+from connector.trino.rules import TableName, Used
+from connector.trino.scans import replacement, version
+from connector.trino.sessions import PARTITION_FILTER, Session, is_hinted_off
 from connector.trino.viewing import Seen, Views
+from connector.trino.withdrawing import Plan, Withdrawing
 from metaserver.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
@@ -55,6 +64,10 @@ DENIED = "PERMISSION_DENIED"
 _PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
 """A statement with none of them leaves no files out, and is not worth reading."""
 _TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
+_LISTS = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
+"""Trino's own tables of a table, its snapshots among them."""
+_EXPLAINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
+"""Possessive: with a way back, a line of 40 dashes would take seconds."""
 _EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
 _NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """In names of Trino's own: of system tables, and of what is a plan already."""
@@ -81,12 +94,14 @@ class Rewriting:
     """The prepared statement whose text `statement` is; without it, `statement` is what is sent."""
     files: int = 0
     considered_files: int = 0
-    plans: Sequence[Name] = ()
-    """The plan tables and plan views that `statement` reads."""
+    plans: Sequence[Plan] = ()
+    """The plans of tables and of views that `statement` reads. They are to be released (`Rewriter.release`)."""
+    used: Used = field(default_factory=Used)
+    """What files were left out by."""
     depends_on_data: bool = False
     """`told` does: it is for those alone who may read the tables."""
     who: int = 0
-    """Its sender, as the session has it."""
+    """Its sender, and what it reads by which columns."""
     in_vain: bool = False
     """Every plan kept too much of its table, and so will those of the same statement soon after."""
 
@@ -104,16 +119,18 @@ class Rewriter:
         self._limits = limits
         self._seamark = Breaker()
         self._trino = Breaker()
-        """Of reading plan tables, which Trino may not be able to."""
+        """Of reading plan snapshots, which Trino may not be able to."""
         self._denied: MemoryCache[int, Breaker] = MemoryCache(_DENIED_BYTES)
-        """Of who may not read them, by sender: what one may not, others may."""
+        """Of who may not read them, by `Rewriting.who`: what one may not, others may, and so it is with columns."""
+        self._withdrawing = Withdrawing(seamark.lease)
         self._reader = Reader()
         self._views = Views(seamark, self._reader, self._named)
         self._vain: MemoryCache[tuple[Text, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
         """Until when not to ask about a statement, on the loop's clock, by its text, catalog and schema."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._reader.close()
+        await self._withdrawing.close()
 
     async def rewrite(self, statement: str, session: Session) -> Rewriting:
         """Never fails, and ends within the budget."""
@@ -121,7 +138,11 @@ class Rewriter:
             return Rewriting(None, "unchanged; switched off")
         if session.in_transaction:
             return Rewriting(None, "unchanged; in a transaction")
+        if session.needs_partition_filter:
+            return Rewriting(None, f"unchanged; {PARTITION_FILTER}")
         text = self._text(statement, session)
+        if _LISTS.search(text.text):
+            await self._withdraw_idle()
         if not _PRUNES.search(text.text):
             return Rewriting(None, "unchanged; nothing to prune by")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
@@ -132,25 +153,42 @@ class Rewriter:
         if (until_s := self._vain.get(key)) is not None and begun_s < until_s:
             return Rewriting(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
         done = await self._within(text, session, begun_s + self._limits.budget_s)
+        if _EXPLAINS.match(text.text):  # a prepared statement may explain, too
+            done = replace(done, used=replace(done.used, explains=True))
         if done.in_vain:
             self._vain.put(key, loop.time() + _VAIN_S, 2 * len(text.text))
         return replace(done, told=f"{done.told}; ms={1000 * (loop.time() - begun_s):.1f}")
 
-    async def renew(self, plans: Sequence[Name]) -> None:
+    async def _withdraw_idle(self) -> None:
+        """So that a list of a table's snapshots has none of plans that are done with."""
+        try:
+            async with asyncio.timeout(self._limits.budget_s):
+                await self._withdrawing.flush()
+        except TimeoutError:
+            _log.warning("not withdrawn", error="Seamark was too slow")
+
+    async def renew(self, plans: Sequence[Plan]) -> None:
         """Of a statement that has not been read yet. What is not renewed within the budget is good for as long as it
         is."""
+        by_name: defaultdict[Name, list[int]] = defaultdict(list)
+        for of, plan_id in plans:
+            by_name[of].append(plan_id)
         try:
             async with asyncio.timeout(self._limits.budget_s), asyncio.TaskGroup() as group:
-                for one in plans:
-                    group.create_task(self._renew(one))
+                for of, ids in by_name.items():
+                    group.create_task(self._renew(of, ids))
         except TimeoutError:
             _log.warning("not renewed", error="Seamark was too slow")
 
-    async def _renew(self, plan: Name) -> None:
+    async def _renew(self, of: Name, ids: list[int]) -> None:
         try:
-            await self._server.renew(plan)
+            await self._server.lease(of, ids)
         except ClientError as error:
             _log.warning("not renewed", error=error.message)
+
+    def release(self, rewriting: Rewriting, *, is_analysed: bool = True) -> None:
+        """The rewritten statement needs its plans no longer; where Trino may not have analysed it yet, nobody knows."""
+        (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
     def worked(self, rewriting: Rewriting) -> None:
         self._trino.succeeded()
@@ -158,15 +196,16 @@ class Rewriter:
             breaker.succeeded()
 
     def failed(self, rewriting: Rewriting, name: str, message: str) -> None:
-        """In Trino. Whether that was a plan table's doing its message tells: it names one, or one of its files."""
-        if PLAN_MARK not in message and f"/{PLANS_FOLDER}/" not in message:
+        """In Trino, or by its rules. Whether a plan was the reason its message tells: it names one, or one of its
+        files."""
+        if name == FORBIDDEN or (name == DENIED and rewriting.used.views):
+            breaker = self._denied.get(rewriting.who) or Breaker()
+            self._denied.put(rewriting.who, breaker, 0)
+            breaker.failed()
             return
-        if name != DENIED:
+        named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
+        if named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
             self._trino.failed()
-            return
-        breaker = self._denied.get(rewriting.who) or Breaker()
-        self._denied.put(rewriting.who, breaker, 0)
-        breaker.failed()
 
     @property
     def open_breakers(self) -> list[str]:
@@ -197,7 +236,7 @@ class Rewriter:
             views = {
                 number: place
                 for number, place in numbered.items()
-                if place.table in seen.views and place.scan.version_span is None
+                if place.table in seen.views and place.scan.version_span is None and session.user
             }
             looked = await self._views.look(views, seen, until_s, utc=text.utc)
         except TimeoutError:
@@ -210,16 +249,20 @@ class Rewriter:
             return Rewriting(None, "unchanged; no scan that could leave files out")
         if len(places) + len(looked) > SCANS_MAX:
             return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
-        denied = self._denied.get(session.who)
+        who = hash((session.who, frozenset((place.table, place.scan.named) for place in numbered.values())))
+        denied = self._denied.get(who)
         if denied is not None and not denied.may_ask():
-            return Rewriting(None, "unchanged; its sender may not read plan tables, as of lately")
+            return Rewriting(None, "unchanged; Trino's rules forbade its plans, as of lately")
         if not self._trino.may_ask():
-            return Rewriting(None, "unchanged; Trino failed lately to read plan tables")
+            return Rewriting(None, "unchanged; Trino failed lately to read plans")
         partners = joining.partners(tables, known)
         for one in looked:
             partners |= one.partners
+        asked_s = time.monotonic()
         plans = await asking.plans(places, partners)
-        over, plans = await self._views.plan_views(looked, plans, places, partners, asking)
+        over, plans = await self._views.plan_views(looked, plans, places, partners, asking, session.user)
+        for plan in asking.made:
+            self._withdrawing.note(plan, asked_s)
         if asking.has_failed():
             self._seamark.failed()
         else:
@@ -227,7 +270,13 @@ class Rewriter:
         if not plans:
             why = asking.why or _TOO_MANY
             return Rewriting(None, f"unchanged; {why}", depends_on_data=True, in_vain=not asking.why)
-        return replace(_rewritten(text, places, plans, partners, over), who=session.who)
+        done = replace(_rewritten(text, places, plans, partners, over), who=who)
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._withdrawing.take(done.plans)
+        except (ClientError, TimeoutError):
+            return Rewriting(None, "unchanged; its plans were withdrawn meanwhile")
+        return done
 
     # How a text reads
 
@@ -265,34 +314,26 @@ class Rewriter:
         return None if named is None else Place(scan, *named)
 
 
-def _replacements(scan: Scan, name: str) -> list[Replacement]:
-    """FOR VERSION stays where it is: it holds of the plan, too."""
-    if scan.version_span is None:
-        return [replacement(scan, name)]
-    new, alias = quoted_name(name), scan.alias_needed or ""
-    if scan.quoted:
-        new, alias = new.replace("'", "''"), alias.replace("'", "''")
-    end = scan.version_span[1]
-    return [Replacement(scan.name_start, scan.end, new), Replacement(end, end, alias)]
-
-
 def _rewritten(
     text: Text,
     places: Sequence[Place],
     plans: Mapping[Place, PlanTable],
     partners: Mapping[Place, tuple[Partner, ...]],
-    views: Mapping[Place, str],
+    views: Mapping[Place, PlanView],
 ) -> Rewriting:
-    """`views`: the names of plan views, in which the plans of tables behind them are."""
-    own = {place: name for place, name in views.items() if not place.within}
-    named = {place: str(plan.name) for place, plan in plans.items() if not place.within} | own
-    new = [one for place, name in named.items() for one in _replacements(place.scan, name)]
+    """`views` have the plans of tables behind them in their texts."""
+    own = {place: view for place, view in views.items() if not place.within}
+    shown = {place: plan for place, plan in plans.items() if not place.within}
+    new = [version(place.scan, int(plan.plan_snapshot_id or 0)) for place, plan in shown.items()]
+    new += [replacement(place.scan, view.name) for place, view in own.items()]
+    if own:
+        new.append(_tried(text, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
-        return Rewriting(None, "unchanged; too long with plan tables")
+        return Rewriting(None, "unchanged; too long with plans")
     each, joins = [], []
     for place in places:
-        if place in plans and not place.within:  # of what is behind a view its readers are to learn nothing else
+        if place in shown:  # of what is behind a view its readers are to learn nothing else
             plan, name = plans[place], quote(".".join(place.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = used_joins(partners.get(place, ()), plan)
@@ -300,14 +341,62 @@ def _rewritten(
     each += [f"joins={','.join(joins)}"] if joins else []
     seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(own, key=lambda one: one.scan.start))
     each += [f"views={seen}"] if seen else []
-    shown = [plan for place, plan in plans.items() if not place.within]
-    told = f"rewritten; scans={len(named)}; files={_files(shown)}; {'; '.join(each)}"
-    names = {(*place.table[:-1], str(plan.name)) for place, plan in plans.items()}
-    names |= {(*place.table[:-1], name) for place, name in views.items()}
-    told = told[:_TOLD_CHARACTERS_MAX]
+    told = f"rewritten; scans={len(shown) + len(own)}; files={_files(shown.values())}; {'; '.join(each)}"
+    taken = {(place.table, int(plan.plan_snapshot_id or 0)) for place, plan in plans.items()}
+    taken |= {(place.table, view.plan_id) for place, view in views.items()}
     files, considered = sum(plan.files for plan in plans.values()), sum(one.considered_files for one in plans.values())
-    return Rewriting(statement, told, text.prepared, files, considered, sorted(names), depends_on_data=True)
+    return Rewriting(
+        statement,
+        told[:_TOLD_CHARACTERS_MAX],
+        text.prepared,
+        files,
+        considered,
+        sorted(taken),
+        _used(plans, partners, views),
+        depends_on_data=True,
+    )
 
 
-def _files(plans: Sequence[PlanTable]) -> str:
+def _tried(text: Text, views: Mapping[Place, PlanView]) -> Replacement:
+    """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
+    at, has_with = beginning(text.text, text.parameters)
+    tried = {}
+    for place, view in views.items():
+        columns = ", ".join(map(quoted_name, view.columns))
+        columns = columns.replace("'", "''") if place.scan.quoted else columns
+        tried[text.text[place.scan.start : place.scan.end]] = columns
+    parts = [f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)' for n, (name, columns) in enumerate(tried.items())]  # noqa: S608
+    listed = ", ".join(parts)
+    return Replacement(at, at, f"{listed}, " if has_with else f"WITH {listed} ")
+
+
+def _used(
+    plans: Mapping[Place, PlanTable],
+    partners: Mapping[Place, tuple[Partner, ...]],
+    views: Mapping[Place, PlanView],
+) -> Used:
+    """By which columns files were left out, in the words that Trino has for tables."""
+    columns: defaultdict[TableName, set[str]] = defaultdict(set)
+    limiting: set[TableName] = set()
+
+    def join(place: Place, each: Sequence[Partner]) -> None:
+        for one in each:
+            columns[_table_name(place)] |= {mine for mine, _ in one.on}
+            columns[_table_name(one.place)] |= {other for _, other in one.on} | one.place.scan.named
+            limiting.add(_table_name(one.place))
+            join(one.place, one.partners)
+
+    for place, plan in plans.items():
+        columns[_table_name(place)] |= place.scan.named
+        if used_joins(partners.get(place, ()), plan):
+            join(place, partners.get(place, ()))
+    read = {name: frozenset(found) for name, found in columns.items()}
+    return Used(read, frozenset(limiting), frozenset(map(_table_name, views)))
+
+
+def _table_name(place: Place) -> TableName:
+    return place.catalog, ".".join(place.table[:-1]).lower(), place.table[-1].lower()
+
+
+def _files(plans: Collection[PlanTable]) -> str:
     return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

@@ -2,7 +2,7 @@
 
     for scan in scans(statement, columns_of=…):
         scan.predicate                       SQL over the table's own columns, or None
-        replacement(scan, "t~plan~…")        for splicing.splice
+        version(scan, 4711)                  for splicing.splice
 
 Nothing is said of a statement that is not fully understood: then there are no scans, and it goes on as it came.
 Understood are queries, EXPLAIN [ANALYZE] of one, EXECUTE IMMEDIATE of one, and the text of a prepared one together
@@ -79,8 +79,15 @@ def kinds(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> d
     return {column: kind for column, kind in found.items() if kind is not None}
 
 
+def version(scan: Scan, snapshot_id: int) -> Replacement:
+    """The scan reads this snapshot of its table. Its name stays, and so does its alias."""
+    start, end = scan.version_span or (scan.end, scan.end)
+    clause = f"FOR VERSION AS OF {snapshot_id}"
+    return Replacement(start, end, clause if scan.version_span else f" {clause}")
+
+
 def replacement(scan: Scan, name: str) -> Replacement:
-    """The table `name` of the same schema in the place of a scan without FOR VERSION, which stands before an alias."""
+    """The view `name` of the same schema in the place of a scan without FOR VERSION, which stands before an alias."""
     text = quoted_name(name) + (scan.alias_needed or "")
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 

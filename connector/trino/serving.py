@@ -19,6 +19,7 @@ from aiohttp import web
 
 from connector.trino.forwarding import HEADER_BYTES_MAX, HEADERS_MAX
 from connector.trino.proxy import Proxy, ProxySettings, open_proxy
+from metaserver.tls import Certificate
 
 _BACKLOG = 1024
 _KEEPALIVE_S = 300.0
@@ -37,13 +38,6 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    """For clients' connections. OSError or ssl.SSLError (an OSError, too) for files that are not a pair."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    return context
 
 
 def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
@@ -90,24 +84,30 @@ async def serving(proxy: Proxy, sock: socket.socket, tls: ssl.SSLContext | None,
 
 
 async def serve(
-    settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None, on_ready: Callable[[], None]
+    settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]
 ) -> None:
     """Until SIGTERM or SIGINT, then drains."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with open_proxy(settings) as proxy, serving(proxy, sock, tls, settings.drain_s):
+    watching, context = None, None if tls is None else tls.context
+    if tls is not None:
+        loop.add_signal_handler(signal.SIGHUP, tls.reload)
+        watching = asyncio.create_task(tls.watch(), name="certificate")
+    async with open_proxy(settings) as proxy, serving(proxy, sock, context, settings.drain_s):
         # Modules are there for good; the collector's rounds through them would hold up everybody.
         gc.collect()
         gc.freeze()
         on_ready()
         await stop.wait()
         _log.info("draining", timeout_s=settings.drain_s)
+    if watching is not None:
+        watching.cancel()
     _log.info("stopped")
 
 
-def run(settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None, on_ready: Callable[[], None]) -> None:
+def run(settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # two for each client: the usual 1,024 are few
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

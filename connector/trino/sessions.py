@@ -16,12 +16,15 @@ from connector.plans.zones import is_utc
 OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"
 """In `X-Trino-Client-Tags`, for clients that set tags and no headers of their own: Trino's CLI, its JDBC driver."""
+PARTITION_FILTER = "query_partition_filter_required"
+"""A session property of Trino's Iceberg catalogs."""
 _OFF_HINT = re.compile(r"/\*\s*seamark\s*:\s*off\s*\*/", re.IGNORECASE)
 _WHO = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization")
 _PREPARED = "X-Trino-Prepared-Statement"
 _COMPRESSED = "$zstd:"
 """Before the texts of long prepared statements, which are left as they are."""
 _ZONE_PROPERTY = re.compile(r"(?:^|,)\s*time_zone_id\s*=", re.IGNORECASE)
+_PARTITION_FILTER = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!false\s*(?:,|$))", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class Session:
     """The client says that its zone is UTC."""
     in_transaction: bool = False
     off: bool = False
+    user: str = ""
+    """As whom the statement runs, where the client says so."""
+    needs_partition_filter: bool = False
+    """Trino is to refuse scans without a condition on a partition column. It does not check that of versions."""
     prepared: Mapping[str, str] = field(default_factory=dict)
     who: int = field(default=0, compare=False)
     """The same for the same sender, as far as headers tell."""
@@ -48,6 +55,8 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
         utc=is_utc(headers.get("X-Trino-Time-Zone", "")) and not zoned,
         in_transaction=transaction.upper() not in ("", "NONE"),
         off=headers.get(OFF_HEADER, "").strip().lower() == "off" or OFF_TAG in (tag.strip() for tag in tags),
+        user=headers.get("X-Trino-User", "").strip(),
+        needs_partition_filter=any(_PARTITION_FILTER.search(value) for value in headers.getall("X-Trino-Session", [])),
         prepared={name: text for name, text in _prepared(headers) if not text.startswith(_COMPRESSED)},
         who=hash(tuple(headers.get(name, "") for name in _WHO)),
     )

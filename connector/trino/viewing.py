@@ -27,7 +27,7 @@ from connector.plans import joining
 from connector.plans.asking import Asking, Plans, without
 from connector.plans.joining import Partner, Place
 from connector.plans.quoting import quoted_name
-from connector.plans.seamark import NESTED, Known, Name, Reference, Seamark, View
+from connector.plans.seamark import NESTED, Known, Name, PlanView, Reference, Seamark, View
 from connector.trino.queries import Names
 from connector.trino.reading import Reader, Text
 from connector.trino.scopes import COMPUTED
@@ -202,35 +202,51 @@ class Views:
         places: Sequence[Place],
         partners: Mapping[Place, tuple[Partner, ...]],
         asking: Asking,
-    ) -> tuple[dict[Place, str], Plans]:
-        """Names for the views that have `plans` behind them, and the plans that are still good with these views alone:
-        the tables behind the others are read as they are, and a statement reads a table at one snapshot."""
-        names: dict[Place, str] = {}
+        reader: str,
+    ) -> tuple[dict[Place, PlanView], Plans]:
+        """Plan views for `reader`, of the views that have `plans` behind them, and the plans that are still good with
+        these views alone: the tables behind the others are read as they are, and a statement reads a table at one
+        snapshot."""
+        names: dict[Place, PlanView] = {}
         used: dict[Place, list[Place]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # those in a view's text have their names before it
             level = [one for one in looked if len(one.place.within) == depth]
             used |= {one.place: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level}
-            made = await asking.all({one.place: self._made(one, plans, names) for one in level if used[one.place]})
-            names |= {place: name for place, name in made.items() if name is not None}
+            made = await asking.all(
+                {one.place: self._made(one, plans, names, reader) for one in level if used[one.place]}
+            )
+            names |= {place: view for place, view in made.items() if view is not None}
+            asking.made.update((place.table, view.plan_id) for place, view in made.items() if view is not None)
             names, plans = _settled(used, names, plans, places, partners)
         return names, plans
 
-    async def _made(self, looked: Looked, plans: Plans, names: Mapping[Place, str]) -> str | None:
+    async def _made(
+        self, looked: Looked, plans: Plans, names: Mapping[Place, PlanView], reader: str
+    ) -> PlanView | None:
         """Over those `plans` that are of its tables, and the plan views that are of its views. Refused."""
         name = looked.place.table
-        new = {place: plans[place].name for place in looked.tables if place in plans}
-        new |= {place: names[place] for place in looked.views if place in names}
         references = [
             Reference(
                 place.scan.start - len(BEFORE),
                 place.scan.end - len(BEFORE),
-                (*place.table[:-1], str(plan)),
-                place.scan.alias_needed is not None,
+                table=place.table,
+                plan_snapshot_id=plans[place].plan_snapshot_id,
             )
-            for place, plan in new.items()
+            for place in looked.tables
+            if place in plans
+        ]
+        references += [
+            Reference(
+                place.scan.start - len(BEFORE),
+                place.scan.end - len(BEFORE),
+                plan=(*place.table[:-1], names[place].name),
+                alias=place.scan.alias_needed is not None,
+            )
+            for place in looked.views
+            if place in names
         ]
         try:
-            return await self._seamark.plan_view(name, looked.view, predicate_of(looked.place), references)
+            return await self._seamark.plan_view(name, looked.view, predicate_of(looked.place), references, reader)
         except Refused as error:
             self._known.discard(name)
             if error.status != 404:  # else it has changed, and is another view now
@@ -247,11 +263,11 @@ class Views:
 
 def _settled(
     used: Mapping[Place, Sequence[Place]],
-    names: dict[Place, str],
+    names: dict[Place, PlanView],
     plans: Plans,
     places: Sequence[Place],
     partners: Mapping[Place, tuple[Partner, ...]],
-) -> tuple[dict[Place, str], Plans]:
+) -> tuple[dict[Place, PlanView], Plans]:
     """Until it holds of all: a plan view is read with all that it `used`, and what it used is read in it alone."""
     while True:
         good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}

@@ -1,13 +1,15 @@
 """The audit log: who changed what, and who was refused.
 
-What is recorded: every request that changes something, whatever came of it, and every refused one (401, 403); reads
-only with the setting audit_reads. A record holds names, the operation, the resource's path and the outcome; never a
-header, a query string or a body, where secrets are.
+What is recorded: every request that changes something, whatever came of it, and refused ones (401, 403); reads only
+with the setting audit_reads. Of refused requests, the first ones of an address or a principal each minute are written
+and the rest is one record with their number (`refusals.py`), so that nobody fills the disk with them. A record holds
+names, the operation, the resource's path and the outcome; never a header, a query string or a body, where secrets are.
 
 Records go to the store in batches, written by one task. A request waits for room in the queue, not for the write, and
 records are never dropped while the server runs: an attacker must not be able to push an intrusion out of the log by
-flooding it. Reads may be dropped (`dropped` counts them). A process that is killed loses what its queue held, at most
-the last moments; commits are also in the timeline, in the transaction of the commit itself.
+flooding it. Reads and refusals of strangers do not wait and may be dropped (`dropped` counts them). A process that is
+killed loses what its queue held, at most the last moments; commits are also in the timeline, in the transaction of the
+commit itself.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from contextlib import asynccontextmanager
 import structlog
 
 from metaserver.access.authorizer import changes
+from metaserver.access.principal import ANONYMOUS_NAME
+from metaserver.access.refusals import Refusals
 from metaserver.clock import Clock
 from metaserver.store.port import AuditRecord, PointerStore, SaveAudit
 
@@ -32,6 +36,12 @@ CLOSE_TIMEOUT_S = 10.0
 _RETRY_S = 0.5
 _TEXT_MAX = 1024
 _DENIED = (401, 403)
+_STRANGER_TEXT_MAX = 200
+REFUSED = "refused"
+"""The action of a record that stands for many refused requests; its resource says how many."""
+_EACH_ADDRESS, _EACH_PRINCIPAL, _KEYS_MAX = 20, 500, 2_000
+"""Refusals that are written one by one in a minute; addresses and principals that are told apart."""
+_ROLL_S = 10.0
 _log = structlog.get_logger("seamark.audit")
 
 
@@ -49,6 +59,7 @@ class AuditLog:
         self._closing = False
         self._unsaved = 0
         self._last_id = 0
+        self._refusals = Refusals(each_address=_EACH_ADDRESS, each_principal=_EACH_PRINCIPAL, keys_max=_KEYS_MAX)
         self.dropped = 0
         """Records lost: reads for want of room, and whatever the database did not take before the end."""
 
@@ -71,26 +82,57 @@ class AuditLog:
         request_id: str,
         remote: str | None = None,
         kind: str | None = None,
-    ) -> None:
-        """Queues one record; waits for room where it must not be lost. `kind` is the error's, None without one."""
+    ) -> bool:
+        """Queues one record; waits for room where it must not be lost. `kind` is the error's, None without one.
+
+        False for a refusal that is only counted, or was not wanted."""
         if not self.wants(operation, status):
-            return
+            return False
+        stranger = who == ANONYMOUS_NAME and status in _DENIED
+        if status in _DENIED:
+            self._count_up()
+            if not self._refusals.is_written(who, remote or "", stranger=stranger):
+                return False
         record = AuditRecord(
             id=self._next_id(),
             at_ms=self._clock.now_ms(),
             who=_plain(who),
             action=operation,
-            resource=_plain(resource),
+            resource=_plain(resource[:_STRANGER_TEXT_MAX] if stranger else resource),
             outcome=outcome_of(status, kind),
             status=status,
             request_id=request_id,
             remote=_plain(remote or ""),
         )
-        if self._closing or (self._queue.full() and status not in _DENIED and not changes(operation)):
+        waits = not stranger and (status in _DENIED or changes(operation))
+        if self._closing or (self._queue.full() and not waits):
             self.dropped += 1
-            return
+            return False
         await self._queue.put(record)
         self._unsaved += 1
+        return True
+
+    def _count_up(self, *, closing: bool = False) -> None:
+        """Queues a record for each who was refused more often in the last minute than was written."""
+        now_ms = self._clock.now_ms()
+        for left in self._refusals.due(now_ms, closing=closing):
+            if self._queue.full():
+                self.dropped += 1
+                continue
+            self._queue.put_nowait(
+                AuditRecord(
+                    id=self._next_id(),
+                    at_ms=now_ms,
+                    who=_plain(left.who),
+                    action=REFUSED,
+                    resource=f"{left.count} more requests",
+                    outcome="denied",
+                    status=_DENIED[0] if left.who == ANONYMOUS_NAME else _DENIED[1],
+                    request_id="",
+                    remote=_plain(left.remote),
+                )
+            )
+            self._unsaved += 1
 
     def _next_id(self) -> str:
         """A UUIDv7 above the last one, so that the log keeps its order within a millisecond, too."""
@@ -100,7 +142,12 @@ class AuditLog:
     async def write(self) -> None:
         """For ever, as the background task: whatever waits, up to a batch, in one transaction."""
         while True:
-            records = [await self._queue.get()]
+            try:
+                async with asyncio.timeout(_ROLL_S):
+                    records = [await self._queue.get()]
+            except TimeoutError:
+                self._count_up()
+                continue
             while len(records) < self._batch and not self._queue.empty():
                 records.append(self._queue.get_nowait())
             await self._save(tuple(records))
@@ -125,6 +172,7 @@ class AuditLog:
 
     async def close(self, timeout_s: float) -> None:
         """Flushes, but not for longer than `timeout_s`; what is lost then is counted and logged."""
+        self._count_up(closing=True)
         self._closing = True
         try:
             await asyncio.wait_for(self._queue.join(), timeout_s)

@@ -27,7 +27,8 @@ import msgspec
 
 from metaserver.access import jwt
 from metaserver.access.guard import is_loopback_address
-from metaserver.access.issued import Issuer, open_issuer
+from metaserver.access.issued import Issuer
+from metaserver.access.keyring import Keyring
 from metaserver.access.principal import ANONYMOUS, Principal
 from metaserver.access.tokens import PREFIX, digest_of, is_live
 from metaserver.clock import Clock
@@ -118,7 +119,9 @@ class Authenticator:
         issued = self.issuer.check(bearer, unverified, expired_too=expired_too)
         if not issued.digest:
             raise Unauthenticated("The token was issued while this server asked for no login; get a new one")
-        return await self._login_token(await self._store.token_by_digest(issued.digest))
+        login = await self._login_token(await self._store.token_by_digest(issued.digest))
+        ends_ms = [end for end in (issued.expires_ms, login.expires_ms) if end is not None]
+        return msgspec.structs.replace(login, expires_ms=min(ends_ms, default=None))
 
     async def _login_token(self, token: Token | None) -> Login:
         if token is None:
@@ -164,9 +167,11 @@ def _host_of(url: str) -> str:
 
 
 @asynccontextmanager
-async def open_authenticator(settings: Settings, store: PointerStore, clock: Clock) -> AsyncIterator[Authenticator]:
-    """By the settings auth, oidc_… and oauth_token_ttl_s."""
-    issuer = await open_issuer(store, clock, settings.oauth_token_ttl_s)
+async def open_authenticator(
+    settings: Settings, store: PointerStore, keyring: Keyring, clock: Clock
+) -> AsyncIterator[Authenticator]:
+    """By the settings auth, oidc_…, oauth_token_ttl_s and clock_leeway_s."""
+    issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=settings.clock_leeway_s)
     async with AsyncExitStack() as stack:
         asked = "oidc" in settings.auth
         accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if asked else None

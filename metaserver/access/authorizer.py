@@ -53,7 +53,7 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable
+        listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         renameTable createView replaceView dropView renameView commitTransaction commitChange undrop
@@ -108,6 +108,15 @@ class Authorizer:
             f"{principal.name} may not {operation}{where}: it needs the role {rule.role.value} on {place}. "
             f"An admin gives it with: {command}"
         )
+
+    def require_somewhere(self, principal: Principal, operation: str) -> None:
+        """Forbidden unless `principal` may do `operation` in some namespace or other."""
+        rule = RULES.get(operation, _UNKNOWN)
+        if not any(self.allows(principal, operation, grant.namespace) for grant in principal.grants):
+            raise Forbidden(
+                f"{principal.name} may not {operation} anywhere: it needs the role {rule.role.value}. "
+                f"An admin gives it with: seamark grant add {shlex.quote(principal.name)} {rule.role.value}"
+            )
 
     def allows(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
         rule = RULES.get(operation, _UNKNOWN)

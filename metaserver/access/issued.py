@@ -1,23 +1,23 @@
 """Access tokens that this server signs itself, for clients that insist on OAuth's client-credentials flow.
 
-Such a token is a JWT (HS256, a secret that all replicas share through the store) which names the bearer token that it
+Such a token is a JWT (HS256, a key of the keyring that all replicas share) which names the bearer token that it
 was made from, by digest. It is believed only as long as that one is live: to revoke the bearer token is to revoke all
 that was made of it. Another token of the same name has another digest and does not revive it.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from metaserver.access import jwt
+from metaserver.access.keyring import Keyring
 from metaserver.access.principal import ANONYMOUS_NAME
 from metaserver.clock import Clock
 from metaserver.deferred import Deferred
 from metaserver.errors import Unauthenticated
-from metaserver.store.port import PointerStore, Token
+from metaserver.store.port import Token
 
 if TYPE_CHECKING:
     from joserfc import jwk
@@ -27,7 +27,7 @@ else:
 
 ISSUER = "seamark"
 """Also the audience. No OIDC issuer is called so, since those are URLs."""
-SECRET_NAME = "oauth-signing"  # noqa: S105  the name, not the secret
+PURPOSE = "access-token"
 _ALGORITHM = "HS256"
 
 
@@ -37,26 +37,29 @@ class Issued(msgspec.Struct, frozen=True):
     name: str
     digest: str
     """Of the bearer token behind it; empty where there is none, since no login was asked for."""
+    expires_ms: int | None
+    """None where that was not asked."""
 
 
 class Issuer:
     """Signs and checks. Made by `open_issuer`."""
 
-    def __init__(self, secret: bytes, clock: Clock, ttl_s: int) -> None:
-        self._secret = secret
+    def __init__(self, keyring: Keyring, clock: Clock, *, ttl_s: int, leeway_s: int) -> None:
+        self._keyring = keyring
         self._clock = clock
         self._ttl_s = ttl_s
+        self._leeway_s = leeway_s
 
-    @cached_property
-    def _key(self) -> jwk.OctKey:
-        return jwk.OctKey.import_key(self._secret)
+    @property
+    def ttl_s(self) -> int:
+        return self._ttl_s
 
-    def issue(self, token: Token | None) -> tuple[str, int]:
-        """(JWT, seconds that it lives) for the holder of `token`; it never outlives the token. None: for anybody."""
+    def issue(self, token: Token | None, until_ms: int | None = None) -> tuple[str, int]:
+        """(JWT, seconds that it lives) for the holder of `token`, or for anybody (None). It never outlives the token,
+        nor `until_ms`: the end of the login that it prolongs."""
         now_ms = self._clock.now_ms()
-        ttl_s = self._ttl_s
-        if token is not None and token.expires_ms is not None:
-            ttl_s = max(1, min(ttl_s, (token.expires_ms - now_ms) // 1000))
+        ends_ms = [end for end in (None if token is None else token.expires_ms, until_ms) if end is not None]
+        ttl_s = min([self._ttl_s, *(max(1, (end - now_ms) // 1000) for end in ends_ms)])
         now_s = now_ms // 1000
         claims = {
             "iss": ISSUER,
@@ -67,22 +70,30 @@ class Issuer:
             "jti": str(self._clock.uuid4()),
             "token": token.digest if token is not None else "",
         }
-        return jose.encode({"alg": _ALGORITHM, "typ": "JWT", "kid": ISSUER}, claims, self._key), ttl_s
+        key_id, key = self._keyring.signing(PURPOSE)
+        header = {"alg": _ALGORITHM, "typ": "JWT", "kid": key_id.hex()}
+        return jose.encode(header, claims, jwk.OctKey.import_key(key)), ttl_s
 
     def is_ours(self, unverified: jwt.Unverified) -> bool:
         return unverified.claims.get("iss") == ISSUER
 
     def check(self, token: str, unverified: jwt.Unverified, *, expired_too: bool = False) -> Issued:
         """Unauthenticated unless we signed it and, but with `expired_too`, it has not expired."""
-        claims = jwt.verify(token, unverified, self._key, _ALGORITHM)
+        claims = jwt.verify(token, unverified, self._key_of(unverified), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")
         if claims.get("aud") != ISSUER or not isinstance(name, str) or not isinstance(digest, str):
             raise Unauthenticated("The token is of this server, but not an access token")
-        if not expired_too:
-            jwt.check_times(claims, self._clock.now_ms(), 0)
-        return Issued(name, digest)
+        if expired_too:
+            return Issued(name, digest, None)
+        return Issued(name, digest, jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=0))
 
-
-async def open_issuer(store: PointerStore, clock: Clock, ttl_s: int) -> Issuer:
-    """With the signing secret of the store; the first replica to ask makes it."""
-    return Issuer(await store.secret(SECRET_NAME, clock.random_bytes(32)), clock, ttl_s)
+    def _key_of(self, unverified: jwt.Unverified) -> jwk.OctKey:
+        if unverified.header.get("alg") != _ALGORITHM:
+            raise Unauthenticated(f"The token is not signed with {_ALGORITHM}, as its key is for")
+        try:
+            key = self._keyring.verifying(PURPOSE, bytes.fromhex(str(unverified.header.get("kid"))))
+        except ValueError:
+            key = None
+        if key is None:
+            raise Unauthenticated("The token is signed with a key that this server does not have; get a new one")
+        return jwk.OctKey.import_key(key)

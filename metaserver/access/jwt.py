@@ -22,8 +22,6 @@ else:
 
 LENGTH_MAX = 16 * 1024
 """Characters of a token; twice what fits into one header line as aiohttp reads it."""
-LEEWAY_S = 30
-"""How far the issuer's clock may be from ours."""
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -60,17 +58,18 @@ def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: s
     return unverified.claims
 
 
-def check_times(claims: dict[str, Any], now_ms: int, leeway_s: int) -> int:
-    """When it expires, in milliseconds since the epoch. Unauthenticated outside of its time, or where it names none."""
+def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: int) -> int:
+    """When it expires, in milliseconds since the epoch. Unauthenticated more than `early_s` before
+    its time or `late_s` after it, or where it names none."""
     now_s = now_ms / 1000
     expires_s = _seconds(claims, "exp")
     if expires_s is None:
         raise Unauthenticated("The token never expires (it has no exp); such tokens are refused")
-    if now_s >= expires_s + leeway_s:
+    if now_s >= expires_s + late_s:
         raise Unauthenticated("The token has expired; get a new one")
     for name in ("nbf", "iat"):
         since_s = _seconds(claims, name)
-        if since_s is not None and now_s < since_s - leeway_s:
+        if since_s is not None and now_s < since_s - early_s:
             raise Unauthenticated(f"The token is not valid yet ({name}); check the clocks")
     return int(expires_s * 1000)
 

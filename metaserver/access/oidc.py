@@ -68,6 +68,7 @@ class Oidc:
         self._jwks_url = settings.oidc_jwks_url
         self._principal_claim = settings.oidc_principal_claim
         self._roles_claim = settings.oidc_roles_claim
+        self._leeway_s = settings.clock_leeway_s
         self._clock = clock
         self._http = http
         self._keys: dict[str | None, VerifyKey] = {}
@@ -90,7 +91,7 @@ class Oidc:
         audience = claims.get("aud")
         if audience != self._audience and not (isinstance(audience, list) and self._audience in audience):
             raise Unauthenticated(f"The token is not for the audience {self._audience}")
-        expires_ms = jwt.check_times(claims, self._clock.now_ms(), jwt.LEEWAY_S)
+        expires_ms = jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=self._leeway_s)
         name = self._name(claims)
         return Identity(name, tuple(self._roles(claims, name)), expires_ms)
 

@@ -15,13 +15,13 @@ from aiohttp import web
 from metaserver.access.principal import RANKS, Role, make_grant
 from metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.keys import AUTHORIZER, CLOCK, PRINCIPAL, STORE
+from metaserver.api.keys import AUTHORIZER, CLOCK, PAGES, PRINCIPAL, STORE
 from metaserver.api.paging import PAGING, page_schema, paging
-from metaserver.api.requests import allow, read_json
+from metaserver.api.requests import allow, allow_somewhere, read_json
 from metaserver.api.timeline import json_response
 from metaserver.errors import BadRequest
 from metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
-from metaserver.wire import check_name, decode_page_token, encode_page_token, parse_namespace
+from metaserver.wire import check_name, parse_namespace
 
 _NAMES = {"type": "array", "items": {"type": "string"}, "description": "Levels; none for the whole catalog."}
 _ROLE = {"enum": list(RANKS)}
@@ -128,7 +128,7 @@ async def list_tokens(request: web.Request) -> web.Response:
     return json_response(
         {
             "tokens": [_token(token, now_ms) for _, token in page],
-            "next-page-token": encode_page_token(page[-1][0]) if more else None,
+            "next-page-token": request.app[PAGES].encode(page[-1][0]) if more else None,
         }
     )
 
@@ -195,7 +195,7 @@ async def list_grants(request: web.Request) -> web.Response:
     return json_response(
         {
             "grants": [_grant(grant) for _, grant in page],
-            "next-page-token": encode_page_token(page[-1][0]) if more else None,
+            "next-page-token": request.app[PAGES].encode(page[-1][0]) if more else None,
         }
     )
 
@@ -208,6 +208,7 @@ async def list_grants(request: web.Request) -> web.Response:
     answers=(Answer(204, "Given"), Answer(403, "Needs the role admin on that namespace")),
 )
 async def add_grant(request: web.Request) -> web.Response:
+    allow_somewhere(request)
     body = await read_json(request, _Grant)
     grant = make_grant(body.principal, body.role, body.namespace)
     allow(request, grant.namespace)
@@ -253,7 +254,7 @@ async def list_audit(request: web.Request) -> web.Response:
     return json_response(
         {
             "records": [_audit(record) for record in page],
-            "next-page-token": encode_page_token(page[-1].id) if more else None,
+            "next-page-token": request.app[PAGES].encode(page[-1].id) if more else None,
         }
     )
 
@@ -261,7 +262,7 @@ async def list_audit(request: web.Request) -> web.Response:
 def _paging(request: web.Request) -> tuple[str | None, int]:
     """(position after which the page begins, size)."""
     token, size = paging(request)
-    return decode_page_token(token or ""), size
+    return request.app[PAGES].decode(token or ""), size
 
 
 def _token(token: Token, now_ms: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from metaserver.api import (
     explain,
     functions,
     health,
+    idempotency,
     index_audit,
     index_unheld,
     indexes,
@@ -30,13 +31,22 @@ from metaserver.api import (
 )
 from metaserver.api.middleware import build_middleware
 from metaserver.api.parts import Parts
+from metaserver.api.readiness import Readiness
+from metaserver.api.slots import Bounds
+from metaserver.catalog.quotas import Quota
 
 
 def build_app(parts: Parts) -> web.Application:
     """All routes over `parts`. The application may be started and stopped once, as aiohttp's are."""
-    middleware = build_middleware(parts)
-    app = web.Application(middlewares=[middleware], client_max_size=parts.settings.body_limit_bytes)
-    app[keys.SETTINGS] = parts.settings
+    settings = parts.settings
+    bounds = Bounds(
+        requests=settings.requests_limit, watchers=settings.watchers_limit, body_bytes=settings.bodies_memory_bytes
+    )
+    app = web.Application(middlewares=[build_middleware(parts, bounds)])
+    app[keys.BOUNDS] = bounds
+    app[idempotency.KEPT] = Quota(idempotency.KEPT_MAX)
+    app[keys.SETTINGS] = settings
+    app[health.READINESS] = Readiness(settings, parts.store, parts.clock)
     app[keys.CLOCK] = parts.clock
     app[keys.STORE] = parts.store
     app[keys.OBJECTS] = parts.objects
@@ -50,6 +60,8 @@ def build_app(parts: Parts) -> web.Application:
     app[metrics.METRICS] = parts.metrics
     app[keys.AUTHENTICATOR] = parts.authenticator
     app[keys.AUTHORIZER] = parts.authorizer
+    app[keys.KEYRING] = parts.keyring
+    app[keys.PAGES] = parts.catalog.pages
     app[keys.AUDIT] = parts.audit
     app[keys.DRAIN] = parts.drain
     add_routes(app)

@@ -33,7 +33,7 @@ from metaserver.api.build_state import (
 from metaserver.api.describe import Answer, Parameter, describe
 from metaserver.api.index_state import READER, Files, held_files, load, missing, snapshots_named
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
-from metaserver.api.keys import CLOCK, REGISTRY, SETTINGS, STORE, TIMELINE
+from metaserver.api.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
 from metaserver.api.listings import FILE_COLUMNS, items
 from metaserver.api.listings import Files as FileListing
 from metaserver.api.paging import page_size
@@ -53,7 +53,7 @@ from metaserver.store.port import (
     MoveInstant,
     RecordInstant,
 )
-from metaserver.wire import INDEX_FOLDER, decode_as, decode_page_token, encode_page_token
+from metaserver.wire import INDEX_FOLDER, decode_as
 
 REGISTERED_MAX = 1000
 """Index files in one request."""
@@ -247,7 +247,7 @@ async def list_index_build_files(request: web.Request) -> web.Response:
             "files": [one for files, rows in page for one in _listed(metadata, files, rows)],
             "next-page-token": None
             if following is None
-            else encode_page_token(msgspec.json.encode(following).decode()),
+            else request.app[PAGES].encode(msgspec.json.encode(following).decode()),
         }
 
     return json_response(await asyncio.to_thread(answer))
@@ -362,7 +362,7 @@ def _token(request: web.Request, build: Build) -> _Token | None:
     if text is None:
         return None
     try:
-        packed = (decode_page_token(text) or "").encode()
+        packed = (request.app[PAGES].decode(text) or "").encode()
         token = msgspec.json.decode(packed, type=_Token)
     except (BadRequest, msgspec.DecodeError):
         token = None

@@ -60,6 +60,11 @@ _BODY: dict[str, Any] = {
             "properties": {"id": {"type": "string"}, "sequence": {"type": "integer", "minimum": 0}},
             "description": "Who writes, and its how-manieth change this is: each sequence is committed once.",
         },
+        "change-id": {
+            "type": ["string", "null"],
+            "description": "The same for all attempts of one change. One that has collided several times has the turn "
+            "for a while: others of the table wait for it.",
+        },
         "operation": {
             "enum": [*OPERATIONS, None],
             "description": "As Iceberg names it; by default what the change does.",

@@ -8,10 +8,11 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.keys import CATALOG
+from metaserver.api.keys import AUTHORIZER, CATALOG, PRINCIPAL
 from metaserver.api.paging import PAGING, page_schema, paging
-from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body
+from metaserver.api.requests import allow, allow_somewhere, caller, path_name, path_namespace, read_body
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
+from metaserver.catalog.dropped import no_such_dropped
 from metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
 from metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
 
@@ -94,12 +95,13 @@ async def list_dropped(request: web.Request) -> web.Response:
     ),
 )
 async def undrop(request: web.Request) -> web.Response:
+    allow_somewhere(request)
     body = await read_body(request)
     wanted = decode_as(body, UndropBody, "The body") if body else UndropBody()
     namespace = check_namespace(tuple(wanted.namespace)) if wanted.namespace is not None else None
     name = check_name(wanted.name, "name") if wanted.name is not None else None
     dropped = request.app[CATALOG].dropped
-    row = await dropped.get(path_name(request, "id"))
+    row = await _row(request)
     allow(request, row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
     entry = await dropped.restore(caller(request), row.id, namespace, name)
     return json_response(_entry(entry))
@@ -114,7 +116,7 @@ async def undrop(request: web.Request) -> web.Response:
 )
 async def purge_dropped(request: web.Request) -> web.Response:
     dropped = request.app[CATALOG].dropped
-    row = await dropped.get(path_name(request, "id"))
+    row = await _row(request)
     allow(request, row.entry.namespace)
     await dropped.purge(caller(request), row.id)
     return web.Response(status=204)
@@ -135,6 +137,14 @@ async def list_table_metrics(request: web.Request) -> web.Response:
     allow(request, namespace)
     page = await request.app[CATALOG].metrics.list(namespace, name, *paging(request))
     return json_response({"reports": [_report(row) for row in page.items], "next-page-token": page.next_token})
+
+
+async def _row(request: web.Request) -> DroppedEntry:
+    """What the path names. NotFound also where the caller may not list it: a refusal would name its namespace."""
+    row = await request.app[CATALOG].dropped.get(path_name(request, "id"))
+    if not request.app[AUTHORIZER].allows(request[PRINCIPAL], "listDropped", row.entry.namespace):
+        raise no_such_dropped(row.id)
+    return row
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

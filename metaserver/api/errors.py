@@ -33,8 +33,11 @@ def error_response(status: int, kind: str, message: str, *, head: bool = False) 
     """An ErrorModel answer; the body is left out for HEAD, which may have none (RFC 9110, 9.3.2)."""
     if head:
         return web.Response(status=status)
-    body = encode_json({"error": {"message": message, "type": kind, "code": status, "stack": []}})
-    return web.Response(status=status, body=body, content_type="application/json")
+    return web.Response(status=status, body=error_body(status, kind, message), content_type="application/json")
+
+
+def error_body(status: int, kind: str, message: str) -> bytes:
+    return encode_json({"error": {"message": message, "type": kind, "code": status, "stack": []}})
 
 
 def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:

@@ -23,8 +23,9 @@ from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import expression_json, parse_expression
-from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Or
+from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Or, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.planner.answer import RESIDUAL_VALUES_MAX
 from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
 from metaserver.planner.request import Question, ScanRequest
@@ -39,6 +40,8 @@ else:
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000
 """Residuals are told of so many partitions, those with the most files."""
+RESIDUAL_BYTES_MAX = 4 << 20
+"""Of all different residuals together."""
 _IN_THREAD_FILES = 5_000
 _IN_THREAD_CHARACTERS = 2_000
 
@@ -124,8 +127,8 @@ EXPLANATION_SCHEMA: dict[str, Any] = {
         },
         "residuals-complete": {
             "type": "boolean",
-            "description": f"False where more than {RESIDUAL_PARTITIONS_MAX} partitions are left: those with the most "
-            "files are told.",
+            "description": f"False where more than {RESIDUAL_PARTITIONS_MAX} partitions are left, or long residuals of "
+            "fewer: those with the most files are told.",
         },
         "kept": {"type": "array", "items": {"$ref": "#/components/schemas/File"}},
         "joins": JOINS_TOLD_SCHEMA,
@@ -279,14 +282,19 @@ def _residuals(scan: Scan) -> tuple[list[dict[str, object]], bool]:
     within = grouped(files_at(scan.view, scan.rows))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
+    size, told_bytes, told = sum(1 + len(one.values) for one in predicates_of(scan.bound)), 0, 0
     for files, partition in parts[:RESIDUAL_PARTITIONS_MAX]:
+        if told * size > RESIDUAL_VALUES_MAX or told_bytes > RESIDUAL_BYTES_MAX:
+            break
+        told += 1
         values = tuple(field.value for field in partition.fields)
         fields = tuple((field.field_id, field.kind) for field in partition.fields)
         residual = encode_json(expression_json(scan.residual_in(partition.spec_id, fields, values)))
+        told_bytes += 0 if residual in counts else len(residual)
         counts[residual] = counts.get(residual, 0) + files
     most_first = sorted(counts.items(), key=lambda item: -item[1])
     found: list[dict[str, object]] = [{"residual": msgspec.Raw(text), "files": files} for text, files in most_first]
-    return found, len(parts) <= RESIDUAL_PARTITIONS_MAX
+    return found, told == len(parts)
 
 
 def add_routes(app: web.Application) -> None:

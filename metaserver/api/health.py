@@ -1,4 +1,4 @@
-"""GET /healthz: the process lives. GET /readyz: it can serve now (store and storage answer, not draining).
+"""GET /healthz: the process lives. GET /readyz: it can serve now: store and storage answer and can be written.
 
 Kept apart because the remedies differ: an unhealthy process is restarted, an unready one only gets no traffic. A
 database that is away must not make an orchestrator restart all replicas. Neither needs a login or tells more than yes
@@ -15,6 +15,7 @@ from aiohttp import web
 
 from metaserver.api.describe import Answer, describe
 from metaserver.api.keys import DRAIN, OBJECTS, STORE
+from metaserver.api.readiness import Readiness
 from metaserver.errors import SeamarkError
 from metaserver.wire import encode_json
 
@@ -22,6 +23,8 @@ PING_TIMEOUT_S = 2.0
 """Below the second or so after which most probes give up by themselves three times in a row."""
 
 _log = structlog.get_logger("seamark.health")
+
+READINESS: web.AppKey[Readiness] = web.AppKey("readiness", Readiness)
 
 _HEALTH = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
 _READY = {
@@ -41,15 +44,17 @@ async def healthz(request: web.Request) -> web.Response:
 
 @describe(
     "readyz",
-    "The server can serve now: the database and the storage answer, and it is not draining",
+    "The server can serve now: database and storage answer and can be written, and it is not draining",
     tags=("operation",),
     answers=(Answer(200, "Ready", _READY), Answer(503, "Not ready, and why", _READY)),
     public=True,
 )
 async def readyz(request: web.Request) -> web.Response:
     app = request.app
-    store, objects = await asyncio.gather(_check("store", app[STORE].ping), _check("objects", app[OBJECTS].ping))
-    checks = {"store": store, "objects": objects, "drain": "draining" if app[DRAIN].is_set() else "ok"}
+    store, objects, writing = await asyncio.gather(
+        _check("store", app[STORE].ping), _check("objects", app[OBJECTS].ping), app[READINESS].check()
+    )
+    checks = {"store": store, "objects": objects, **writing, "drain": "draining" if app[DRAIN].is_set() else "ok"}
     ready = all(state == "ok" for state in checks.values())
     return _json(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
 

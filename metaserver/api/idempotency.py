@@ -7,6 +7,7 @@ kept: 5xx, 401 and 403 (they are about the caller), and 409 CommitFailedExceptio
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
@@ -15,9 +16,11 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from metaserver.api.bodies import QUICK_BYTES
 from metaserver.api.errors import from_seamark_error
 from metaserver.api.keys import CATALOG, CLOCK, PRINCIPAL, SETTINGS, STORE
 from metaserver.api.requests import caller, read_body
+from metaserver.catalog.quotas import Quota
 from metaserver.catalog.values import Caller, IdempotencyKey
 from metaserver.errors import (
     BadRequest,
@@ -33,6 +36,9 @@ from metaserver.errors import (
 from metaserver.store.port import IdempotencyRecord, IdempotencyTaken, SaveIdempotency
 
 HEADER = "Idempotency-Key"
+KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)
+KEPT_MAX = 20_000
+"""Refusals that are kept of one principal at once, per worker."""
 _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NOT_KEPT = (Unauthenticated, Forbidden, TooLarge)
 
@@ -91,7 +97,10 @@ async def _key_of(request: web.Request) -> IdempotencyKey | None:
     if not _UUID7.fullmatch(key):
         raise BadRequest(f"{HEADER} is {given[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
     scope = "\n".join((request[PRINCIPAL].name, request.method, request.rel_url.raw_path))
-    return IdempotencyKey(key=key, scope=scope, request_hash=_hash(await read_body(request), request.query_string))
+    body, query = await read_body(request), request.query_string
+    large = len(body) > QUICK_BYTES
+    digest = await asyncio.to_thread(_hash, body, query) if large else _hash(body, query)
+    return IdempotencyKey(key=key, scope=scope, request_hash=digest)
 
 
 def _hash(body: bytes, query: str) -> str:
@@ -108,6 +117,11 @@ def _hash(body: bytes, query: str) -> str:
 async def _keep(request: web.Request, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
     """Records a refusal. The record of another request with this key, if that was faster."""
     now_ms = request.app[CLOCK].now_ms()
+    now_s, ttl_s = request.app[CLOCK].monotonic(), request.app[SETTINGS].idempotency_ttl_s
+    kept, who = request.app[KEPT], request[PRINCIPAL].name
+    if not kept.has_room(who, now_s):  # a repeat is refused anew
+        return None
+    kept.add(who, now_s, now_s + ttl_s)
     body = refusal.body
     record = IdempotencyRecord(
         key=key.key,
@@ -115,7 +129,7 @@ async def _keep(request: web.Request, key: IdempotencyKey, refusal: web.Response
         request_hash=key.request_hash,
         status=refusal.status,
         body=bytes(body) if isinstance(body, bytes | bytearray) else None,
-        expires_ms=now_ms + request.app[SETTINGS].idempotency_ttl_s * 1000,
+        expires_ms=now_ms + ttl_s * 1000,
     )
     try:
         await request.app[STORE].transact([SaveIdempotency(record=record)])

@@ -69,9 +69,11 @@ class Held(NamedTuple):
 
 
 async def load(request: web.Request, namespace: NamespacePath, name: str) -> TableIndexes:
-    """NoSuchTable."""
+    """NoSuchTable. Forbidden where the table's metadata lead to another's places: index files are listed and written
+    below its location."""
     loaded: LoadedTable = await request.app[CATALOG].tables.load(namespace, name)
     assert loaded.entry is not None
+    await request.app[CATALOG].check_writable(loaded)
     return TableIndexes(loaded.entry, loaded.metadata, await request.app[REGISTRY].files(loaded.entry))
 
 

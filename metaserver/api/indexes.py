@@ -29,7 +29,7 @@ from metaserver.api.index_state import (
     missing,
     snapshots_named,
 )
-from metaserver.api.keys import CATALOG, USAGE
+from metaserver.api.keys import CATALOG, SETTINGS, USAGE
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
@@ -217,6 +217,9 @@ async def put_index(request: web.Request) -> web.Response:
     def changed(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
         wanted = _wanted(name, body, defined, metadata)
+        limit = request.app[SETTINGS].indexes_limit
+        if name not in defined.by_name and len(defined.by_name) >= limit:
+            raise BadRequest(f"The table has {limit} indexes, the most that one may have; drop one first")
         if defined.by_name.get(name) == wanted:
             return None
         return {"action": "set-properties", "updates": {PREFIX + name: wanted.property_text}}

@@ -13,7 +13,10 @@ from aiohttp import web
 from metaserver.access.audit import AuditLog
 from metaserver.access.authenticator import Authenticator
 from metaserver.access.authorizer import Authorizer
+from metaserver.access.keyring import Keyring
+from metaserver.access.page_tokens import PageTokens
 from metaserver.access.principal import Principal
+from metaserver.api.slots import Bounds
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
 from metaserver.commits.committing import Commits
@@ -39,7 +42,10 @@ USAGE: web.AppKey[Usage] = web.AppKey("index-usage", Usage)
 TIMELINE: web.AppKey[Timeline] = web.AppKey("timeline", Timeline)
 AUTHENTICATOR: web.AppKey[Authenticator] = web.AppKey("authenticator", Authenticator)
 AUTHORIZER: web.AppKey[Authorizer] = web.AppKey("authorizer", Authorizer)
+KEYRING: web.AppKey[Keyring] = web.AppKey("keyring", Keyring)
+PAGES: web.AppKey[PageTokens] = web.AppKey("pages", PageTokens)
 AUDIT: web.AppKey[AuditLog] = web.AppKey("audit", AuditLog)
+BOUNDS: web.AppKey[Bounds] = web.AppKey("bounds", Bounds)
 DRAIN: web.AppKey[asyncio.Event] = web.AppKey("drain", asyncio.Event)
 """Set when the server stops."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from contextlib import suppress
 from typing import Any
 
@@ -82,9 +83,24 @@ def _serialize(event: dict[str, Any], **_: Any) -> bytes:
     return encode_json(event, enc_hook=str)
 
 
+_QUOTING = ("aiohttp", "asyncio")
+"""Loggers of what reads requests."""
+
+
 class _Bridge(logging.Handler):
     """`logging` records as events of ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.name.split(".")[0] in _QUOTING:
+            # Where it came from and its kind: its words may be those of a request.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.log(record.levelno, _first_line(record), error=type(error).__name__, at=frames)
+            return
         log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+
+
+def _first_line(record: logging.LogRecord) -> str:
+    """The rest may show a task or a protocol with the exception in it."""
+    return record.getMessage().partition("\n")[0]

@@ -23,7 +23,7 @@ from metaserver.api import arrow
 from metaserver.api.arrow_body import read_stream
 from metaserver.api.describe import Answer, Parameter, describe
 from metaserver.api.indexes import defined_index
-from metaserver.api.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, USAGE
+from metaserver.api.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
 from metaserver.api.listings import Files
 from metaserver.api.requests import allow, boolean_query, parse_body, path_name, path_namespace, read_body
 from metaserver.api.snapshots import SNAPSHOT, snapshot_of, wanted_snapshot
@@ -421,7 +421,7 @@ def paths_at(view: TableView, places: Any) -> list[str]:
 def add_routes(app: web.Application) -> None:
     if INDEXES in app:  # nothing in an application that is only to be described
         app[COVERS] = Covers(app[INDEXES])
-        app[DELETED] = Deleted(app[OBJECTS])
+        app[DELETED] = Deleted(app[OBJECTS], app[SETTINGS].decoded_limit_bytes)
         app[LOCATOR] = Locator(app[COVERS], app[DELETED], app[USAGE], app[CLOCK])
     # aiohttp's own pattern for a variable leaves out braces, which names may hold.
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/lookup", lookup_keys)

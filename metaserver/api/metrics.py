@@ -80,8 +80,6 @@ class Metrics:
         )
         self.answering = 0
         """Requests being answered now, of every kind; what a drain waits for. The gauge follows it."""
-        self.bounded = 0
-        """Those of them that count against `requests_limit`."""
         self.in_flight = self._gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.store_queue = self._gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
         self.cache_bytes = self._gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")

@@ -16,28 +16,31 @@ from aiohttp.typedefs import Handler, Middleware
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from metaserver.access.principal import ANONYMOUS
+from metaserver.access.principal import ANONYMOUS, Principal
+from metaserver.access.refusals import Refusals
+from metaserver.api.bodies import PLACE, end_unread
 from metaserver.api.describe import Description, description_of
 from metaserver.api.errors import from_http_exception, from_seamark_error, from_unexpected
 from metaserver.api.keys import PRINCIPAL, REQUEST_ID
 from metaserver.api.parts import Parts
-from metaserver.api.requests import close_unreadable
+from metaserver.api.slots import Bounds, Place
 from metaserver.clock import Clock
-from metaserver.errors import RetryLater, SeamarkError
+from metaserver.errors import ClientGone, SeamarkError
 
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?\Z")
+_BODILESS = ("GET", "HEAD")
 _UNROUTED = ("unrouted", Description("unrouted", ""))
 _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _propagator = TraceContextTextMapPropagator()
 
 
 class _Around:
-    """The middleware's state and its steps. `metrics.bounded` is held against the bound on requests."""
+    """The middleware's state and its steps."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._limit = parts.settings.requests_limit
+    def __init__(self, parts: Parts, bounds: Bounds) -> None:
+        self._bounds = bounds
         self._clock = parts.clock
         self._metrics = parts.metrics
         self._tracer = parts.tracer
@@ -47,6 +50,7 @@ class _Around:
         self._logs = logging.getLevelNamesMapping()[parts.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
         self._ids = _RequestIds(parts.clock)
+        self._unrouted = Refusals(each_address=20, each_principal=0, keys_max=1000)
         self._audited: dict[tuple[str, int], bool] = {}
 
     @web.middleware
@@ -67,10 +71,10 @@ class _Around:
             response.headers["Server"] = "seamark"  # else aiohttp tells its own and Python's versions
             if self._drain.is_set():
                 response.force_close()
-            if error is not None:
-                close_unreadable(request, response)
+            end_unread(request, response)
+        shown = self._logs
         if self._is_audited(described, response.status):
-            await self._audit.record(
+            written = await self._audit.record(
                 who=_who(request),
                 operation=described.operation,
                 resource=request.path,
@@ -79,9 +83,13 @@ class _Around:
                 remote=request.remote,
                 kind=error.kind if isinstance(error, SeamarkError) else None,
             )
+            shown = shown and (written or response.status not in (401, 403))
+        elif shown and response.status == 401:
+            self._unrouted.due(clock.now_ms())
+            shown = self._unrouted.is_written("", request.remote or "", stranger=True)
         seconds = clock.monotonic() - started
         self._metrics.observe(described.operation, response.status, seconds, error)
-        if self._logs:
+        if shown:
             self._log_line(request, response, template, described, seconds, request_id)
         return response
 
@@ -114,25 +122,41 @@ class _Around:
     ) -> tuple[web.StreamResponse, Exception | None]:
         """What the handler answers, or its error in the wire's shape, and that error."""
         metrics = self._metrics
-        counted = not (described.public or described.waits)
         metrics.answering += 1
-        metrics.bounded += counted
         try:
-            if counted and metrics.bounded > self._limit:
-                raise RetryLater(f"{self._limit} requests are being answered already; try again shortly")
             if not described.public:
-                request[PRINCIPAL] = await self._authenticator.authenticate(request.headers, request.remote)
+                principal = request[PRINCIPAL] = await self._identify(request)
+                holder = None if principal is ANONYMOUS else principal.name
+                request[PLACE] = Place(self._bounds, holder, "watching" if described.waits else "working")
+            elif request.method not in _BODILESS:
+                request[PLACE] = Place(self._bounds, f"address {request.remote}", "tokens")
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error
         except web.HTTPException as error:
             return from_http_exception(error, request), error
         except Exception as error:  # noqa: BLE001  the last place where a bug can still be answered and logged
+            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                gone = ClientGone("The client left before it had its answer")
+                return from_seamark_error(gone, head=request.method == "HEAD"), gone
             _log.error("unexpected error", request_id=request_id, operation=described.operation, exc_info=error)
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:
             metrics.answering -= 1
-            metrics.bounded -= counted
+            place = request.get(PLACE)
+            if place is not None:
+                place.leave()
+
+    async def _identify(self, request: web.Request) -> Principal:
+        """Who asks. Those who log in have a bound of their own, by address: strangers take no place of others."""
+        if self._authenticator.open:
+            return await self._authenticator.authenticate(request.headers, request.remote)
+        knocking, address = self._bounds.knocking, f"address {request.remote}"
+        knocking.take(address)
+        try:
+            return await self._authenticator.authenticate(request.headers, request.remote)
+        finally:
+            knocking.give_back(address)
 
     async def _traced(
         self,
@@ -203,5 +227,5 @@ class _RequestIds:
         return f"{stamp[:8]}-{stamp[8:]}-7{count:03x}-{self._tail}"
 
 
-def build_middleware(parts: Parts) -> Middleware:
-    return _Around(parts).handle
+def build_middleware(parts: Parts, bounds: Bounds) -> Middleware:
+    return _Around(parts, bounds).handle

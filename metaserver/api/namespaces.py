@@ -9,7 +9,7 @@ from metaserver.api.endpoints import add_operations
 from metaserver.api.idempotency import once
 from metaserver.api.keys import CATALOG
 from metaserver.api.render import json_answer
-from metaserver.api.requests import allow, may_see, page_query, path_namespace, read_json
+from metaserver.api.requests import allow, allow_somewhere, may_see, page_query, path_namespace, read_json
 from metaserver.catalog.values import Caller, PropertyChanges
 from metaserver.errors import NoSuchNamespace
 from metaserver.store.port import Namespace
@@ -32,12 +32,13 @@ async def list_namespaces(request: web.Request) -> web.Response:
     parent = parse_namespace(text) if text else ()
     if parent:  # at the top everybody may look; what one may not see is left out
         allow(request, parent)
-    page = await request.app[CATALOG].namespaces.list(parent, token, size)
-    shown = [namespace.path for namespace in page.items if may_see(request, namespace.path)]
+    page = await request.app[CATALOG].namespaces.list(parent, token, size, lambda path: may_see(request, path))
+    shown = [namespace.path for namespace in page.items]
     return json_answer({"namespaces": shown, "next-page-token": page.next_token})
 
 
 async def create_namespace(request: web.Request) -> web.Response:
+    allow_somewhere(request)
     body = await read_json(request, _CreateNamespace)
     path = check_namespace(body.namespace)
     allow(request, path)

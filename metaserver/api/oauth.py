@@ -4,9 +4,11 @@ Deprecated in the Iceberg REST specification, and what Spark, Trino, Flink, PyIc
 
 - client credentials (RFC 6749, 4.4): `client_id` is the name of a bearer token of this server, `client_secret` the
   token itself, in the form or as HTTP Basic. Clients configured with a secret only send no id; the secret is enough.
-- token exchange (RFC 8693), by which Java clients refresh: a token that is still believed gives a new one. With Basic
-  credentials beside it, as Java sends them for a token that has run out, an expired one of the same holder does, too.
-  A token of the OIDC issuer comes back as it is: only its issuer can prolong it.
+- token exchange (RFC 8693), by which Java clients refresh. An access token alone gives one that ends when it does: who
+  does not show the secret cannot prolong a login, so a stolen access token ends by itself. With Basic credentials
+  beside it, as Java sends them once the token has run out, also an expired one of the same holder gives a full new one.
+  A bearer token of this server comes back as it is (it is the secret), and so does a token of the OIDC issuer, since
+  only its issuer can prolong it.
 
 What is answered is a JWT (`access/issued.py`) that ends with the bearer token it was made from. Without a login (auth =
 none) any credentials are taken, for the clients that insist on having some. Errors are in OAuth's own form (RFC 6749,
@@ -22,13 +24,13 @@ from urllib.parse import parse_qsl, unquote_plus
 from aiohttp import web
 
 from metaserver.access.authenticator import Authenticator, Login
+from metaserver.access.tokens import PREFIX
 from metaserver.api.describe import Answer, describe
 from metaserver.api.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
 from metaserver.api.requests import read_body
-from metaserver.errors import Unauthenticated
+from metaserver.errors import TooLarge, Unauthenticated
 from metaserver.wire import encode_json
 
-BODY_MAX = 64 * 1024
 _FIELDS_MAX = 32
 _FORM = "application/x-www-form-urlencoded"
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -98,26 +100,21 @@ async def _answer(request: web.Request) -> tuple[str, int]:
         request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote)
         return authenticator.issuer.issue(None)
     if grant == _EXCHANGE:
-        login = await _exchange(authenticator, form["subject_token"], client)
-    elif client is None:
+        return await _exchange(request, form["subject_token"], client)
+    if client is None:
         raise _Refusal("invalid_client", "client_secret is missing: it is a token from seamark token create")
-    else:
-        login = await _login(authenticator, *client)
+    login = await _login(authenticator, *client)
     request[PRINCIPAL] = login.principal
-    if login.token is not None:
-        return authenticator.issuer.issue(login.token)
-    left_ms = (login.expires_ms or 0) - request.app[CLOCK].now_ms()
-    return form["subject_token"], max(1, left_ms // 1000)
+    return authenticator.issuer.issue(login.token)
 
 
 async def _read_form(request: web.Request) -> dict[str, str]:
     if request.content_type != _FORM:
         raise _Refusal("invalid_request", f"Send the parameters as {_FORM}")
-    if (request.content_length or 0) > BODY_MAX:
-        raise _Refusal("invalid_request", f"The body is larger than {BODY_MAX} bytes")
-    body = await read_body(request)
-    if len(body) > BODY_MAX:
-        raise _Refusal("invalid_request", f"The body is larger than {BODY_MAX} bytes")
+    try:
+        body = await read_body(request)
+    except TooLarge as error:
+        raise _Refusal("invalid_request", error.message) from None
     try:
         pairs = parse_qsl(
             body.decode("ascii"),
@@ -172,8 +169,22 @@ def _check_exchange(form: dict[str, str]) -> None:
         raise _Refusal("invalid_request", f"requested_token_type can only be {_ACCESS_TOKEN}")
 
 
-async def _exchange(authenticator: Authenticator, subject: str, client: tuple[str | None, str] | None) -> Login:
+async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
+    """(token, seconds)."""
+    authenticator = request.app[AUTHENTICATOR]
     holder = await _login(authenticator, *client) if client is not None else None
+    login = await _login_subject(authenticator, subject, holder)
+    request[PRINCIPAL] = login.principal
+    if login.token is not None and not subject.startswith(PREFIX):
+        return authenticator.issuer.issue(login.token, None if holder is not None else login.expires_ms)
+    ttl_s = authenticator.issuer.ttl_s
+    if login.expires_ms is not None:
+        left_s = (login.expires_ms - request.app[CLOCK].now_ms()) // 1000
+        ttl_s = left_s if login.token is None else min(ttl_s, left_s)
+    return subject, max(1, ttl_s)
+
+
+async def _login_subject(authenticator: Authenticator, subject: str, holder: Login | None) -> Login:
     try:
         if holder is None:
             return await authenticator.login(subject)

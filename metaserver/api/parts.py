@@ -10,6 +10,7 @@ from opentelemetry.trace import Tracer
 from metaserver.access.audit import AuditLog
 from metaserver.access.authenticator import Authenticator
 from metaserver.access.authorizer import Authorizer
+from metaserver.access.keyring import StoredKeyring
 from metaserver.api.metrics import Metrics
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
@@ -44,6 +45,7 @@ class Parts:
     metrics: Metrics
     authenticator: Authenticator
     authorizer: Authorizer
+    keyring: StoredKeyring
     audit: AuditLog
     tracer: Tracer | None
     """None where no traces are wanted."""

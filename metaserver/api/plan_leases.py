@@ -6,20 +6,23 @@ long as its files are there. Asking the same question anew would not do: of a ta
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from metaserver.api.describe import Answer, describe
 from metaserver.api.keys import CATALOG, SETTINGS
+from metaserver.api.plan_audience import AUDIENCE, HEADER, audience_of
 from metaserver.api.render import json_answer
-from metaserver.api.requests import allow, parse_body, path_name, path_namespace, read_body
+from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.errors import BadRequest, NoSuchTable
+from metaserver.iceberg.reading import Int64
 from metaserver.settings import Settings
 from metaserver.wire import is_plan_name, show
 
+SNAPSHOTS_MAX = 1000
 _LEASE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["expires-at-ms"],
@@ -40,6 +43,40 @@ _BODY_SCHEMA: dict[str, Any] = {
         }
     },
 }
+
+
+_SNAPSHOTS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["snapshot-ids", "lease-s"],
+    "properties": {
+        "snapshot-ids": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "minItems": 1,
+            "maxItems": SNAPSHOTS_MAX,
+            "description": "Ids of plans of this table, or view, made with the same value of X-Seamark-Plans.",
+        },
+        "lease-s": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "How long loadTable is to add them from now on. 0 withdraws them at once.",
+        },
+    },
+}
+_FOUND_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["found"],
+    "properties": {"found": {"type": "integer", "description": "Number of the ids that are plans of this header."}},
+}
+
+
+class _Snapshots(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    snapshot_ids: Annotated[list[Int64], msgspec.Meta(min_length=1, max_length=SNAPSHOTS_MAX)]
+    lease_s: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Found(msgspec.Struct):
+    found: int
 
 
 class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -65,13 +102,36 @@ class _Renewed(msgspec.Struct, rename="kebab"):
 async def renew_plan_table(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    wanted = parse_body(await read_body(request), _Wanted)
+    wanted = await read_json(request, _Wanted)
     check_lease(wanted.lease_s)
     lease_s = granted_s(wanted.lease_s, request.app[SETTINGS])
     plan = await request.app[CATALOG].plan_tables.share(namespace, name, lease_s) if is_plan_name(name) else None
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {show(namespace, name)}")
     return json_answer(_Renewed(plan.expires_ms))
+
+
+@describe(
+    "leasePlanSnapshots",
+    "Sets how long plans that were made with X-Seamark-Plans are shown as snapshots of the table",
+    tags=("metadata",),
+    parameters=(NAMESPACE, TABLE, AUDIENCE),
+    body=_SNAPSHOTS_SCHEMA,
+    answers=(
+        Answer(200, "How many of the plans there are", _FOUND_SCHEMA),
+        Answer(400, "The ids or the lease make no sense, or the header is missing"),
+    ),
+)
+async def lease_plan_snapshots(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "table")
+    allow(request, namespace)
+    audience = audience_of(request)
+    if audience is None:
+        raise BadRequest(f"{HEADER} is missing; send the value that the plans were made with")
+    wanted = await read_json(request, _Snapshots)
+    lease_s = min(wanted.lease_s, request.app[SETTINGS].plan_table_lease_max_s)
+    plans = request.app[CATALOG].plan_tables
+    return json_answer(_Found(await plans.lease(namespace, name, audience, wanted.snapshot_ids, lease_s)))
 
 
 def check_lease(lease_s: int | None) -> None:
@@ -87,3 +147,4 @@ def granted_s(lease_s: int | None, settings: Settings) -> int:
 
 def add_routes(app: web.Application) -> None:
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/lease", renew_plan_table)
+    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/plan-snapshots", lease_plan_snapshots)

@@ -3,12 +3,15 @@
 Identical questions share one name: what answers them is found by the table's pointer, its indexes and the bound filter
 alone, before anything is planned. Of those that are asked at the same time one is worked on. A reader's right, as
 planning is: what is stored is small, names nothing that the table's reader may not read, and goes by itself.
+
+With `X-Seamark-Plans` the plan has no name. Its answer says the id of a snapshot, which loadTable shows to requests
+with the same value (`plan_audience.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -17,13 +20,14 @@ from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.api.describe import Answer, describe
 from metaserver.api.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, add_joins, told_of
-from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
+from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, PRINCIPAL, SETTINGS
+from metaserver.api.plan_audience import AUDIENCE, audience_of
 from metaserver.api.plan_leases import check_lease, granted_s
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, parse_body, path_name, path_namespace, read_body
 from metaserver.api.snapshots import snapshot_of
 from metaserver.api.timeline import NAMESPACE, TABLE
-from metaserver.catalog.plan_tables import digest_of, plan_name
+from metaserver.catalog.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from metaserver.catalog.values import LoadedTable
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
@@ -72,6 +76,11 @@ PLAN_TABLE_SCHEMA: dict[str, Any] = {
             "have to be listed anew, or there are too many plan tables.",
         },
         "snapshot-id": {"type": ["integer", "null"]},
+        "plan-snapshot-id": {
+            "type": "integer",
+            "description": "With X-Seamark-Plans, instead of the name: the id of the snapshot that loadTable adds for "
+            "requests with the same value of the header.",
+        },
         "expires-at-ms": {
             "type": ["integer", "null"],
             "description": "When the name is good no longer. Half of lease-s from now at least: plans are shared.",
@@ -118,6 +127,12 @@ _BODY_SCHEMA: dict[str, Any] = {
             "minimum": 1,
             "description": "How long the name is to be good for; default and bound are settings.",
         },
+        "holder": {
+            "type": "string",
+            "maxLength": 100,
+            "description": "With X-Seamark-Plans: any text that names the process that asks. Identical plans are "
+            "shared by requests of one holder only, so that a holder can withdraw its plans.",
+        },
     },
 }
 
@@ -132,6 +147,7 @@ class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     kept_max: float | None = None
     lease_s: int | None = None
     joins: list[JoinAsked] = []
+    holder: Annotated[str, msgspec.Meta(max_length=100)] = ""
 
 
 class _Made(msgspec.Struct, rename="kebab"):
@@ -143,6 +159,7 @@ class _Made(msgspec.Struct, rename="kebab"):
     considered_files: int
     considered_bytes: int | None
     joins: tuple[JoinTold, ...] | msgspec.UnsetType = msgspec.UNSET
+    plan_snapshot_id: int | msgspec.UnsetType = msgspec.UNSET
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
@@ -158,7 +175,7 @@ DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], _Made]] = web.AppKey(
     "makePlanTable",
     "Makes what a plan keeps of a table a table of its own, which any engine reads by its name until a lease ends",
     tags=("metadata",),
-    parameters=(NAMESPACE, TABLE),
+    parameters=(NAMESPACE, TABLE, AUDIENCE),
     body=_BODY_SCHEMA,
     answers=(
         Answer(200, "The plan, and its name", {"$ref": "#/components/schemas/PlanTable"}),
@@ -170,11 +187,16 @@ async def make_plan_table(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
     loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+    await request.app[CATALOG].check_writable(loaded)
+    audience = audience_of(request)
     wanted, question = await _understood(request.app[READ], await read_body(request), loaded)
+    holder = None if audience is None else Holder(audience, wanted.holder)
     found, told = await told_of(request, loaded.metadata, wanted.joins)
     if found.members:
         question = question.joined_with(found.members)
-    made = await _made(request.app, loaded, wanted, question)
+    made = await _made(request.app, loaded, wanted, question, holder, request[PRINCIPAL].name)
+    if holder is not None:
+        made = msgspec.structs.replace(made, name=None)
     return json_answer(msgspec.structs.replace(made, joins=told))
 
 
@@ -217,7 +239,9 @@ def _filter(wanted: _Wanted, metadata: TableMetadata) -> Expression:
     return sql.parse_sql(wanted.predicate, metadata.current_schema, metadata.schemas).expression
 
 
-async def _made(app: web.Application, loaded: LoadedTable, wanted: _Wanted, question: Question) -> _Made:
+async def _made(
+    app: web.Application, loaded: LoadedTable, wanted: _Wanted, question: Question, holder: Holder | None, who: str
+) -> _Made:
     entry, snapshot = loaded.entry, question.snapshot
     assert entry is not None
     if snapshot is None:
@@ -225,22 +249,30 @@ async def _made(app: web.Application, loaded: LoadedTable, wanted: _Wanted, ques
     if wanted.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
         return _Made(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
     lease_s = granted_s(wanted.lease_s, app[SETTINGS])
-    name = plan_name(entry, snapshot.snapshot_id, question.text)
+    name = plan_name(entry, snapshot.snapshot_id, question.text, holder)
     if name is not None:
         declined = app[DECLINED].get((name, wanted.kept_max))
         if declined is not None:
             return declined
-        shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s)
+        audience = None if holder is None else holder.audience
+        shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s, audience)
         if shared is not None:
             return _unless_more(_told(shared), wanted.kept_max)
     return await app[MAKING].run(
         (entry.namespace, name or question.text, lease_s, wanted.kept_max),
-        lambda: _make(app, entry, question, name, lease_s, wanted.kept_max),
+        lambda: _make(app, entry, question, name, lease_s, wanted.kept_max, holder, who),
     )
 
 
 async def _make(
-    app: web.Application, entry: Entry, question: Question, name: str | None, lease_s: int, kept_max: float | None
+    app: web.Application,
+    entry: Entry,
+    question: Question,
+    name: str | None,
+    lease_s: int,
+    kept_max: float | None,
+    holder: Holder | None,
+    who: str,
 ) -> _Made:
     metadata, snapshot = question.metadata, question.snapshot
     assert snapshot is not None
@@ -254,18 +286,26 @@ async def _make(
         return made
     plan_id = str(app[CLOCK].uuid7())
     if not scan.complete:  # the next plan may leave out more: a name that nobody else is given
-        name = plan_name(entry, snapshot.snapshot_id, f"{question.text} {plan_id}")
+        name = plan_name(entry, snapshot.snapshot_id, f"{question.text} {plan_id}", holder)
         made = msgspec.structs.replace(made, name=name)
     version = metadata.format_version
     kept = kept_of(scan, version) if small else await asyncio.to_thread(kept_of, scan, version)
     too_many = kept.entries > app[SETTINGS].plan_table_files_limit
-    if too_many or not await app[CATALOG].plan_tables.has_room():
+    if too_many or not await app[CATALOG].plan_tables.has_room(who):
         return msgspec.structs.replace(made, name=None)
-    return _told(await _stored(app, entry, question, kept, made, plan_id, lease_s))
+    return _told(await _stored(app, entry, question, kept, made, plan_id, lease_s, holder, who))
 
 
 async def _stored(
-    app: web.Application, entry: Entry, question: Question, kept: Kept, made: _Made, plan_id: str, lease_s: int
+    app: web.Application,
+    entry: Entry,
+    question: Question,
+    kept: Kept,
+    made: _Made,
+    plan_id: str,
+    lease_s: int,
+    holder: Holder | None,
+    who: str,
 ) -> PlanTable:
     metadata, snapshot, name = question.metadata, question.snapshot, made.name
     assert snapshot is not None
@@ -288,7 +328,12 @@ async def _stored(
         considered_bytes=made.considered_bytes,
         expires_ms=0,
     )
-    return await app[CATALOG].plan_tables.keep(plan, written.metadata, written.files, lease_s)
+    if holder is not None:
+        (planned,) = written.metadata.snapshots
+        shown = shown_snapshot(plan_id, metadata, planned)
+        text = msgspec.json.encode(shown).decode()
+        plan = msgspec.structs.replace(plan, audience=holder.audience, shown_id=shown.snapshot_id, shown=text)
+    return await app[CATALOG].plan_tables.keep(plan, written.metadata, written.files, lease_s, who)
 
 
 def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
@@ -309,13 +354,14 @@ def _told(plan: PlanTable) -> _Made:
         plan.size_bytes,
         plan.considered_count,
         plan.considered_bytes,
+        plan_snapshot_id=msgspec.UNSET if plan.shown_id is None else plan.shown_id,
     )
 
 
 def _unless_more(made: _Made, kept_max: float | None) -> _Made:
     """Without a name where the plan keeps a larger share of the files."""
     if kept_max is not None and made.files > kept_max * made.considered_files:
-        return msgspec.structs.replace(made, name=None, expires_at_ms=None)
+        return msgspec.structs.replace(made, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
     return made
 
 

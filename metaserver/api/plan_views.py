@@ -9,20 +9,24 @@ whoever has that may have the view say anything. And the right to read each tabl
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from metaserver.api.describe import Answer, Parameter, describe
 from metaserver.api.keys import AUTHORIZER, CATALOG, PRINCIPAL, SETTINGS
+from metaserver.api.plan_audience import AUDIENCE, HEADER, audience_of
 from metaserver.api.plan_leases import check_lease, granted_s
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.timeline import NAMESPACE
-from metaserver.catalog.plan_views import Place
+from metaserver.catalog.catalog import Catalog
+from metaserver.catalog.plan_tables import Holder
+from metaserver.catalog.plan_views import Place, Reader
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest, NoSuchTable, NoSuchView
+from metaserver.store.port import NamespacePath
 from metaserver.wire import check_name, show
 
 if TYPE_CHECKING:
@@ -44,6 +48,10 @@ _ANSWER_SCHEMA: dict[str, Any] = {
             "plans, or there is no room for another name behind the view's.",
         },
         "expires-at-ms": {"type": ["integer", "null"], "description": "When the name is good no longer."},
+        "plan-snapshot-id": {
+            "type": "integer",
+            "description": "With X-Seamark-Plans: the id by which the lease is renewed or the plan view withdrawn.",
+        },
     },
 }
 _BODY_SCHEMA: dict[str, Any] = {
@@ -65,7 +73,7 @@ _BODY_SCHEMA: dict[str, Any] = {
             "maxItems": TABLES_MAX,
             "items": {
                 "type": "object",
-                "required": ["start", "end", "plan"],
+                "required": ["start", "end"],
                 "properties": {
                     "start": {**_INTEGER, "description": "Of the name in the view's text, in characters."},
                     "end": {**_INTEGER, "description": "Exclusive."},
@@ -74,6 +82,15 @@ _BODY_SCHEMA: dict[str, Any] = {
                         "items": {"type": "string"},
                         "description": "Levels of the namespace, and the name of a plan table of this very table, or "
                         "of a plan view of this very view.",
+                    },
+                    "table": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "description": "Levels of the namespace and the name of the table, with plan-snapshot-id.",
+                    },
+                    "plan-snapshot-id": {
+                        "type": "integer",
+                        "description": "Instead of plan, with X-Seamark-Plans: the plan of the table to be read.",
                     },
                     "alias": {
                         "type": "boolean",
@@ -87,14 +104,23 @@ _BODY_SCHEMA: dict[str, Any] = {
             "minimum": 1,
             "description": "How long the name is to be good for; default and bound are settings.",
         },
+        "reader": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 1000,
+            "description": "With X-Seamark-Plans, and needed there: the engine's user that the plan view is made for.",
+        },
+        "holder": {"type": "string", "maxLength": 100, "description": "As of plan tables."},
     },
 }
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True):
+class _Table(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     start: int
     end: int
-    plan: list[str]
+    plan: list[str] = []
+    table: list[str] = []
+    plan_snapshot_id: int | None = None
     alias: bool = False
 
 
@@ -103,18 +129,21 @@ class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     predicate: str
     tables: list[_Table]
     lease_s: int | None = None
+    reader: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None = None
+    holder: Annotated[str, msgspec.Meta(max_length=100)] = ""
 
 
 class _Made(msgspec.Struct, rename="kebab"):
     name: str | None
     expires_at_ms: int | None
+    plan_snapshot_id: int | msgspec.UnsetType = msgspec.UNSET
 
 
 @describe(
     "makePlanView",
     "Makes a view over plan tables a view of its own, which Trino reads by its name until a lease ends",
     tags=("metadata",),
-    parameters=(NAMESPACE, _VIEW),
+    parameters=(NAMESPACE, _VIEW, AUDIENCE),
     body=_BODY_SCHEMA,
     answers=(
         Answer(200, "Its name", _ANSWER_SCHEMA),
@@ -129,7 +158,10 @@ async def make_plan_view(request: web.Request) -> web.Response:
     check_lease(wanted.lease_s)
     if not 0 < len(wanted.tables) <= TABLES_MAX:
         raise BadRequest(f"{len(wanted.tables)} tables are given; from 1 to {TABLES_MAX} are allowed")
-    places = [await _place(request, one) for one in wanted.tables]
+    audience = audience_of(request)
+    if (audience is None) != (wanted.reader is None):
+        raise BadRequest(f"reader and the header {HEADER} go together; give both or neither")
+    places = [await _place(request, one, audience) for one in wanted.tables]
     catalog = request.app[CATALOG]
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != wanted.metadata_location:
@@ -141,22 +173,43 @@ async def make_plan_view(request: web.Request) -> web.Response:
     else:
         sql.parse_sql(wanted.predicate, schema)
     lease_s = granted_s(wanted.lease_s, request.app[SETTINGS])
-    plan = await catalog.plan_views.make(view, places, wanted.predicate, lease_s)
-    return json_answer(_Made(None, None) if plan is None else _Made(plan.name, plan.expires_ms))
+    reader = None if audience is None else Reader(Holder(audience, wanted.holder), str(wanted.reader))
+    plan = await catalog.plan_views.make(view, places, wanted.predicate, lease_s, request[PRINCIPAL].name, reader)
+    if plan is None:
+        return json_answer(_Made(None, None))
+    return json_answer(_Made(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id))
 
 
-async def _place(request: web.Request, table: _Table) -> Place:
-    if len(table.plan) < 2:
-        raise BadRequest("A plan needs a namespace and a name")
-    *levels, name = (check_name(one, "plan table's name") for one in table.plan)
+async def _place(request: web.Request, table: _Table, audience: str | None) -> Place:
+    given = table.plan or table.table
+    if len(given) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
+        raise BadRequest("A place needs a plan, or a table and a plan-snapshot-id; each has a namespace and a name")
+    *levels, name = (check_name(one, "plan table's name") for one in given)
+    namespace = tuple(levels)
     for operation in ("loadTable", "loadView"):
-        request.app[AUTHORIZER].require(request[PRINCIPAL], operation, tuple(levels))
+        request.app[AUTHORIZER].require(request[PRINCIPAL], operation, namespace)
     catalog = request.app[CATALOG]
+    if table.plan_snapshot_id is not None:
+        return await _version(catalog, table, namespace, name, audience)
+    if audience is not None:
+        plan = await catalog.plan_views.named(namespace, name, audience)
+        inner = (await catalog.views.load(namespace, plan.of_name)).metadata
+        schema = inner.schema(inner.current_version.schema_id)
+        columns = () if schema is None else tuple(field.name for field in schema.fields)
+        return Place(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns)
     try:
-        plan, _ = await catalog.plan_tables.named(tuple(levels), name)
+        plan, _ = await catalog.plan_tables.named(namespace, name)
     except NoSuchTable:
-        plan = await catalog.plan_views.named(tuple(levels), name)
-    return Place(table.start, table.end, plan, table.alias)
+        plan = await catalog.plan_views.named(namespace, name)
+    return Place(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
+
+
+async def _version(catalog: Catalog, table: _Table, namespace: NamespacePath, name: str, audience: str | None) -> Place:
+    entry = await catalog.tables.entry(namespace, name)
+    shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
+    if table.plan_snapshot_id not in {one.shown_id for one in shown}:
+        raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
+    return Place(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
 
 
 def add_routes(app: web.Application) -> None:

@@ -19,14 +19,15 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from cache.memory import MemoryCache
+from metaserver.api import bodies
 from metaserver.api.endpoints import add_operations
-from metaserver.api.keys import CATALOG, CLOCK, PLANNER, SETTINGS, STORE
+from metaserver.api.keys import CATALOG, CLOCK, KEYRING, PLANNER, PRINCIPAL, SETTINGS
 from metaserver.api.metrics import METRICS
 from metaserver.api.pending import Pending
 from metaserver.api.pieces import send
 from metaserver.api.pointers import Pointers
 from metaserver.api.render import DELEGATION, access_config, json_answer
-from metaserver.api.requests import allow, parse_body, path_table, read_body, read_json
+from metaserver.api.requests import allow, path_table, read_body, read_json
 from metaserver.api.snapshots import by_schema
 from metaserver.catalog.values import LoadedTable
 from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
@@ -35,10 +36,10 @@ from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.packing import Longs
 from metaserver.planner.answer import Answer, TaskForm
-from metaserver.planner.partition_text import dialect_of
+from metaserver.planner.partition_text import Dialect, dialect_of
 from metaserver.planner.request import Question, ScanRequest, asked_by_java, expired_ancestor
 from metaserver.planner.scan import Scan
-from metaserver.planner.tokens import ROWS_MAX, SECRET_NAME, Asked, Tokens, pack, page_count
+from metaserver.planner.tokens import ROWS_MAX, Asked, PlanTask, Tokens, pack, page_count
 from metaserver.store.changes import watch
 from metaserver.store.port import Entry
 from metaserver.wire import decode_json, encode_json, is_plan_name, show
@@ -47,6 +48,10 @@ LONG_FILTER_BYTES = 64 << 10
 """Longer ones are parsed beside the event loop."""
 STATS_FIELDS_MAX = 10_000
 """Names in one request; plan tasks carry them."""
+_CLIENT_VERSION = "X-Client-Version"
+RESIDUALS = "X-Seamark-Residuals"
+"""`short`: the client filters rows again by its own filter, so a residual may be weaker than what is left of it.
+`exact`: the client may filter rows by the residual alone. Without the header, its kind decides (`Dialect`)."""
 POLL_S = 0.5
 """How long a question after a plan that is being made is held open for it."""
 PLAN_ID_CHARACTERS_MAX = 4000
@@ -101,9 +106,9 @@ async def plan_table_scan(request: web.Request) -> web.StreamResponse:
     namespace, name = path_table(request)
     allow(request, namespace)
     if is_plan_name(name):  # whose lease may end at any time; most clients plan these by themselves
-        return (await _plan(request, await app[CATALOG].plan_tables.read(namespace, name), await _body_of(request)))[0]
+        return (await _plan(request, await app[CATALOG].plan_tables.read(namespace, name), await read_body(request)))[0]
     entry = await app[POINTERS].entry(namespace, name)
-    body = await _body_of(request)
+    body = await read_body(request)
     given = request.headers.get
     # Everything that an answer is made of beside the settings: metadata files never change, so nor does the answer.
     # Whether the file is still there is not looked up for a kept one: the client has just loaded the table.
@@ -115,8 +120,10 @@ async def plan_table_scan(request: web.Request) -> web.StreamResponse:
         name,
         body,
         given("User-Agent"),
+        given(_CLIENT_VERSION),
         given("Accept-Encoding"),
         given(DELEGATION),
+        given(RESIDUALS),
     )
     kept = app[ANSWERS].get(known)
     if kept is not None:
@@ -129,18 +136,9 @@ async def plan_table_scan(request: web.Request) -> web.StreamResponse:
     return answer
 
 
-async def _body_of(request: web.Request) -> bytes:
-    """As `read_body`, at once where the body came with the headers."""
-    content = request.content
-    whole = content.is_eof() and content.exception() is None
-    if whole and content.total_bytes <= request.app[SETTINGS].body_limit_bytes:
-        return content.read_nowait()
-    return await read_body(request)
-
-
 async def _plan(request: web.Request, loaded: LoadedTable, body: bytes) -> tuple[web.StreamResponse, Scan | None]:
     """The answer, and the plan it tells where it is one that would be told again."""
-    wanted = parse_body(body, _PlanTableScan)
+    wanted = await bodies.parse(request, body, _PlanTableScan)
     asked = _pinned(wanted, loaded.metadata)
     loaded = msgspec.structs.replace(loaded, metadata=by_schema(loaded.metadata, asked.schema_id))
     # What a request is refused for is found before anything is read, and of an empty table, too.
@@ -165,7 +163,7 @@ async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
     metadata = _as_asked(loaded.metadata, asked)
     if metadata is None:
         raise NoSuchPlanId(f"The plan's snapshot of {_named(request)} has expired; plan again")
-    task = request.app[PENDING].start(plan_id, _making(request, loaded.entry, metadata, asked))
+    task = request.app[PENDING].start(plan_id, request[PRINCIPAL].name, _making(request, loaded.entry, metadata, asked))
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
         return json_answer({"status": "submitted"})
@@ -201,7 +199,13 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
     except BadRequest as error:  # it was good when the task was made: a snapshot on the way has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
-    return await send(request, _body(b"{", _answer(request, task.asked, scan), scan.rows[first:end], b"}"))
+    rows, answer = scan.rows[first:end], _answer(request, task.asked, scan)
+    head = b"{"
+    tasks = _plan_tasks(request, loaded, answer, rows, task, inline_limit=len(rows))
+    if tasks:
+        head += b'"plan-tasks":' + encode_json(tasks) + b","
+        rows = rows[:0]
+    return await send(request, _body(head, answer, rows, b"}"))
 
 
 async def _loaded(request: web.Request) -> LoadedTable:
@@ -314,7 +318,7 @@ def _opened_id(request: web.Request, plan_id: str, loaded: LoadedTable) -> Asked
 async def _postponed(request: web.Request, loaded: LoadedTable, asked: Asked, question: Question) -> str | None:
     """The id of a plan that is now being made, where it takes long; None where it is to be answered at once."""
     pending = request.app[PENDING]
-    if not dialect_of(request.headers.get("User-Agent", "")).comes_back or pending.full:
+    if not _dialect(request).comes_back or pending.is_full(request[PRINCIPAL].name):
         return None
     unread = await request.app[PLANNER].unread(question)
     if unread <= request.app[SETTINGS].plan_async_files:
@@ -322,14 +326,32 @@ async def _postponed(request: web.Request, loaded: LoadedTable, asked: Asked, qu
     plan_id = request.app[TOKENS].plan_id(pack(asked), _uuid(loaded))
     if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
         return None
-    pending.start(plan_id, _making(request, loaded.entry, loaded.metadata, asked))
+    pending.start(plan_id, request[PRINCIPAL].name, _making(request, loaded.entry, loaded.metadata, asked))
     return plan_id
 
 
 def _answer(request: web.Request, asked: Asked, scan: Scan) -> Answer:
-    dialect = dialect_of(request.headers.get("User-Agent", ""))
-    form = TaskForm(asked.residuals, asked.sequence_numbers)
-    return Answer(scan, stats=_columns(scan.metadata, asked), dialect=dialect, form=form)
+    form = TaskForm(
+        residuals=asked.residuals,
+        residual_bytes=request.app[SETTINGS].plan_residual_bytes,
+        exact_residuals=_wants_exact_residuals(request),
+        sequence_numbers=asked.sequence_numbers,
+    )
+    return Answer(scan, stats=_columns(scan.metadata, asked), dialect=_dialect(request), form=form)
+
+
+def _dialect(request: web.Request) -> Dialect:
+    return dialect_of(request.headers.get("User-Agent", ""), request.headers.get(_CLIENT_VERSION, ""))
+
+
+def _wants_exact_residuals(request: web.Request) -> bool:
+    """BadRequest for a header of another value."""
+    given = request.headers.get(RESIDUALS)
+    if given is None:
+        return _dialect(request).filters_by_residual
+    if given.lower() not in ("short", "exact"):
+        raise BadRequest(f"The header {RESIDUALS} is {given[:100]!r}; it may be 'short' or 'exact'")
+    return given.lower() == "exact"
 
 
 def _columns(metadata: TableMetadata, asked: Asked) -> list[int]:
@@ -369,25 +391,42 @@ async def _completed(
     head, tail = b'{"status":"completed",', b"}"
     if credentials:
         tail = b',"storage-credentials":' + credentials + tail
-    if len(rows) > settings.plan_inline_limit:
-        packed = pack(asked)
-        pages = page_count(
-            len(rows), len(packed), inline_limit=settings.plan_inline_limit, page_size=settings.plan_page_size
-        )
-        if pages:
-            tasks = _pages(request.app[TOKENS], packed, rows, pages, _uuid(loaded))
-            head += b'"plan-tasks":' + encode_json(tasks) + b","
-            rows = rows[:0]
+    whole = PlanTask(asked, 0, ROWS_MAX)
+    tasks = _plan_tasks(request, loaded, answer, rows, whole, inline_limit=settings.plan_inline_limit)
+    if tasks:
+        head += b'"plan-tasks":' + encode_json(tasks) + b","
+        rows = rows[:0]
     return await send(request, _body(head, answer, rows, tail))
 
 
-def _pages(tokens: Tokens, packed: bytes, rows: Longs, pages: int, table_uuid: str) -> list[str]:
-    """Plan tasks of equal parts of `rows` that together cover every row of the view."""
+def _plan_tasks(
+    request: web.Request, loaded: LoadedTable, answer: Answer, rows: Longs, whole: PlanTask, *, inline_limit: int
+) -> list[str]:
+    """Plan tasks of equal parts of `rows`, which together cover the rows of `whole`; none where `rows` fit one answer.
+
+    A plan task may be cut again when it is fetched: not all that are needed may fit into the first answer. BadRequest
+    where exact residuals are too long for one answer, and the filter too long for plan tasks.
+    """
+    fit = len(rows) if answer.files_max is None else answer.files_max
+    if len(rows) <= min(inline_limit, fit):
+        return []
+    packed = pack(whole.asked)
+    size = min(request.app[SETTINGS].plan_page_size, fit)
+    pages = page_count(len(rows), len(packed), inline_limit=min(inline_limit, fit), page_size=size)
+    if not pages and len(rows) > fit:
+        raise BadRequest(
+            f"The filter is too long to be repeated for each of {len(rows):,} files, and a client that may filter rows "
+            f"by these residuals alone needs it whole. Send the header {RESIDUALS}: short where the engine filters "
+            "rows again (Spark: spark.sql.catalog.<name>.header.X-Seamark-Residuals=short), shorten the filter, or "
+            "let the client plan (table property seamark.scan-planning-mode=client)"
+        )
+    if not pages:
+        return []
     size = -(-len(rows) // pages)
-    starts = [0, *rows[size::size].tolist()]
+    starts = [whole.first_row, *rows[size::size].tolist()]
     return [
-        tokens.plan_task(packed, start, end, table_uuid)
-        for start, end in zip(starts, [*starts[1:], ROWS_MAX], strict=True)
+        request.app[TOKENS].plan_task(packed, start, end, _uuid(loaded))
+        for start, end in zip(starts, [*starts[1:], whole.end_row], strict=True)
     ]
 
 
@@ -419,7 +458,7 @@ def _body(head: bytes, answer: Answer, rows: Longs, tail: bytes) -> Iterator[byt
 
 async def _opened(app: web.Application) -> AsyncIterator[None]:
     app[POINTERS] = Pointers(app[CATALOG].tables, watch(app[SETTINGS].database_url()))
-    app[TOKENS] = Tokens(await app[STORE].secret(SECRET_NAME, app[CLOCK].random_bytes(32)))
+    app[TOKENS] = Tokens(app[KEYRING])
     try:
         yield
     finally:

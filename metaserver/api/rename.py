@@ -8,7 +8,7 @@ from aiohttp import web
 from metaserver.api.endpoints import add_operations
 from metaserver.api.idempotency import once
 from metaserver.api.keys import CATALOG
-from metaserver.api.requests import allow, read_json
+from metaserver.api.requests import allow, allow_somewhere, read_json
 from metaserver.catalog.tables import Tables
 from metaserver.catalog.values import Caller, TableIdentifier
 from metaserver.catalog.views import Views
@@ -29,6 +29,7 @@ async def rename_view(request: web.Request) -> web.Response:
 
 
 async def _rename(request: web.Request, entries: Tables | Views) -> web.Response:
+    allow_somewhere(request)
     body = await read_json(request, _Rename)
     for what, end in (("source", body.source), ("destination", body.destination)):
         check_namespace(end.namespace)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -19,6 +20,7 @@ from aiohttp import web
 
 from cache.single_flight import SingleFlight
 from metaserver.api.keys import CATALOG, SETTINGS
+from metaserver.api.plan_audience import HEADER
 from metaserver.api.requests import table_path
 from metaserver.catalog.documents import SnapshotMode
 from metaserver.catalog.plan_tables import LoadedPlan
@@ -27,8 +29,9 @@ from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from metaserver.iceberg.table_json import encode_table
 from metaserver.objects.vending import storage_config
+from metaserver.planner.request import names_are_ambiguous
 from metaserver.settings import Settings
-from metaserver.store.port import NamespacePath
+from metaserver.store.port import NamespacePath, ShownPlan
 from metaserver.wire import encode_json
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
@@ -41,7 +44,11 @@ PLANNING_MODE = "scan-planning-mode"
 PLANNING_PROPERTY = "seamark.scan-planning-mode"
 _PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
-_VARY = f"Accept-Encoding, {DELEGATION}"
+_REVISION = "2"
+"""Of what an answer holds for the same metadata file: a client must not keep one that held properties now left out."""
+_VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}"
+_SNAPSHOTS = b'"snapshots":['
+"""In a metadata document. Quotes within texts are escaped, so only a name of a field looks like this."""
 
 
 def json_answer(value: object, status: int = 200) -> web.Response:
@@ -58,18 +65,30 @@ def snapshot_mode(request: web.Request) -> SnapshotMode:
 
 
 def table_etag(
-    request: web.Request, metadata_location: str, namespace: NamespacePath, name: str, mode: SnapshotMode
+    request: web.Request,
+    metadata_location: str,
+    namespace: NamespacePath,
+    name: str,
+    mode: SnapshotMode,
+    shown: Sequence[ShownPlan] = (),
 ) -> str:
     """Of the answer that `table_answer` would give."""
     settings = request.app[SETTINGS]
     path = table_path(namespace, name, settings.prefix)
     told = (settings.scan_planning_mode, *_storage_settings(settings))
-    return _etag(metadata_location, mode, request.headers.get(DELEGATION, ""), path, *told)
+    ids = ",".join(str(one.shown_id) for one in shown)
+    tag = _shown_etag if shown else _etag
+    return tag(_REVISION, metadata_location, mode, request.headers.get(DELEGATION, ""), path, *told, ids)
 
 
 @lru_cache(maxsize=8192)
 def _etag(*parts: str | bool) -> str:
     return f'W/"{hashlib.sha256(encode_json(parts)).hexdigest()[:32]}"'
+
+
+def _shown_etag(*parts: str | bool) -> str:
+    """Not remembered: another statement sees other plans."""
+    return _etag.__wrapped__(*parts)
 
 
 def not_modified(request: web.Request, etag: str) -> web.Response | None:
@@ -91,8 +110,10 @@ async def table_answer(
     mode: SnapshotMode = "all",
     *,
     compress: bool = True,
+    shown: Sequence[ShownPlan] = (),
 ) -> web.Response:
-    """A LoadTableResult. `compress` is False for answers that nobody asks for twice."""
+    """A LoadTableResult. `compress` is False for answers that nobody asks for twice. `shown` are plan snapshots that
+    the table's own are followed by."""
     config, credentials = access_config(request, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
     if loaded.entry is not None:
         config = {**config, PLANNING_MODE: planning_mode(request.app[SETTINGS], loaded.metadata)}
@@ -100,8 +121,10 @@ async def table_answer(
     if loaded.entry is None:
         return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
-    etag = table_etag(request, location, namespace, name, mode)
-    return await _located_answer(request, location, loaded.metadata, mode, tail, etag, compress=compress)
+    known = loaded.metadata.snapshots_by_id
+    shown = [one for one in shown if one.shown_id not in known]
+    etag = table_etag(request, location, namespace, name, mode, shown)
+    return await _located_answer(request, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown)
 
 
 async def plan_answer(request: web.Request, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
@@ -128,8 +151,11 @@ async def _located_answer(
     etag: str,
     *,
     compress: bool = True,
+    shown: Sequence[ShownPlan] = (),
 ) -> web.Response:
     document = request.app[CATALOG].documents.render(location, metadata, mode)
+    if shown:
+        document = _with_snapshots(document, shown)
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
     if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(request):
@@ -138,15 +164,28 @@ async def _located_answer(
     return _json(b"".join((head, document, tail, b"}")), headers)
 
 
+def _with_snapshots(document: bytes, shown: Sequence[ShownPlan]) -> bytes:
+    before, found, after = document.partition(_SNAPSHOTS)
+    if not found:
+        return document
+    added = ",".join(one.snapshot for one in shown).encode()
+    return b"".join((before, found, added, b"" if after.startswith(b"]") else b",", after))
+
+
 def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     """Who is to plan scans of this table: server or client.
 
     Tables of version 3 are left to the client: a scan task has no place for sequence numbers and row ids, and an update
-    that copies rows without them would give every row a new id (apache/iceberg#17319).
+    that copies rows without them would give every row a new id (apache/iceberg#17319). So are tables whose columns have
+    exchanged names since the newest snapshot, until the next one: a client's filter does not say which name it means.
     """
-    for wanted in (metadata.properties.get(PLANNING_PROPERTY, "").lower(), settings.scan_planning_mode):
-        if wanted in _PLANNERS:
-            return wanted
+    wanted = metadata.properties.get(PLANNING_PROPERTY, "").lower()
+    if wanted in _PLANNERS:
+        return wanted
+    if names_are_ambiguous(metadata):
+        return "client"
+    if settings.scan_planning_mode in _PLANNERS:
+        return settings.scan_planning_mode
     return "client" if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION else "server"
 
 

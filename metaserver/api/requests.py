@@ -15,16 +15,24 @@ from urllib.parse import quote, unquote_to_bytes
 from aiohttp import web
 
 from metaserver.access.authorizer import changes
+from metaserver.api import bodies
 from metaserver.api.describe import description_of
-from metaserver.api.keys import AUTHORIZER, PRINCIPAL, REQUEST_ID
+from metaserver.api.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPAL, REQUEST_ID, SETTINGS
+from metaserver.api.plan_audience import audience_of
 from metaserver.catalog.values import Caller, IdempotencyKey
-from metaserver.errors import BadRequest
+from metaserver.errors import BadRequest, NoSuchTable
 from metaserver.store.port import NamespacePath
-from metaserver.wire import NAMESPACE_SEPARATOR, check_changeable, check_name, decode_as, parse_namespace
+from metaserver.wire import (
+    NAMESPACE_SEPARATOR,
+    check_changeable,
+    check_name,
+    is_plan_name,
+    parse_namespace,
+    show,
+)
 
 T = TypeVar("T")
 
-_UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _INT_DIGITS_MAX = 18
 _BOOLEANS = {"true": True, "false": False}
@@ -32,8 +40,11 @@ _BOOLEANS = {"true": True, "false": False}
 
 def path_name(request: web.Request, variable: str) -> str:
     """The table, view or function named by `{variable}`. BadRequest for a name that cannot exist, and for a plan
-    table's where the operation would change it."""
-    return _changeable(request, _name(_segment(request, variable), variable))
+    table's where the operation would change it. NoSuchTable for a plan table's where plans are shown as snapshots."""
+    name = _name(_segment(request, variable), variable)
+    if variable == "table":
+        _check_audience(request, name)
+    return _changeable(request, name)
 
 
 def path_namespace(request: web.Request) -> NamespacePath:
@@ -46,6 +57,7 @@ def path_table(request: web.Request) -> tuple[NamespacePath, str]:
     resource = request.match_info.route.resource
     assert resource is not None
     namespace, name = _table(request.rel_url.raw_path, resource.canonical)
+    _check_audience(request, name)
     return namespace, _changeable(request, name)
 
 
@@ -58,33 +70,18 @@ def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body's bytes, unpacked as its Content-Encoding says. BadRequest for one that does not unpack."""
-    try:
-        return await request.read()
-    except web.RequestPayloadError:
-        # Else aiohttp would read on for the rest of it after our answer, fail, and cut the answer off.
-        request.content.feed_eof()
-        request[_UNREADABLE] = True
-        raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
-
-
-def close_unreadable(request: web.Request, response: web.StreamResponse) -> None:
-    """Ends the connection after the answer to an unreadable body: nobody can tell where the next request begins."""
-    if _UNREADABLE in request:
-        response.force_close()
-        response.headers["Connection"] = "close"
+    """The body's bytes, unpacked as its Content-Encoding says; refusals as of `bodies.read`."""
+    return await bodies.read(request)
 
 
 async def read_json(request: web.Request, shape: type[T]) -> T:
     """The body as `shape`, a msgspec type, whatever its content type says. BadRequest names the field that is wrong."""
-    return parse_body(await read_body(request), shape)
+    return await bodies.parse(request, await bodies.read(request), shape)
 
 
 def parse_body(body: bytes, shape: type[T]) -> T:
-    """As `read_json`, of a body at hand."""
-    if not body:
-        raise BadRequest("The request body is empty; send a JSON object")
-    return decode_as(body, shape, "The request body")
+    """As `read_json`, of a body at hand; in a thread where it may be large."""
+    return bodies.parse_now(body, shape)
 
 
 def page_query(request: web.Request) -> tuple[str | None, int | None]:
@@ -110,6 +107,26 @@ def allow(request: web.Request, *namespaces: NamespacePath) -> None:
         authorizer.require(principal, operation, namespace)
 
 
+def allow_somewhere(request: web.Request) -> None:
+    """Forbidden unless who asks may do this operation in some namespace. For operations whose bodies say where: asked
+    before the body is read, and `allow` after it."""
+    operation = _operation_of(request.match_info.route.handler)
+    request.app[AUTHORIZER].require_somewhere(request[PRINCIPAL], operation)
+
+
+async def recheck(request: web.Request, *namespaces: NamespacePath) -> None:
+    """As when the request came: Unauthenticated or Forbidden where who asks is logged in no more, or may no more do
+    this in each of `namespaces`. For answers that take long."""
+    request[PRINCIPAL] = await request.app[AUTHENTICATOR].authenticate(request.headers, request.remote)
+    allow(request, *namespaces)
+
+
+def may_do(request: web.Request, namespace: NamespacePath) -> bool:
+    """Whether who asks may do this operation in `namespace`, too."""
+    operation = _operation_of(request.match_info.route.handler)
+    return request.app[AUTHORIZER].allows(request[PRINCIPAL], operation, namespace)
+
+
 def may_write(request: web.Request, namespace: NamespacePath) -> bool:
     """Whether who asks may change tables in `namespace`."""
     return request.app[AUTHORIZER].allows(request[PRINCIPAL], "updateTable", namespace)
@@ -123,12 +140,19 @@ def may_see(request: web.Request, namespace: NamespacePath) -> bool:
 def caller(request: web.Request, key: IdempotencyKey | None = None) -> Caller:
     """Who asks, as the catalog records it."""
     principal = request[PRINCIPAL]
+    confined_to = request.app[AUTHORIZER].confines(principal)
     return Caller(
         who=principal.name,
         request_id=request[REQUEST_ID],
         idempotency=key,
-        confined_to=request.app[AUTHORIZER].confines(principal),
+        confined_to=confined_to,
+        names_owners=confined_to is None or principal.name in request.app[SETTINGS].trusted_engines,
     )
+
+
+def _check_audience(request: web.Request, name: str) -> None:
+    if is_plan_name(name) and audience_of(request) is not None:
+        raise NoSuchTable(f"Table does not exist: {show(path_namespace(request), name)}")
 
 
 def _changeable(request: web.Request, name: str) -> str:

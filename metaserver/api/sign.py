@@ -27,9 +27,9 @@ async def sign_request(request: web.Request) -> web.Response:
     catalog = request.app[CATALOG]
     stage = request.query.get("stage")
     if stage is None:
-        location = (await catalog.tables.load(namespace, name)).metadata.location
+        location = await catalog.owned_location(namespace, name)
     else:
-        location = catalog.staging.location(stage, namespace, name)
+        location = await catalog.staged_location(stage, namespace, name)
     settings = request.app[SETTINGS]
     work = partial(
         signing.sign,

@@ -10,7 +10,8 @@ from aiohttp import web
 from cache.single_flight import SingleFlight
 from metaserver.api.endpoints import add_operations
 from metaserver.api.idempotency import once
-from metaserver.api.keys import CATALOG
+from metaserver.api.keys import CATALOG, SETTINGS
+from metaserver.api.plan_audience import audience_of
 from metaserver.api.render import (
     GZIPS,
     access_config,
@@ -39,9 +40,6 @@ from metaserver.errors import NoSuchTable, TooLarge
 from metaserver.objects.vending import VENDED
 from metaserver.store.port import NamespacePath
 from metaserver.wire import is_plan_name, show
-
-REPORT_BYTES_MAX = 1 << 20
-"""Reports are kept in the database, and every reader may send them."""
 
 
 class _CreateTable(msgspec.Struct, rename="kebab"):
@@ -126,11 +124,13 @@ async def load_table(request: web.Request) -> web.Response:
     entry = await catalog.tables.entry(namespace, name)
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
-    unchanged = not_modified(request, table_etag(request, location, namespace, name, mode))
+    audience = audience_of(request)
+    shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
+    unchanged = not_modified(request, table_etag(request, location, namespace, name, mode, shown))
     if unchanged is not None:
         return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
-    return await table_answer(request, loaded, namespace, name, mode)
+    return await table_answer(request, loaded, namespace, name, mode, shown=shown)
 
 
 async def _load_plan(request: web.Request, namespace: NamespacePath, name: str, mode: SnapshotMode) -> web.Response:
@@ -214,12 +214,13 @@ async def report_metrics(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
     size = len(await read_body(request))
-    if size > REPORT_BYTES_MAX:
-        raise TooLarge(f"The report has {size} bytes; at most {REPORT_BYTES_MAX} are kept")
+    limit = request.app[SETTINGS].metrics_report_limit_bytes
+    if size > limit:  # they are kept in the database, and every reader may send them
+        raise TooLarge(f"The report has {size:,} bytes; at most {limit:,} are kept")
     report = await read_json(request, dict[str, Any])
     if is_plan_name(name):
         name = (await request.app[CATALOG].plan_tables.named(namespace, name))[1].name
-    await request.app[CATALOG].metrics.report(caller(request), namespace, name, report)
+    await request.app[CATALOG].metrics.report(caller(request), namespace, name, report, size)
     return web.Response(status=204)
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import structlog
 from aiohttp import web
 
+from metaserver.access.principal import Role
 from metaserver.api.describe import Answer, Parameter, describe
-from metaserver.api.keys import DRAIN, REQUEST_ID, SETTINGS, STORE, TIMELINE
+from metaserver.api.errors import error_body
+from metaserver.api.keys import AUTHORIZER, CLOCK, DRAIN, PRINCIPAL, REQUEST_ID, SETTINGS, STORE, TIMELINE
 from metaserver.api.paging import page_size
-from metaserver.api.requests import allow, path_name, path_namespace
-from metaserver.errors import BadRequest, NoSuchTable, SeamarkError
-from metaserver.store.port import POSITION, EntryKind, InstantFilter, InstantState, NamespacePath, PointerStore
+from metaserver.api.requests import allow, may_do, may_see, path_name, path_namespace, recheck
+from metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
+from metaserver.store.port import POSITION, EntryKind, Instant, InstantFilter, InstantState, NamespacePath, PointerStore
 from metaserver.timeline.timeline import Timeline, Watcher
 from metaserver.timeline.webhooks import instant_json
 from metaserver.wire import check_name, encode_json, show
@@ -104,7 +107,7 @@ _ANSWERS = (
 )
 async def list_timeline(request: web.Request) -> web.StreamResponse:
     allow(request, ())
-    return await _answer(request, InstantFilter())
+    return await _answer(request, InstantFilter(), ())
 
 
 @describe(
@@ -118,7 +121,7 @@ async def list_timeline(request: web.Request) -> web.StreamResponse:
 async def list_table_timeline(request: web.Request) -> web.StreamResponse:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    return await _answer(request, await _about(request.app[STORE], namespace, name))
+    return await _answer(request, await _about(request.app[STORE], namespace, name), namespace)
 
 
 async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
@@ -133,19 +136,36 @@ async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> In
     return where
 
 
-async def _answer(request: web.Request, where: InstantFilter) -> web.StreamResponse:
+async def _answer(request: web.Request, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
+    """`namespace`: where the rights to see this timeline come from."""
     timeline = request.app[TIMELINE]
     where, limit, wait_s = _read_query(request, where)
     if where.since == LATEST:
         where = msgspec.structs.replace(where, since=await timeline.head())
     if EVENT_STREAM in request.headers.get("Accept", ""):
-        return await _stream(request, timeline, where)
+        return await _stream(request, timeline, where, namespace)
     if wait_s > 0:
         found = await timeline.watch(where, limit, wait_s)
+        await recheck(request, namespace)  # a token may have ended while the answer was held open
     else:
         found = await timeline.read(where, limit)
     next_since = found[-1].position if found else (None if where.newest_first else where.since)
-    return json_response({"instants": [instant_json(instant) for instant in found], "next-since": next_since})
+    shown = [_shown(request, instant) for instant in found if may_do(request, instant.namespace)]
+    return json_response({"instants": shown, "next-since": next_since})
+
+
+def _shown(request: web.Request, instant: Instant) -> dict[str, Any]:
+    """The instant without the new name of a table that was moved to a namespace which the caller may not see."""
+    made = instant_json(instant)
+    if "to" not in instant.summary:
+        return made
+    # Instants recorded before the levels were: only a reader of the whole catalog is sure to see the namespace.
+    levels = instant.summary.get("to-namespace")
+    authorizer, principal = request.app[AUTHORIZER], request[PRINCIPAL]
+    visible = authorizer.holds(principal, Role.READER, ()) if levels is None else may_see(request, tuple(levels))
+    if not visible:
+        made["summary"] = {name: value for name, value in instant.summary.items() if name not in ("to", "to-namespace")}
+    return made
 
 
 def _read_query(request: web.Request, where: InstantFilter) -> tuple[InstantFilter, int, float]:
@@ -189,8 +209,13 @@ def _number(text: str, name: str) -> float:
     return number
 
 
-async def _stream(request: web.Request, timeline: Timeline, where: InstantFilter) -> web.StreamResponse:
-    """Server-sent events (WHATWG HTML, 9.2): one event an instant, `id` its position, until the client or we go."""
+async def _stream(
+    request: web.Request, timeline: Timeline, where: InstantFilter, namespace: NamespacePath
+) -> web.StreamResponse:
+    """Server-sent events (WHATWG HTML, 9.2): one event an instant, `id` its position, until the client or we go.
+
+    Login and rights are checked again before anything is sent, and every `rights_recheck_s` while nothing is. Where
+    they have ended, so does the stream, with an event `error` that holds the refusal."""
     async with timeline.watching(where) as watcher:
         response = web.StreamResponse(
             headers={
@@ -204,23 +229,43 @@ async def _stream(request: web.Request, timeline: Timeline, where: InstantFilter
         try:
             await response.write(b"retry: 1000\n\n")
             while not request.app[DRAIN].is_set():
-                await response.write(await _next_events(timeline, watcher))
+                found = await _next_instants(request, timeline, watcher, namespace)
+                await response.write(_events(request, [one for one in found if may_do(request, one.namespace)]))
         except ConnectionError:
             pass  # the client is gone; that is how streams end
+        except (Unauthenticated, Forbidden) as error:
+            _log.info("event stream ends", error=error.message, request_id=request[REQUEST_ID])
+            with suppress(ConnectionError):
+                await response.write(b"event: error\ndata: %b\n\n" % error_body(error.code, error.type, error.message))
         except SeamarkError as error:
             # The status is sent already. The client reconnects with Last-Event-ID and is then told what is wrong.
             _log.warning("event stream ends", error=error.message, request_id=request[REQUEST_ID])
         return response
 
 
-async def _next_events(timeline: Timeline, watcher: Watcher) -> bytes:
-    try:
-        async with asyncio.timeout(HEARTBEAT_S):
-            found = await timeline.next(watcher, _SSE_BATCH)
-    except TimeoutError:
+async def _next_instants(
+    request: web.Request, timeline: Timeline, watcher: Watcher, namespace: NamespacePath
+) -> list[Instant]:
+    """What happens next; empty after HEARTBEAT_S without anything. Unauthenticated or Forbidden once the login or the
+    right to see this timeline has ended, found before anything is returned."""
+    clock, pause_s = request.app[CLOCK], request.app[SETTINGS].rights_recheck_s
+    until_s = clock.monotonic() + HEARTBEAT_S
+    found: list[Instant] = []
+    while not found and (left_s := until_s - clock.monotonic()) > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(pause_s, left_s)):
+                found = await timeline.next(watcher, _SSE_BATCH)
+        await recheck(request, namespace)
+        if request.app[DRAIN].is_set():
+            break
+    return found
+
+
+def _events(request: web.Request, found: list[Instant]) -> bytes:
+    if not found:
         return b": still here\n\n"
     return b"".join(
-        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(instant_json(instant)))
+        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(request, instant)))
         for instant in found
     )
 

@@ -10,8 +10,9 @@ from aiohttp import web
 from metaserver.api.endpoints import add_operations
 from metaserver.api.idempotency import once
 from metaserver.api.keys import CATALOG
-from metaserver.api.requests import allow, read_json
+from metaserver.api.requests import allow, allow_somewhere, read_json
 from metaserver.catalog.values import Caller, TableChange
+from metaserver.errors import BadRequest
 from metaserver.wire import check_namespace
 
 
@@ -31,7 +32,10 @@ class _CommitTransaction(msgspec.Struct, rename="kebab"):
 
 
 async def commit_transaction(request: web.Request) -> web.Response:
+    allow_somewhere(request)
     body = await read_json(request, _CommitTransaction)
+    if not body.table_changes:  # nothing says which rights it needs, so nothing may be recorded of it either
+        raise BadRequest("table-changes is empty; name at least one table")
     changes = [
         TableChange(
             namespace=check_namespace(change.identifier.namespace),

@@ -11,6 +11,7 @@ from aiohttp import web
 from metaserver.api.endpoints import add_operations
 from metaserver.api.idempotency import once
 from metaserver.api.keys import CATALOG
+from metaserver.api.plan_audience import audience_of
 from metaserver.api.render import json_answer, view_answer
 from metaserver.api.requests import allow, page_query, path_name, path_namespace, read_json
 from metaserver.catalog.values import Caller, CreateView, LoadedView
@@ -77,8 +78,9 @@ async def load_view(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "view")
     allow(request, namespace)
     catalog = request.app[CATALOG]
-    views = catalog.plan_views if is_plan_name(name) else catalog.views
-    return view_answer(request, await views.load(namespace, name))
+    if is_plan_name(name):
+        return view_answer(request, await catalog.plan_views.load(namespace, name, audience_of(request)))
+    return view_answer(request, await catalog.views.load(namespace, name))
 
 
 async def replace_view(request: web.Request) -> web.Response:
@@ -109,7 +111,7 @@ async def view_exists(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "view")
     allow(request, namespace)
     if is_plan_name(name):
-        await request.app[CATALOG].plan_views.load(namespace, name)
+        await request.app[CATALOG].plan_views.load(namespace, name, audience_of(request))
     elif not await request.app[CATALOG].views.exists(namespace, name):
         raise NoSuchView(f"View does not exist: {show(namespace, name)}")
     return web.Response(status=204)

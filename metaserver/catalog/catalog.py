@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from metaserver.access.keyring import Keyring
+from metaserver.access.page_tokens import PageTokens
+from metaserver.catalog.claims import check_own, check_staged, check_writable, fill
 from metaserver.catalog.commit import Committer
 from metaserver.catalog.documents import Documents
 from metaserver.catalog.dropped import Dropped
@@ -17,7 +20,7 @@ from metaserver.catalog.namespaces import Namespaces
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.plan_tables import PlanTables
 from metaserver.catalog.plan_views import PlanViews
-from metaserver.catalog.staging import Staging, open_staging
+from metaserver.catalog.staging import Staging
 from metaserver.catalog.tables import Tables
 from metaserver.catalog.transactions import Transactions
 from metaserver.catalog.values import LoadedTable, LoadedView
@@ -27,7 +30,7 @@ from metaserver.errors import CommitUnknown, Corrupt, NotFound
 from metaserver.objects.locations import Warehouse
 from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
-from metaserver.store.port import Entry, EntryKind, IdempotencyRecord, PointerStore
+from metaserver.store.port import Entry, EntryKind, IdempotencyRecord, NamespacePath, PointerStore
 from metaserver.timeline.timeline import Timeline
 
 
@@ -46,6 +49,26 @@ class Catalog:
     warehouse: Warehouse
     committer: Committer
     staging: Staging
+    pages: PageTokens
+    parts: Parts
+
+    async def owned_location(self, namespace: NamespacePath, name: str) -> str:
+        """Where the table's files lie. NoSuchTable; Forbidden where its metadata say another place than the table's."""
+        loaded = await self.tables.load(namespace, name)
+        assert loaded.entry is not None
+        await check_own(self.parts, loaded.entry.uuid, loaded.metadata.location)
+        return loaded.metadata.location
+
+    async def check_writable(self, loaded: LoadedTable) -> None:
+        """Forbidden where the table's metadata would have the server write into another's place."""
+        assert loaded.entry is not None
+        await check_writable(self.parts, loaded.entry.uuid, loaded.metadata)
+
+    async def staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
+        """See `Staging.location`; Forbidden, too, where that has come to be another's."""
+        location = self.staging.location(token, namespace, name)
+        await check_staged(self.parts, location, namespace, name)
+        return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
         """What the first answer was rendered from; None where the record holds the answer itself.
@@ -71,7 +94,12 @@ class Catalog:
 
 @asynccontextmanager
 async def open_catalog(
-    settings: Settings, store: PointerStore, objects: ObjectStore, clock: Clock, timeline: Timeline
+    settings: Settings,
+    store: PointerStore,
+    objects: ObjectStore,
+    clock: Clock,
+    timeline: Timeline,
+    keyring: Keyring,
 ) -> AsyncIterator[Catalog]:
     """ConfigError when the warehouse URI is none."""
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
@@ -84,15 +112,17 @@ async def open_catalog(
         clock=clock,
         documents=documents,
         timeline=timeline,
+        pages=PageTokens(keyring, clock),
     )
+    await fill(parts)
     committer, plans = Committer(parts), PlanTables(parts)
     try:
         yield Catalog(
             namespaces=Namespaces(parts),
-            tables=Tables(parts, committer),
+            tables=Tables(parts, committer, plans),
             views=Views(parts),
             functions=Functions(parts),
-            transactions=Transactions(committer),
+            transactions=Transactions(committer, plans),
             dropped=Dropped(parts),
             plan_tables=plans,
             plan_views=PlanViews(parts, plans),
@@ -100,7 +130,9 @@ async def open_catalog(
             documents=documents,
             warehouse=warehouse,
             committer=committer,
-            staging=await open_staging(store, clock),
+            staging=Staging(clock, keyring),
+            pages=parts.pages,
+            parts=parts,
         )
     finally:
         await committer.close()

@@ -18,7 +18,9 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from metaserver.catalog.claims import check_unclaimed, check_writable, claim, claimed, moves
 from metaserver.catalog.documents import compress
+from metaserver.catalog.own_files import allow, check_added
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.purge import owned
 from metaserver.catalog.rebase import Rebased, asked_for, rebase
@@ -28,6 +30,7 @@ from metaserver.errors import (
     BadRequest,
     CommitConflict,
     CommitUnknown,
+    Forbidden,
     NoSuchTable,
     NotFound,
     ObjectExists,
@@ -91,7 +94,9 @@ class Planned(msgspec.Struct):
     location: str = ""
     """Where `document` is written; empty when nothing changes."""
     forgotten: list[str] = []
-    """Metadata files that left the log."""
+    """Metadata files that left the log, and are the table's to delete."""
+    claims: tuple[Operation, ...] = ()
+    """Of places that it comes to have."""
 
     def written_files(self) -> list[tuple[str, bytes]]:
         """In this order: whoever sees the last sees what it names."""
@@ -219,7 +224,7 @@ class Committer:
         return [self._finish(plan) for plan in planned]
 
     async def _swap(self, planned: list[Planned], further: Sequence[Operation]) -> None:
-        operations: list[Operation] = []
+        operations: list[Operation] = [claimed for plan in planned for claimed in plan.claims]
         for plan in planned:
             if plan.location:
                 operations.append(self._pointer_operation(plan))
@@ -269,20 +274,28 @@ class Committer:
             check_new_name(change.name, "table name")
             await check_name_free(self._parts, change.namespace, change.name)
         base = await self._parts.documents.table(entry.metadata_location) if entry else None
+        if entry is not None and base is not None:
+            check_uuid(entry, base)
         files: Sequence[tuple[str, bytes]] = ()
+        asked: TableChange | None = change
         try:
             check_requirements(base, change.requirements)
             metadata = self._apply(base, change.updates)
         except CommitConflict:
-            rebased = await self._rebase(request, change, base)
+            if base is not None:
+                await check_added(self._parts, request.caller, table_uuid(base), base, base, change)
+            asked, rebased = None, await self._rebase(request, change, base)
             if rebased is None:
                 raise
             change = msgspec.structs.replace(change, updates=rebased.updates)
             metadata, files = self._apply(base, change.updates), rebased.files
-        if base is None and await self._parts.store.names_of(table_uuid(metadata)):
-            # By its UUID a table's history and reports are found, and whether its files may go.
+        if base is None and _is_derived(table_uuid(metadata)):
+            raise BadRequest(f"The UUID {metadata.table_uuid} is one of version 5; choose a random one (version 4)")
+        if base is None and await self._parts.is_uuid_taken(table_uuid(metadata)):
             raise BadRequest(f"There is a table with the UUID {metadata.table_uuid} already; stage the table again")
         plan = await self._prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
+        if asked is not None:
+            await check_added(self._parts, request.caller, table_uuid(metadata), base, metadata, asked)
         plan.happened, plan.files = [_happening(request, change)], files
         return plan
 
@@ -313,12 +326,25 @@ class Committer:
             return Planned(namespace=namespace, name=name, entry=entry, metadata=metadata)
         if base is None or metadata.location != base.location:
             await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
+            await check_unclaimed(self._parts, metadata.location, "The table's location", named, table_uuid(metadata))
         before = {} if base is None else base.properties
-        await self._parts.check_paths(caller, metadata.properties, before, namespace)
+        await self._parts.check_properties(caller, metadata.properties, before, namespace)
         forgotten: list[str] = []
         if entry is not None and base is not None:
             metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
+            deletes = as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False)
+            owns = owned(self._parts, metadata)
+            # The log, and the location, are what the table's file says, which its writers may have written over.
+            mine = [old for old in forgotten if owns(old)] if deletes else []
+            forgotten = await claimed(self._parts, entry.uuid, mine) if mine else []
         document, location = self._place(metadata, entry)
+        claims: tuple[Operation, ...] = ()
+        if moves(base, metadata):
+            new = created_entry(namespace, name, metadata, location, 0)
+            claims = (await claim(self._parts, caller, metadata, new, fresh=base is None),)
+        elif entry is not None:
+            await check_writable(self._parts, entry.uuid, metadata)
+        claims += tuple(await allow(self._parts, caller, table_uuid(metadata), metadata.properties, before))
         return Planned(
             namespace=namespace,
             name=name,
@@ -327,6 +353,7 @@ class Committer:
             document=document,
             location=location,
             forgotten=forgotten,
+            claims=claims,
         )
 
     def _place(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
@@ -374,10 +401,9 @@ class Committer:
             self._parts.documents.render(plan.location, plan.metadata, "all")
         else:
             self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
-        if plan.forgotten and as_bool(plan.metadata.properties, _DELETE_AFTER_COMMIT, False):
-            owns = owned(self._parts, plan.metadata)
+        if plan.forgotten:
             shared = partial(self._has_another_name, table_uuid(plan.metadata))
-            self._cleanup.remove([old for old in plan.forgotten if owns(old)], unless=shared)
+            self._cleanup.remove(plan.forgotten, unless=shared)
         entry = created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now)
         if plan.entry is not None:
             entry = msgspec.structs.replace(
@@ -489,6 +515,21 @@ def _checked_folder(parts: Parts, location: str, properties: dict[str, str]) -> 
     if METADATA_PATH in properties:
         parts.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
     return metadata_folder(location, properties)
+
+
+def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
+    """Forbidden for metadata of another table than the one that the entry names. Metadata files lie where the table's
+    writers may write, and by the UUID it is known which files are the table's."""
+    if metadata.table_uuid not in (None, entry.uuid) and not _is_derived(entry.uuid):
+        raise Forbidden(
+            f"The metadata file of {show(entry.namespace, entry.name)} was written over with another table's; register "
+            "an older one"
+        )
+
+
+def _is_derived(uuid: str) -> bool:
+    """Whether `table_uuid` made it of a location: then metadata may have got another since."""
+    return uuid[14:15] == "5"
 
 
 def table_uuid(metadata: TableMetadata) -> str:

@@ -1,6 +1,9 @@
 """Metadata by its immutable location: decoded, as the JSON that clients get, or limited to what branches and tags name.
 
 A location never changes its content, so nothing here is ever invalidated; entries leave when the byte budget asks.
+
+Properties that steer clients (`steers_client`) are refused when they are set. Older metadata, or that of another
+catalog, may hold them: they are left out here, so that no answer and no later metadata file has them.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ import gzip
 import zlib
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.clock import Clock
 from metaserver.errors import BadRequest, NotFound, ObjectMissing
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.properties import without_client_properties
 from metaserver.iceberg.table_json import decode_table, encode_table, gunzip, refs_view
 from metaserver.iceberg.view import ViewMetadata, decode_view, encode_view
 from metaserver.objects.port import ObjectStore
@@ -24,7 +30,7 @@ T = TypeVar("T")
 
 _DECODED_PER_BYTE = 3
 """Memory of decoded metadata per byte of JSON, measured at 10,000 snapshots and rounded up."""
-_METADATA_LIMIT_BYTES = 1 << 30
+_METADATA_LIMIT_BYTES = 1 << 28
 _RECHECK_S = 30.0
 """How long a metadata file seen on remote storage is taken to be there. Local files are looked at each time."""
 _SEEN_LIMIT = 100_000
@@ -59,9 +65,17 @@ class Documents:
         if isinstance(cached, ViewMetadata):
             return cached
         data = await self._read_json(location)
-        metadata = decode_view(data, location)
+        metadata = _served(decode_view(data, location))
         self._cache.put(("view", location), metadata, len(data) * _DECODED_PER_BYTE)
         return metadata
+
+    async def stored_properties(self, location: str) -> dict[str, str]:
+        """The properties as the metadata file has them: also those that are not served. BadRequest for a file that has
+        none of the right shape."""
+        try:
+            return _PROPERTIES.decode(await self._read_json(location)).properties or {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise BadRequest(f"{location} is no metadata of a table or view") from None
 
     async def raw(self, location: str) -> bytes:
         """The file as it is."""
@@ -122,7 +136,7 @@ class Documents:
 
     async def _fetch_table(self, location: str) -> TableMetadata:
         data = await self._read_json(location)
-        metadata = decode_table(data, location)
+        metadata = _served(decode_table(data, location))
         self._cache.put(("table", location), metadata, len(data) * _DECODED_PER_BYTE)
         return metadata
 
@@ -138,6 +152,21 @@ class Documents:
             return await self._objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
         except ObjectMissing:
             raise _missing(location) from None
+
+
+class _Properties(msgspec.Struct):
+    properties: dict[str, str] | None = None
+
+
+_PROPERTIES = msgspec.json.Decoder(_Properties)
+M = TypeVar("M", TableMetadata, ViewMetadata)
+
+
+def _served(metadata: M) -> M:
+    properties = without_client_properties(metadata.properties)
+    if len(properties) == len(metadata.properties):
+        return metadata
+    return msgspec.structs.replace(metadata, properties=properties)
 
 
 def _missing(location: str) -> NotFound:

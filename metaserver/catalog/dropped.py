@@ -26,6 +26,7 @@ from metaserver.store.port import (
     NamespacePath,
     Operation,
     RecordInstant,
+    ReleaseLocations,
     RestoreEntry,
 )
 from metaserver.wire import check_new_name
@@ -41,9 +42,7 @@ class Dropped:
     async def get(self, dropped_id: str) -> DroppedEntry:
         found = await self._parts.store.dropped_entry(dropped_id)
         if found is None:
-            raise NotFound(
-                f"Nothing dropped has the id {dropped_id[:100]!r}; list what can be undropped with GET /api/v1/dropped"
-            )
+            raise no_such_dropped(dropped_id)
         return found
 
     async def list(
@@ -119,7 +118,7 @@ class Dropped:
         deleted = failed = 0
         assert instant.metadata_location is not None
         try:
-            async for location in reachable_files(self._parts, instant.metadata_location):
+            async for location in reachable_files(self._parts, instant.uuid, instant.metadata_location):
                 try:
                     await self._parts.objects.delete(location)
                     deleted += 1
@@ -142,11 +141,19 @@ class Dropped:
                         state=InstantState.COMPLETED,
                         now_ms=self._parts.clock.now_ms(),
                         summary={**instant.summary, "deleted-files": deleted, "failed-files": failed},
-                    )
+                    ),
+                    ReleaseLocations(uuid=instant.uuid),
                 ]
             )
         except CommitConflict:
             return  # another replica finished it
+
+
+def no_such_dropped(dropped_id: str) -> NotFound:
+    """Of an id that is unknown, and of one whose namespace the caller may not see: an answer tells neither apart."""
+    return NotFound(
+        f"Nothing dropped has the id {dropped_id[:100]!r}; list what can be undropped with GET /api/v1/dropped"
+    )
 
 
 def drop_operations(parts: Parts, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int) -> list[Operation]:

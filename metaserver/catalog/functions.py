@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from metaserver.catalog.claims import claim_folder
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller, LoadedFunction, Page
 from metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
+from metaserver.iceberg.properties import check_client_properties
 from metaserver.store.port import CreateEntry, DropEntry, Entry, EntryKind, NamespacePath, Operation, SwapPointer
 from metaserver.wire import check_name, encode_json, show
 
@@ -59,6 +61,7 @@ class Functions:
             checked = msgspec.convert(document, _Document)
         except msgspec.ValidationError as error:
             raise BadRequest(f"The function's metadata is malformed: {error}") from None
+        check_client_properties(checked.properties, "A function")
         current = await self._parts.store.entry(EntryKind.FUNCTION, namespace, name)
         if current is not None and current.uuid != checked.function_uuid:
             raise BadRequest(
@@ -95,7 +98,10 @@ class Functions:
         action = "create" if current is None else "replace"
         try:
             await self._parts.objects.create(location, body)
-            await self._parts.transact([change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)])
+            claimed = await claim_folder(entry, folder, fresh=current is None)
+            await self._parts.transact(
+                [claimed, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
+            )
         except CommitUnknown:
             raise
         except SeamarkError:

@@ -5,29 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from metaserver.catalog.parts import Parts
+from metaserver.catalog.quotas import Quota
 from metaserver.catalog.values import Caller, Page
-from metaserver.errors import BadRequest
+from metaserver.errors import BadRequest, TooManyRequests
 from metaserver.store.port import EntryKind, MetricsReport, NamespacePath, SaveMetricsReport
 
+_WINDOW_S = 60.0
 _TYPES = ("scan-report", "commit-report")
 
 
 class Metrics:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._sent = Quota(parts.settings.metrics_rate_bytes)
 
-    async def report(self, caller: Caller, namespace: NamespacePath, name: str, report: dict[str, Any]) -> None:
-        """BadRequest for an unknown report-type or a snapshot-id that is no 64-bit integer; NoSuchTable."""
+    async def report(
+        self, caller: Caller, namespace: NamespacePath, name: str, report: dict[str, Any], size: int
+    ) -> None:
+        """Keeps a report of `size` bytes; of its table, the newest `metrics_reports_limit` stay.
+
+        BadRequest for an unknown report-type or a snapshot-id that is no 64-bit integer; NoSuchNamespace;
+        TooManyRequests for who has sent `metrics_rate_bytes` within a minute. A report on a table that does not exist
+        is dropped: an engine that creates a table with its rows reports its scans before it commits the table.
+        """
         report_type = report.get("report-type")
         if report_type not in _TYPES:
             raise BadRequest(f"report-type is {str(report_type)[:40]!r}; it must be one of {', '.join(_TYPES)}")
         snapshot_id = report.get("snapshot-id")
         if not isinstance(snapshot_id, int) or isinstance(snapshot_id, bool) or not -(2**63) <= snapshot_id < 2**63:
             raise BadRequest("snapshot-id must be a 64-bit integer")
-        uuid = (await self._parts.require_entry(EntryKind.TABLE, namespace, name)).uuid
+        entry = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
+        if entry is None:
+            await self._parts.require_namespace(namespace)
+            return
         kept = MetricsReport(
             id=str(self._parts.clock.uuid7()),
-            uuid=uuid,
+            uuid=entry.uuid,
             namespace=namespace,
             name=name,
             report_type=report_type,
@@ -36,7 +49,12 @@ class Metrics:
             who=caller.who,
             report=report,
         )
-        await self._parts.store.transact([SaveMetricsReport(report=kept)])
+        now_s = self._parts.clock.monotonic()
+        if not self._sent.has_room(caller.who, now_s, size):
+            raise TooManyRequests(f"{caller.who} has sent too many reports within a minute; they are not kept", 30)
+        self._sent.add(caller.who, now_s, now_s + _WINDOW_S, size)
+        keep = self._parts.settings.metrics_reports_limit
+        await self._parts.store.transact([SaveMetricsReport(report=kept, keep=keep)])
 
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None

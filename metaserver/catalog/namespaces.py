@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 
+from metaserver.catalog.claims import check_outside
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller, Page, PropertyChanges
 from metaserver.errors import CommitConflict, Unprocessable
+from metaserver.iceberg.properties import check_client_properties
 from metaserver.store.port import (
     CreateNamespace,
     DropNamespace,
@@ -24,8 +27,10 @@ class Namespaces:
     async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
         """AlreadyExists; NoSuchNamespace without the parent; BadRequest for a `location` outside the warehouse."""
         check_namespace(path)
+        check_client_properties(properties, "A namespace")
         if "location" in properties:
             await self._parts.check_location(caller, properties["location"], "The namespace's location")
+            await check_outside(self._parts, properties["location"], "The namespace's location")
         created = self.with_location(Namespace(path=path, properties=properties))
         body = encode_json({"namespace": list(path), "properties": created.properties})
         await self._parts.transact(
@@ -43,13 +48,27 @@ class Namespaces:
     async def exists(self, path: NamespacePath) -> bool:
         return await self._parts.store.namespace(path) is not None
 
-    async def list(self, parent: NamespacePath, page_token: str | None, page_size: int | None) -> Page[Namespace]:
-        """Direct children; NoSuchNamespace for an unknown parent. The empty parent is the catalog itself."""
+    async def list(
+        self,
+        parent: NamespacePath,
+        page_token: str | None,
+        page_size: int | None,
+        visible: Callable[[NamespacePath], bool] = lambda path: True,
+    ) -> Page[Namespace]:
+        """Direct children that are `visible`; NoSuchNamespace for an unknown parent. The empty parent is the catalog
+        itself. Pages are full of visible ones: how many others lie between is nobody's business."""
         if parent:
             await self._parts.require_namespace(parent)
 
         async def read(after: str | None, limit: int) -> list[Namespace]:
-            return await self._parts.store.namespaces(parent, after, limit)
+            found: builtins.list[Namespace] = []
+            while len(found) < limit:
+                rows = await self._parts.store.namespaces(parent, after, limit)
+                found += [row for row in rows if visible(row.path)]
+                if len(rows) < limit:
+                    break
+                after = rows[-1].path[-1]
+            return found[:limit]
 
         return await self._parts.page(read, lambda found: found.path[-1], page_token, page_size)
 
@@ -60,8 +79,10 @@ class Namespaces:
         both = sorted(set(removals) & set(updates))
         if both:
             raise Unprocessable(f"Keys both removed and updated: {', '.join(both)}; name each on one side only")
+        check_client_properties(updates, "A namespace")
         if "location" in updates:
             await self._parts.check_location(caller, updates["location"], "The namespace's location")
+            await check_outside(self._parts, updates["location"], "The namespace's location")
         for attempt in range(self._parts.settings.commit_retries + 1):
             stored = await self._parts.require_namespace(path)
             changes = PropertyChanges(

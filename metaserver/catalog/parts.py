@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
+from metaserver.access.page_tokens import PageTokens
 from metaserver.catalog.documents import Documents
 from metaserver.catalog.values import Caller, Page
 from metaserver.clock import Clock
@@ -25,6 +26,7 @@ from metaserver.errors import (
     RetryLater,
     SeamarkError,
 )
+from metaserver.iceberg.properties import check_client_properties
 from metaserver.objects.locations import Warehouse, parse_location
 from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
@@ -33,6 +35,7 @@ from metaserver.store.port import (
     EntryKind,
     IdempotencyRecord,
     Instant,
+    InstantFilter,
     InstantState,
     Namespace,
     NamespacePath,
@@ -43,7 +46,7 @@ from metaserver.store.port import (
     SwapPointer,
 )
 from metaserver.timeline.timeline import Timeline
-from metaserver.wire import decode_page_token, encode_page_token, show
+from metaserver.wire import show
 
 PATH_PROPERTIES = (
     "write.metadata.path",
@@ -70,6 +73,7 @@ class Parts:
     clock: Clock
     documents: Documents
     timeline: Timeline
+    pages: PageTokens
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
         found = await self.store.namespace(path)
@@ -100,10 +104,12 @@ class Parts:
             "server chooses one"
         )
 
-    async def check_paths(
+    async def check_properties(
         self, caller: Caller, properties: dict[str, str], before: dict[str, str], within: NamespacePath
     ) -> None:
-        """As `check_location`, for the properties that lead writers elsewhere, where they are set anew."""
+        """BadRequest for properties that steer clients; and as `check_location`, for those that lead writers elsewhere,
+        where they are set anew."""
+        check_client_properties(properties, "A table or view")
         if caller.confined_to is None:
             return
         for key in PATH_PROPERTIES:
@@ -172,6 +178,16 @@ class Parts:
         if entry is None:
             raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {show(namespace, name)}")
         return entry
+
+    async def is_uuid_taken(self, uuid: str) -> bool:
+        """Whether something has this UUID, or had it before it was purged: by its UUID a thing's timeline, reports and
+        index files are found, and whether its files may go."""
+        if await self.store.names_of(uuid):
+            return True
+        for state in (InstantState.COMPLETED, InstantState.INFLIGHT):  # what was rolled back may be tried again
+            if await self.store.instants(InstantFilter(uuid=uuid, state=state), 1):
+                return True
+        return False
 
     async def choose_location(
         self, caller: Caller, kind: EntryKind, namespace: NamespacePath, name: str, uuid: str, asked: str | None
@@ -247,7 +263,7 @@ class Parts:
             if page_size < 1:
                 raise BadRequest(f"pageSize must be at least 1, not {page_size}")
             limit = min(page_size, limit)
-        after = decode_page_token(page_token) if page_token is not None else None
+        after = self.pages.decode(page_token) if page_token is not None else None
         if page_token is None and page_size is None:
             everything: list[T] = []
             while True:
@@ -259,7 +275,7 @@ class Parts:
         rows = await read(after, limit + 1)
         more = len(rows) > limit
         rows = rows[:limit]
-        return Page(items=rows, next_token=encode_page_token(key(rows[-1])) if more else None)
+        return Page(items=rows, next_token=self.pages.encode(key(rows[-1])) if more else None)
 
     async def list_names(
         self, kind: EntryKind, path: NamespacePath, page_token: str | None, page_size: int | None

@@ -5,6 +5,10 @@ filter, and the row in the pointer store says which files were written for it, o
 has. Whoever asks for the same plan shares both. A name is good only while the table that it was made of bears that
 table's name. Files outlive the lease, so that a query that has begun ends; then the name goes, then the files, then the
 row, so that a crash between leaves a row to try again.
+
+A plan made for an audience (requests that carry one value of `X-Seamark-Plans`) cannot be read by a name. loadTable
+shows it to that audience as one more snapshot of the table, until the lease ends or is withdrawn. The table's metadata
+never holds that snapshot. A commit that removes its id drops the plan, because the engine deletes the plan's files.
 """
 
 from __future__ import annotations
@@ -12,29 +16,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
+from metaserver.access.principal import ANONYMOUS_NAME
 from metaserver.catalog.parts import Parts
-from metaserver.catalog.values import LoadedTable
-from metaserver.errors import CommitUnknown, NoSuchTable, SeamarkError
+from metaserver.catalog.quotas import Quota
+from metaserver.catalog.values import LoadedTable, TableChange
+from metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.snapshot import Snapshot
 from metaserver.store.port import (
+    DropPlanSnapshots,
     Entry,
     EntryKind,
     ForgetPlanTable,
     KeepPlanTable,
+    LeasePlanSnapshots,
     NamespacePath,
     PlanTable,
     RenewPlanTable,
     RetirePlanTables,
+    ShownPlan,
 )
-from metaserver.wire import NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
+from metaserver.wire import NAME_MAX, PLAN_MARK, PLANS_FOLDER, encode_json, is_plan_name, show
 
 _DIGEST_CHARACTERS = 32
 _BATCH = 1000
 _DELETED_AT_ONCE = 16
+_SHOWN_ID_MIN = 1 << 32
+"""Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
+_PLAN_FILE = re.compile(rf"/{PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
 _COUNTED_S = 10.0
 """How long a count of them all serves; those made here since are added to it."""
 
@@ -47,12 +62,42 @@ class LoadedPlan(msgspec.Struct, frozen=True):
     table: LoadedTable
 
 
-def plan_name(entry: Entry, snapshot_id: int, question: str) -> str | None:
+class Holder(NamedTuple):
+    """Who may reach a plan. `audience`: requests with this value of `X-Seamark-Plans`. `id`: the adapter among them
+    that asked; identical plans are shared by one holder only, so that the holder can withdraw them."""
+
+    audience: str
+    id: str
+
+
+def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | None = None) -> str | None:
     """Of the plan that answers `question`, the bound filter, on a snapshot of the table. None where it is too long."""
     said = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-    told = encode_json((said, entry.index_version, snapshot_id, question))
+    told = encode_json((said, entry.index_version, snapshot_id, question, *(holder or ())))
     name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(told).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
     return name if len(name) <= NAME_MAX else None
+
+
+def shown_id_of(plan_id: str) -> int:
+    """The number by which a plan of an audience is known."""
+    digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
+    return _SHOWN_ID_MIN | digest & (1 << 62) - 1
+
+
+def shown_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
+    """The snapshot that shows a plan to its audience. `planned` has the plan's manifest list and the real id.
+
+    The schema is the one that the question was bound to: a later schema may give its names to other columns. The parent
+    is the real snapshot, where engines find statistics. The time is just before that one's, so that who looks for the
+    newest snapshot in an engine's list finds the real one.
+    """
+    return msgspec.structs.replace(
+        planned,
+        snapshot_id=shown_id_of(plan_id),
+        parent_snapshot_id=planned.snapshot_id,
+        timestamp_ms=planned.timestamp_ms - 1,
+        schema_id=metadata.current_schema_id,
+    )
 
 
 def digest_of(name: str) -> str:
@@ -60,14 +105,29 @@ def digest_of(name: str) -> str:
     return name.rpartition(PLAN_MARK)[2]
 
 
+def _holder(who: str) -> str | None:
+    """Whose share it counts against; without a login there are none."""
+    return None if who == ANONYMOUS_NAME else who
+
+
 class PlanTables:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._count, self._counted_s = 0, -_COUNTED_S
+        settings = parts.settings
+        self._made = Quota(max(1, settings.plan_tables_limit // 2))
+        self._written = Quota(max(1, settings.plan_tables_bytes // 2))
+        self._written_by_all = Quota(settings.plan_tables_bytes)
 
-    async def has_room(self) -> bool:
+    async def has_room(self, who: str) -> bool:
         """Whether there may be another: every reader can have some made, and each has files."""
-        now_s = self._parts.clock.monotonic()
+        now_s, holder = self._parts.clock.monotonic(), _holder(who)
+        if not (
+            self._made.has_room(holder, now_s)
+            and self._written.has_room(holder, now_s)
+            and self._written_by_all.has_room("all", now_s)
+        ):
+            return False
         if now_s - self._counted_s >= _COUNTED_S:
             self._counted_s = now_s
             self._count = await self._parts.store.plan_table_count()
@@ -77,7 +137,7 @@ class PlanTables:
         """The plan of this name, and where its table's pointer stands. NoSuchTable, in the words that any table has,
         for a lease that has ended, and where another table bears the table's name by now."""
         plan = await self._parts.store.plan_table(namespace, name) if is_plan_name(name) else None
-        if plan is not None and plan.expires_ms > self._parts.clock.now_ms():
+        if plan is not None and plan.audience is None and plan.expires_ms > self._parts.clock.now_ms():
             entry = await self._parts.store.entry(EntryKind.TABLE, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
                 return plan, entry
@@ -99,12 +159,30 @@ class PlanTables:
         metadata = msgspec.structs.replace(plan.metadata, location=plan.table.metadata.location)
         return LoadedTable(msgspec.structs.replace(entry, metadata_location=plan.plan.location), metadata)
 
-    async def share(self, namespace: NamespacePath, name: str, lease_s: int) -> PlanTable | None:
-        """The plan of this name where there is one whose files stay for `lease_s`. It is renewed where less than half
-        of that is left, so that most who share it change nothing."""
+    async def shown(self, entry: Entry, audience: str) -> list[ShownPlan]:
+        """The plan snapshots of the table that an audience sees now."""
+        limit = self._parts.settings.plan_snapshots_limit
+        now_ms = self._parts.clock.now_ms()
+        return await self._parts.store.plan_snapshots(entry.namespace, entry.name, entry.uuid, audience, now_ms, limit)
+
+    async def lease(
+        self, namespace: NamespacePath, of_name: str, audience: str, shown_ids: Iterable[int], lease_s: int
+    ) -> int:
+        """Renews plans of the table, or of the view; a lease of 0 s withdraws them. The number that were found."""
+        expires_ms = self._parts.clock.now_ms() + lease_s * 1000
+        ids = tuple(sorted(set(shown_ids)))
+        operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
+        (found,) = await self._parts.store.transact([operation])
+        return int(found)
+
+    async def share(
+        self, namespace: NamespacePath, name: str, lease_s: int, audience: str | None = None
+    ) -> PlanTable | None:
+        """The plan of this name and audience where there is one whose files stay for `lease_s`. It is renewed where
+        less than half of that is left, so that most who share it change nothing."""
         now_ms = self._parts.clock.now_ms()
         plan = await self._parts.store.plan_table(namespace, name)
-        if plan is None:
+        if plan is None or plan.audience != audience:
             return None
         if plan.expires_ms - now_ms >= lease_s * 500:
             return plan
@@ -113,11 +191,23 @@ class PlanTables:
         return msgspec.structs.replace(plan, expires_ms=expires_ms) if renewed else None
 
     async def keep(
-        self, plan: PlanTable, metadata: TableMetadata | None, files: Sequence[tuple[str, bytes]], lease_s: int
+        self,
+        plan: PlanTable,
+        metadata: TableMetadata | None,
+        files: Sequence[tuple[str, bytes]],
+        lease_s: int,
+        who: str,
     ) -> PlanTable:
         """Stores the files and gives the plan its name. Another's, where another was first; these files go then.
+        They count against the shares of `who` for the longest that they may stay.
 
         `files` are those of the plan, the metadata file last. A plan view has no table's `metadata`."""
+        now_s, settings = self._parts.clock.monotonic(), self._parts.settings
+        until_s = now_s + settings.plan_table_lease_max_s + settings.plan_table_grace_s
+        size = sum(len(data) for _, data in files)
+        self._made.add(_holder(who), now_s, until_s)
+        self._written.add(_holder(who), now_s, until_s, size)
+        self._written_by_all.add("all", now_s, until_s, size)
         try:
             async with asyncio.TaskGroup() as group:
                 for location, data in files:
@@ -141,6 +231,17 @@ class PlanTables:
             if metadata is not None:
                 self._parts.documents.remember_table(plan.location, metadata, files[-1][1])
         return kept
+
+    async def before_commit(self, changes: Iterable[TableChange]) -> None:
+        """Drops the plans whose snapshots the commit removes: an engine that does so deletes their files afterwards.
+        BadRequest for a commit that would add one of these snapshots to the table."""
+        for change in changes:
+            for update in change.updates:
+                _check_snapshot(update)
+            ids = {one for update in change.updates for one in _removed_ids(update)}
+            if ids:
+                drop = DropPlanSnapshots(change.namespace, change.name, tuple(sorted(ids)))
+                await self._parts.store.transact([drop])
 
     async def clean(self) -> int:
         """A round of housekeeping. How many plans' files were deleted."""
@@ -171,3 +272,30 @@ class PlanTables:
         for location in locations:
             with contextlib.suppress(SeamarkError):  # orphans of a few kilobytes, which nothing points at
                 await self._parts.objects.delete(location)
+
+
+def check_lasting(location: str, metadata: TableMetadata) -> None:
+    """BadRequest for metadata of a plan, or that name one's manifest list: these files are deleted soon."""
+    lists = (one.manifest_list for one in metadata.snapshots if one.manifest_list is not None)
+    found = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
+    if found is not None:
+        raise BadRequest(
+            f"Cannot register {location}: the file {found} belongs to a plan, whose files are deleted when its lease "
+            "ends; register a metadata file of the table"
+        )
+
+
+def _check_snapshot(update: Mapping[str, Any]) -> None:
+    """BadRequest for an update that would make a plan's snapshot one of the table's: its files are deleted soon."""
+    snapshot = update.get("snapshot") if update.get("action") == "add-snapshot" else None
+    manifest_list = snapshot.get("manifest-list") if isinstance(snapshot, dict) else None
+    if isinstance(manifest_list, str) and _PLAN_FILE.search(manifest_list):
+        raise BadRequest(
+            f"The manifest list {manifest_list} belongs to a plan, whose files are deleted when its lease ends; "
+            "commit a snapshot with a manifest list of its own"
+        )
+
+
+def _removed_ids(update: Mapping[str, Any]) -> list[int]:
+    given = update.get("snapshot-ids") if update.get("action") == "remove-snapshots" else None
+    return [one for one in given if type(one) is int and 0 < one < 1 << 63] if isinstance(given, list) else []

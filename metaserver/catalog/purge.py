@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from metaserver.catalog.claims import disowned
 from metaserver.catalog.parts import PATH_PROPERTIES, Parts
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
@@ -29,11 +30,16 @@ else:
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
+def own_folders(parts: Parts, metadata: TableMetadata) -> list[str]:
+    """Where the table writes by now, as far as that lies in the warehouse."""
+    folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
+    return [folder for folder in folders if parts.warehouse.contains(folder)]
+
+
 def owned(parts: Parts, metadata: TableMetadata) -> Callable[[str], bool]:
     """Whether a location lies below the table's own location or its `write.*.path` properties, and inside the
     warehouse: metadata can name any file, and a table that names another's must not take them along."""
-    folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
-    own = [parse_location(folder) for folder in folders if parts.warehouse.contains(folder)]
+    own = [parse_location(folder) for folder in own_folders(parts, metadata)]
 
     def owns(location: str) -> bool:
         return parts.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in own)
@@ -58,9 +64,10 @@ def _collectable(metadata: TableMetadata) -> bool:
     return as_bool(metadata.properties, "gc.enabled", True)
 
 
-async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator[str]:
+async def reachable_files(parts: Parts, uuid: str, metadata_location: str) -> AsyncIterator[str]:
     """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics,
-    older metadata files, and last the metadata file itself. Only those that are `owned`, and none without `gc.enabled`.
+    older metadata files, and last the metadata file itself. Only those that are `owned` and lie in no place of another
+    than `uuid`, and none without `gc.enabled`.
     Manifests that are missing or broken lead nowhere and are passed over. RetryLater while the storage is away."""
     try:
         metadata = await parts.documents.table(metadata_location)
@@ -68,7 +75,11 @@ async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator
         return
     if not _collectable(metadata):  # said so after the drop was checked
         return
-    allowed = owned(parts, metadata)
+    owns, others = owned(parts, metadata), await disowned(parts, uuid, own_folders(parts, metadata))
+
+    def allowed(location: str) -> bool:
+        return owns(location) and not others(location)
+
     seen: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
@@ -92,7 +103,8 @@ async def reachable_files(parts: Parts, metadata_location: str) -> AsyncIterator
         if allowed(folder):
             # The whole listing first: what is deleted while it is read could make it skip others.
             for location in [found.location async for found in parts.objects.list(folder)]:
-                yield location
+                if allowed(location):
+                    yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
     statistics += [entry.statistics_path for entry in metadata.partition_statistics]
     older = [entry.metadata_file for entry in metadata.metadata_log]

@@ -6,10 +6,21 @@ import builtins
 import contextlib
 from typing import Any
 
-from metaserver.catalog.commit import Committer, check_name_free, created_entry, metadata_location, moved_on, table_uuid
+from metaserver.catalog.claims import check_unclaimed, claim
+from metaserver.catalog.commit import (
+    Committer,
+    check_name_free,
+    check_uuid,
+    created_entry,
+    metadata_location,
+    moved_on,
+    table_uuid,
+)
 from metaserver.catalog.documents import compress
 from metaserver.catalog.dropped import drop_operations
+from metaserver.catalog.own_files import allow
 from metaserver.catalog.parts import Parts
+from metaserver.catalog.plan_tables import PlanTables, check_lasting
 from metaserver.catalog.purge import check_purgeable
 from metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
 from metaserver.errors import (
@@ -23,6 +34,7 @@ from metaserver.errors import (
 )
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.new_table import new_table
+from metaserver.iceberg.properties import check_client_properties
 from metaserver.iceberg.table_json import encode_table
 from metaserver.store.port import (
     CreateEntry,
@@ -40,9 +52,10 @@ from metaserver.wire import check_changeable, check_name, check_new_name, show
 
 
 class Tables:
-    def __init__(self, parts: Parts, committer: Committer) -> None:
+    def __init__(self, parts: Parts, committer: Committer, plans: PlanTables) -> None:
         self._parts = parts
         self._committer = committer
+        self._plans = plans
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
         return await self._parts.list_names(EntryKind.TABLE, namespace, page_token, page_size)
@@ -58,7 +71,9 @@ class Tables:
         """NoSuchTable; NotFound when the metadata file is gone from storage."""
         entry = await self.entry(namespace, name)
         await self._parts.documents.ensure_exists(entry.metadata_location)
-        return LoadedTable(entry=entry, metadata=await self._parts.documents.table(entry.metadata_location))
+        metadata = await self._parts.documents.table(entry.metadata_location)
+        check_uuid(entry, metadata)
+        return LoadedTable(entry=entry, metadata=metadata)
 
     async def stage(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
         """What the table would be; stores nothing. The client commits it later with assert-create."""
@@ -76,6 +91,8 @@ class Tables:
             await self._parts.objects.create(location, document)
             await self._parts.transact(
                 [
+                    await claim(self._parts, caller, metadata, entry, fresh=True),
+                    *await allow(self._parts, caller, entry.uuid, metadata.properties, {}),
                     CreateEntry(entry=entry),
                     self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
                     *self._parts.remember(caller, status=200, metadata_location=location),
@@ -100,7 +117,9 @@ class Tables:
         if current is None or not overwrite:
             await check_name_free(self._parts, namespace, name)
         metadata = await self._registrable(location)
+        check_lasting(location, metadata)
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
+        check_client_properties(await self._parts.documents.stored_properties(location), "A registered table")
         entry = created_entry(namespace, name, metadata, location, requested_ms)
         operations: builtins.list[Any] = []
         if current is not None and current.uuid == entry.uuid:
@@ -119,6 +138,9 @@ class Tables:
             if current is not None:
                 operations += drop_operations(self._parts, caller, current, purge=False, requested_ms=requested_ms)
             operations.append(CreateEntry(entry=entry))
+        returns = current is None or current.uuid != entry.uuid
+        operations.append(await claim(self._parts, caller, metadata, entry, returns=returns))
+        operations += await allow(self._parts, caller, entry.uuid, metadata.properties, {})
         operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._parts.remember(caller, status=200, metadata_location=location)
         await self._parts.transact(operations)
@@ -178,6 +200,7 @@ class Tables:
         """See `Committer.commit`."""
         change = TableChange(namespace=namespace, name=name, requirements=requirements, updates=updates)
         check_name(name, "table name")
+        await self._plans.before_commit([change])
         return (await self._committer.commit(caller, [change], single=True))[0]
 
     async def after_commit(
@@ -217,7 +240,8 @@ class Tables:
         location = await self._parts.choose_location(
             caller, EntryKind.TABLE, namespace, request.name, uuid, request.location
         )
-        await self._parts.check_paths(caller, request.properties, {}, namespace)
+        await check_unclaimed(self._parts, location, "The table's location", (namespace, request.name))
+        await self._parts.check_properties(caller, request.properties, {}, namespace)
         return new_table(
             uuid=uuid,
             location=location,
@@ -268,7 +292,7 @@ async def rename_entry(
     )
     operations: list[Any] = [rename]
     if entry is not None:  # else the store says what is missing
-        summary = {"to": show(target.namespace, target.name)}
+        summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
         operations.append(parts.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
     operations += parts.remember(caller, status=204)
     await parts.transact(operations)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metaserver.catalog.commit import Committer
+from metaserver.catalog.plan_tables import PlanTables
 from metaserver.catalog.values import Caller, TableChange
 from metaserver.errors import BadRequest
 from metaserver.wire import check_changeable, check_name
 
 
 class Transactions:
-    def __init__(self, committer: Committer) -> None:
+    def __init__(self, committer: Committer, plans: PlanTables) -> None:
         self._committer = committer
+        self._plans = plans
 
     async def commit(self, caller: Caller, changes: Sequence[TableChange]) -> None:
         """See `Committer.commit`; every pointer moves in one transaction of the store."""
@@ -20,4 +22,5 @@ class Transactions:
             raise BadRequest("table-changes is empty; name at least one table")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
+        await self._plans.before_commit(changes)
         await self._committer.commit(caller, changes, single=False)

@@ -29,6 +29,8 @@ class Caller(msgspec.Struct, frozen=True):
     idempotency: IdempotencyKey | None = None
     confined_to: tuple[NamespacePath, ...] | None = None
     """Namespaces within whose locations the caller may place things; None: anywhere in the warehouse."""
+    names_owners: bool = True
+    """Whether the caller may name others as owners of views (`owners`)."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
+import msgspec
+
+from metaserver.catalog.claims import check_unclaimed, check_writable, claim, moves
 from metaserver.catalog.commit import metadata_location
 from metaserver.catalog.dropped import drop_operations
+from metaserver.catalog.owners import owned_properties
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.tables import rename_entry
 from metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
@@ -18,6 +22,7 @@ from metaserver.errors import (
     Corrupt,
     SeamarkError,
 )
+from metaserver.iceberg.properties import check_client_properties
 from metaserver.iceberg.requirements import check_view_requirements
 from metaserver.iceberg.view import ViewMetadata, encode_view
 from metaserver.iceberg.view_updates import apply_view_updates, new_view
@@ -51,20 +56,22 @@ class Views:
         location = await self._parts.choose_location(
             caller, EntryKind.VIEW, namespace, request.name, uuid, request.location
         )
-        await self._parts.check_paths(caller, request.properties, {}, namespace)
+        await check_unclaimed(self._parts, location, "The view's location", (namespace, request.name))
+        await self._parts.check_properties(caller, request.properties, {}, namespace)
         metadata = new_view(
             uuid=uuid,
             location=location,
             schema=request.schema,
             view_version=request.view_version,
-            properties=request.properties,
+            properties=owned_properties(caller, request.properties, {}, rewritten=True),
             now_ms=requested_ms,
         )
         path = metadata_location(self._parts, location, metadata.properties, None, ".metadata.json")
         entry = _entry(namespace, request.name, metadata, path, requested_ms)
         record = self._parts.instant(caller, entry, "create", requested_ms=requested_ms)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
-        await self._write_then(path, metadata, [CreateEntry(entry=entry), record, *remember])
+        claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
+        await self._write_then(path, metadata, [claimed, CreateEntry(entry=entry), record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
@@ -77,9 +84,11 @@ class Views:
         except Corrupt as error:  # the client named this file: its mistake, not ours
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
+        check_client_properties(await self._parts.documents.stored_properties(location), "A registered view")
         entry = _entry(namespace, name, metadata, location, requested_ms)
         await self._parts.transact(
             [
+                await claim(self._parts, caller, metadata, entry, returns=True),
                 CreateEntry(entry=entry),
                 self._parts.instant(caller, entry, "register", requested_ms=requested_ms),
                 *self._parts.remember(caller, status=200, metadata_location=location),
@@ -103,6 +112,7 @@ class Views:
             base = await self._parts.documents.view(entry.metadata_location)
             check_view_requirements(base.view_uuid, requirements)
             metadata = apply_view_updates(base, updates, now_ms=self._parts.clock.now_ms())
+            metadata = _owned(caller, base, metadata)
             if metadata is base:
                 remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)
                 if remember:
@@ -129,7 +139,7 @@ class Views:
     ) -> LoadedView:
         if metadata.location != base.location:
             await self._parts.check_location(caller, metadata.location, "The view's location", entry.namespace)
-        await self._parts.check_paths(caller, metadata.properties, base.properties, entry.namespace)
+        await self._parts.check_properties(caller, metadata.properties, base.properties, entry.namespace)
         now = self._parts.clock.now_ms()
         path = metadata_location(
             self._parts, metadata.location, metadata.properties, entry.metadata_location, ".metadata.json"
@@ -146,7 +156,12 @@ class Views:
         )
         record = self._parts.instant(caller, updated, "commit", requested_ms=requested_ms)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
-        await self._write_then(path, metadata, [swap, record, *remember])
+        claimed: builtins.list[Any] = []
+        if moves(base, metadata):
+            claimed.append(await claim(self._parts, caller, metadata, updated))
+        else:
+            await check_writable(self._parts, entry.uuid, metadata)
+        await self._write_then(path, metadata, [*claimed, swap, record, *remember])
         return LoadedView(entry=updated, metadata=metadata)
 
     async def _write_then(self, path: str, metadata: ViewMetadata, operations: builtins.list[Any]) -> None:
@@ -169,6 +184,14 @@ class Views:
             if await self._parts.store.entry(kind, namespace, name) is not None:
                 what = "View already exists" if kind is EntryKind.VIEW else "Table with same name already exists"
                 raise AlreadyExists(f"{what}: {show(namespace, name)}")
+
+
+def _owned(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMetadata:
+    if metadata is base:
+        return base
+    rewritten = metadata.current_version != base.current_version or metadata.schemas != base.schemas
+    properties = owned_properties(caller, metadata.properties, base.properties, rewritten=rewritten)
+    return msgspec.structs.replace(metadata, properties=properties)
 
 
 def _entry(namespace: NamespacePath, name: str, metadata: ViewMetadata, location: str, now_ms: int) -> Entry:

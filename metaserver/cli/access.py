@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from metaserver.access.tokens import create_token, is_live, revoke_token
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.clock import Clock, SystemClock
 from metaserver.errors import ConfigError, SeamarkError
-from metaserver.server import prepare_home
+from metaserver.home import PRIVATE_UMASK, make_private, prepare_home
 from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import AuditRecord, Grant, NamespacePath, PointerStore, RemoveGrant, SaveAudit, SaveGrant
@@ -183,8 +184,9 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T]) -> T:
 
 
 async def _open_and(settings: Settings, work: Work[T]) -> T:
-    if not settings.database:
-        prepare_home(settings)
+    os.umask(PRIVATE_UMASK)
+    for path in make_private(settings) if settings.database else prepare_home(settings):
+        click.echo(f"{path} was open to other accounts, and is private now", err=True)
     clock = SystemClock()
     async with open_store(settings.database_url(), clock=clock) as store:
         return await work(store, clock)

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from connector.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
@@ -19,9 +18,7 @@ from connector.errors import BadRequest
 from metaserver.cli.explain import show_size
 from metaserver.cli.index import server_options
 from metaserver.cli.options import CONTEXT
-
-_WIDTH = 120
-"""Where the output is no terminal."""
+from metaserver.cli.terminal import open_console, say
 
 
 @click.command(context_settings=CONTEXT)
@@ -67,7 +64,7 @@ def buckets(
     if double or wanted is not None:
         done = resize(client, table, buckets=wanted or 2 * found[0].buckets, column=column)
         again = "" if done.before != done.buckets else ", as before"
-        click.echo(f"{done.column}: {done.buckets:,} buckets from now on{again} (partition spec {done.spec_id})")
+        say(f"{done.column}: {done.buckets:,} buckets from now on{again} (partition spec {done.spec_id})")
     elif as_json:
         click.echo(json.dumps([_told(one) for one in found], indent=2))
     else:
@@ -101,14 +98,13 @@ def _show(table: str, found: list[BucketSizes]) -> None:
         listed.add_row(
             one.column.replace("[", "\\["), f"{one.buckets:,}", files, *sizes, f"{one.skew:.1f}", f"{one.advice:,}"
         )
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    console = open_console()
     console.print(listed)
     for one in found:
         if one.shared_files:
             share = f"{one.shared_files:,} files ({show_size(one.shared_bytes)}) have rows of several buckets of"
-            click.echo(f"{share} {one.column}; they are as older partition specs wrote them.")
+            say(f"{share} {one.column}; they are as older partition specs wrote them.")
         if one.advice > one.buckets:
             each = show_size(round(one.partition_bytes / one.advice))
             more = "" if len(found) == 1 else f" --column {one.column}"
-            click.echo(f"Of about {each} each: seamark buckets {table}{more} --resize {one.advice}")
+            say(f"Of about {each} each: seamark buckets {table}{more} --resize {one.advice}")

@@ -17,7 +17,6 @@ from functools import partial
 from types import FrameType
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
 
@@ -26,6 +25,7 @@ from connector.indexes import IndexClient
 from metaserver.cli.explain import show_size
 from metaserver.cli.index import server_options
 from metaserver.cli.options import CONTEXT, Misconfigured
+from metaserver.cli.terminal import open_console, say
 from metaserver.errors import Corrupt
 
 _TOLD_MAX = 10
@@ -126,13 +126,13 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
 
 
 def _build(client: IndexClient, table: str, name: str, workers: Workers) -> None:
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         shown = bar.add_task(f"Index {name}", total=None, told="")
         report = build(client, table, name, workers, on_progress=partial(_show, bar, shown))
     done = report.progress
-    click.echo(
+    say(
         f"Index {name}: {done.files_done:,} data files, {done.rows_done:,} rows in {done.index_files:,} index files, "
         f"{show_size(done.size_bytes)}"
     )
@@ -150,8 +150,8 @@ def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
 
 def _tell_left(report: BuildReport) -> None:
     if report.left:
-        click.echo(f"{report.left:,} data files cannot be indexed, and stay in every plan:", err=True)
+        say(f"{report.left:,} data files cannot be indexed, and stay in every plan:", err=True)
     for path, why in report.skipped[:_TOLD_MAX]:
-        click.echo(f"  {path}: {why}", err=True)
+        say(f"  {path}: {why}", err=True)
     if report.left > _TOLD_MAX:
-        click.echo("  …", err=True)
+        say("  …", err=True)

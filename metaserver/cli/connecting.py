@@ -16,6 +16,7 @@ import msgspec
 from connector.client import SeamarkClient
 from connector.errors import BadRequest, ClientError
 from metaserver.cli.options import Misconfigured, load_settings
+from metaserver.cli.terminal import printable
 
 Client = TypeVar("Client", bound=SeamarkClient)
 
@@ -35,14 +36,14 @@ def connected(make: Callable[[], Client]) -> Iterator[Client]:
     try:
         client = make()
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(printable(str(error))) from None
     try:
         yield client
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(printable(str(error))) from None
     except BadRequest as error:
-        raise Misconfigured(error.message) from None
+        raise Misconfigured(printable(error.message)) from None
     except ClientError as error:
-        raise click.ClickException(error.message) from None
+        raise click.ClickException(printable(error.message)) from None
     finally:
         client.close()

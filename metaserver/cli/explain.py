@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from connector.client import At, Explanation, SeamarkClient
 from metaserver.cli.connecting import connected, served_at
 from metaserver.cli.options import CONTEXT, settings_flags
+from metaserver.cli.terminal import open_console
 
 _DEFAULT_LIMIT = 20
-_WIDTH = 120
-"""Where the output is no terminal."""
 
 
 @click.command(context_settings=CONTEXT)
@@ -79,8 +77,7 @@ def explain(
 
 
 def _show(found: Explanation) -> None:
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    console = open_console()
     stages = Table(title=_title(found), title_justify="left")
     stages.add_column("stage")
     for name in ("files in", "removed", "left", "bytes left", "time"):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from connector.indexes import Index, IndexClient
@@ -23,11 +22,8 @@ from metaserver.cli.connecting import connected, served_at
 from metaserver.cli.explain import show_size
 from metaserver.cli.on_demand import OnDemand
 from metaserver.cli.options import CONTEXT, settings_flags
+from metaserver.cli.terminal import open_console, say
 from metaserver.index.terms import split_arguments
-
-_WIDTH = 120
-"""Where the output is no terminal."""
-
 
 _COMMANDS = OnDemand(
     {
@@ -89,7 +85,7 @@ def create(
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
     found = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, fpp=fpp)
-    click.echo(f"Index {found.name}: {found.definition}, {found.lag_files:,} data files to index")
+    say(f"Index {found.name}: {found.definition}, {found.lag_files:,} data files to index")
 
 
 @index.command("list", context_settings=CONTEXT)
@@ -102,9 +98,9 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([one.json for one in found], indent=2))
     elif not found:
-        click.echo(f"{table} has no indexes; make one with: seamark index create {table} --kind … --columns …")
+        say(f"{table} has no indexes; make one with: seamark index create {table} --kind … --columns …")
     else:
-        _console().print(_listed(found))
+        open_console().print(_listed(found))
 
 
 @index.command(context_settings=CONTEXT)
@@ -118,7 +114,7 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.json, indent=2))
         return
-    console = _console()
+    console = open_console()
     console.print(_listed([found]))
     if used := found.json.get("used"):
         console.print(
@@ -141,7 +137,7 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 def pause(client: IndexClient, table: str, name: str) -> None:
     """Plans no longer use the index NAME of TABLE, and nobody builds it. Its index files stay."""
     client.put_index(table, name, state="paused")
-    click.echo(f"Index {name} is paused")
+    say(f"Index {name} is paused")
 
 
 @index.command(context_settings=CONTEXT)
@@ -151,7 +147,7 @@ def pause(client: IndexClient, table: str, name: str) -> None:
 def resume(client: IndexClient, table: str, name: str) -> None:
     """Plans use the index NAME of TABLE again."""
     found = client.put_index(table, name, state="enabled")
-    click.echo(f"Index {name} is enabled, {found.lag_files:,} data files to index")
+    say(f"Index {name} is enabled, {found.lag_files:,} data files to index")
 
 
 @index.command(context_settings=CONTEXT)
@@ -161,18 +157,13 @@ def resume(client: IndexClient, table: str, name: str) -> None:
 def drop(client: IndexClient, table: str, name: str) -> None:
     """Drops the index NAME of TABLE."""
     client.drop_index(table, name)
-    click.echo(f"Index {name} is dropped")
+    say(f"Index {name} is dropped")
 
 
 def _name_of(kind: str, columns: tuple[str, ...]) -> str:
     """Letters, digits and underscores of the columns, and the kind."""
     words = ["".join(character if character.isalnum() else " " for character in one).split() for one in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
-
-
-def _console() -> Console:
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=_WIDTH)
 
 
 def _listed(found: list[Index]) -> Table:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
@@ -22,10 +21,10 @@ from connector.verifying import Verdict
 from metaserver.cli.explain import show_size
 from metaserver.cli.index import server_options
 from metaserver.cli.options import CONTEXT, Misconfigured
+from metaserver.cli.terminal import open_console, say
 from metaserver.errors import BadRequest, Corrupt
 
 DEFAULT_SAMPLE = 3
-_WIDTH = 120
 _TOLD_MAX = 20
 
 
@@ -55,7 +54,7 @@ def verify_command(
     found = client.indexes(table) if name is None else [client.index(table, name)]
     for one in found:
         if one.health == "broken":
-            click.echo(f"Index {one.name} is broken: {one.problem}", err=True)
+            say(f"Index {one.name} is broken: {one.problem}", err=True)
     wanted = [one.name for one in found if one.kind not in (None, "bucket") and one.health != "broken"]
     if not wanted:
         raise Misconfigured(f"{table} has no index that could be verified; see seamark index list {table}")
@@ -72,7 +71,7 @@ def verify_command(
 
 
 def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         shown = bar.add_task(f"Index {name}", total=None)
@@ -85,8 +84,7 @@ def _advance(bar: ProgressBar, shown: TaskID, verdict: Verdict, total: int) -> N
 
 def _show(audit: Audit) -> None:
     index = audit.index
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    console = open_console()
     listed = Table(title=f"Index {index.name}", title_justify="left")
     listed.add_column("index file", overflow="fold")
     for name in ("data files", "rows", "read again", "gone"):
@@ -98,15 +96,15 @@ def _show(audit: Audit) -> None:
     if audit.verdicts:
         console.print(listed)
     for problem in audit.problems[:_TOLD_MAX]:
-        click.echo(problem, err=True)
+        say(problem, err=True)
     if len(audit.problems) > _TOLD_MAX:
-        click.echo(f"… and {len(audit.problems) - _TOLD_MAX:,} problems more", err=True)
+        say(f"… and {len(audit.problems) - _TOLD_MAX:,} problems more", err=True)
     files = f"{len(audit.verdicts):,} index files, {index.files:,} of {index.files_total:,} data files"
     rows = f"{audit.rows:,} rows counted" if audit.uncounted is None else f"rows not counted: {audit.uncounted}"
     right = f"not right (--seed {audit.seed})" if audit.problems else "right"
     if index.lag_files:
         right += f", {index.lag_files:,} data files to index"
-    click.echo(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
+    say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
 
 
 def _verdict(audit: Audit, one: Verdict) -> str:
@@ -144,15 +142,15 @@ def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> 
         click.echo(json.dumps(found, indent=2))
         return
     for one in found["registered"]:
-        click.echo(
+        say(
             f"Index {one['index']}: {one['index-files']:,} index files registered, of {one['files']:,} data files and "
             f"{one['rows']:,} rows, {show_size(one['size-in-bytes'])}"
         )
-    click.echo(
+    say(
         f"{found['known']:,} index files were listed already, {found['redundant']:,} tell nothing new, "
         f"{found['left-out-files']:,} are left out"
     )
     for one in found["left-out"][:_TOLD_MAX]:
-        click.echo(f"  {one['location']}: {one['reason']}", err=True)
+        say(f"  {one['location']}: {one['reason']}", err=True)
     if found["left-out-files"] > _TOLD_MAX:
-        click.echo("  …", err=True)
+        say("  …", err=True)

@@ -19,6 +19,7 @@ _COMMANDS = OnDemand(
         "serve": "metaserver.cli.serve:serve",
         "token": "metaserver.cli.access:token",
         "grant": "metaserver.cli.access:grant",
+        "keys": "metaserver.cli.keys:keys",
         "explain": "metaserver.cli.explain:explain",
         "buckets": "metaserver.cli.buckets:buckets",
         "index": "metaserver.cli.index:index",

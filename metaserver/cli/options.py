@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from metaserver.errors import ConfigError
-from metaserver.settings import FIELDS, Settings, environment_name, flag_name, load
+from metaserver.settings import FIELDS, Settings, environment_name, exposed_secrets, flag_name, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -48,9 +48,14 @@ def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     """Settings for a command; exits with code 2 and a clear message when they are wrong."""
     try:
-        return load(flags, os.environ, config)
+        settings = load(flags, os.environ, config)
+        exposed = exposed_secrets(os.environ, config)
     except ConfigError as error:
         raise refuse(error) from None
+    if exposed is not None:
+        path, names = exposed
+        click.echo(f"Warning: every account can read {path}, which holds {', '.join(names)}: chmod 600 it", err=True)
+    return settings
 
 
 class Misconfigured(click.ClickException):

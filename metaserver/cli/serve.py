@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from metaserver.api.logs import configure_logging
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError, SeamarkError
-from metaserver.server import bind, prepare_home, run, url_of, write_server_file
+from metaserver.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
+from metaserver.server import bind, open_certificate, run, tell_repaired, url_of
 from metaserver.settings import Settings, redact_url
 
 
@@ -33,7 +36,17 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    prepare_home(settings)
+    # What the server keeps for itself is private. Files of tables outside the home get the modes that they always had.
+    umask = os.umask(PRIVATE_UMASK)
+    settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")
+    configure_logging(settings)
+    tell_repaired(prepare_home(settings))
+    with locked_home(settings):
+        _serve_locked(settings)
+
+
+def _serve_locked(settings: Settings) -> None:
+    open_certificate(settings)  # files that will not do are refused before anything starts
     shared = settings.workers > 1
     sock = bind(settings, shared=shared)
     url, port = url_of(settings, sock), sock.getsockname()[1]
@@ -48,7 +61,6 @@ def _serve(settings: Settings) -> None:
         if shared:
             supervise(settings, sock, announce)
         else:
-            configure_logging(settings)
             run(settings, sock, announce)
     finally:
         sock.close()

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 from connector.trino.proxy import ProxySettings
 from connector.trino.rewriting import Limits
-from connector.trino.serving import bind, run, server_tls, upstream_tls
+from connector.trino.serving import bind, run, upstream_tls
+from metaserver.access.guard import is_loopback
 from metaserver.api.logs import configure_logging
 from metaserver.cli.connecting import served_at
-from metaserver.cli.options import CONTEXT, Misconfigured, load_settings, settings_flags
+from metaserver.cli.options import CONTEXT, Misconfigured, load_settings, refuse, settings_flags
+from metaserver.errors import ConfigError
+from metaserver.tls import Certificate
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -39,6 +43,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-key", type=_FILE, help="Its key (PEM).")
 @click.option(
     "--trino-ca", type=_FILE, help="Authorities of the coordinators' certificates (PEM). Default: the system's."
+)
+@click.option(
+    "--ca", type=_FILE, help="Authorities of Seamark's certificate (PEM). [SEAMARK_CA] Default: the system's."
+)
+@click.option(
+    "--allow-plain-http",
+    is_flag=True,
+    help="Let passwords and tokens travel unencrypted beyond this machine, with a warning; else that is refused.",
 )
 @click.option("--trino-insecure", is_flag=True, help="Believe any certificate of a coordinator.")
 @click.option(
@@ -66,6 +78,27 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--trust-time-zone",
     is_flag=True,
     help="Trino's sql.forced-session-time-zone is not set: sessions that say UTC are in UTC, and their times prune.",
+)
+@click.option(
+    "--plans",
+    envvar="SEAMARK_PLANS",
+    show_envvar=True,
+    metavar="TEXT",
+    default=ProxySettings.plans,
+    show_default=True,
+    help="What Trino's catalogs send in X-Seamark-Plans (iceberg.rest-catalog.http-headers): they alone see the plans.",
+)
+@click.option(
+    "--rules/--no-rules",
+    default=ProxySettings.rules,
+    show_default=True,
+    help="Trino's access control may have row filters and column masks: each rewritten statement is checked for them. "
+    "--no-rules saves a request for each, and lets statements wait in Trino's queue with their plans.",
+)
+@click.option(
+    "--plan-header",
+    is_flag=True,
+    help="X-Seamark-Plan tells clients how many files are left, unless rules are in force for them.",
 )
 @click.option(
     "--lease",
@@ -119,6 +152,8 @@ def trino_proxy(
     budget_ms: float,
     kept_max: float,
     trust_time_zone: bool,
+    ca: Path | None,
+    allow_plain_http: bool,
     url: str | None,
     config: Path | None,
     **given: Any,
@@ -139,11 +174,15 @@ def trino_proxy(
             catalogs=frozenset(catalogs),
             seamark=url or served_at(config, {"home": flags["home"]}),
             limits=Limits(budget_ms / 1000, kept_max, trust_time_zone),
+            authorities=None if ca is None else str(ca),
             upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
             **given,
         )
         settings.check()
         tls = _tls(tls_cert, tls_key)
+        _check_plain_http(settings, host, tls, allowed=allow_plain_http)
+    except ConfigError as error:
+        raise refuse(error) from None
     except (ValueError, OSError) as error:
         raise Misconfigured(str(error)) from None
     try:
@@ -155,9 +194,35 @@ def trino_proxy(
         run(settings, sock, tls, lambda: click.echo(f"Trino is ready at {address}, over {settings.seamark}"))
 
 
-def _tls(certificate: Path | None, key: Path | None) -> Any:
+def _tls(certificate: Path | None, key: Path | None) -> Certificate | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         raise ValueError("--tls-cert and --tls-key go together")
-    return server_tls(certificate, key)
+    return Certificate(certificate, key)
+
+
+def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | None, *, allowed: bool) -> None:
+    """ValueError where passwords or our token would cross the network unencrypted and nobody said that they may; a
+    warning where somebody did."""
+    legs = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
+    if settings.token and _is_plain(settings.seamark):
+        legs.append(f"to Seamark at {settings.seamark}")
+    if tls is None and not settings.trust_forwarded and not is_loopback(host):
+        legs.append(f"from clients to {host or 'all addresses'}")
+    if not legs:
+        return
+    if not allowed:
+        raise ValueError(
+            f"Passwords and tokens would travel unencrypted {', '.join(legs)}: use https (--tls-cert and --tls-key for "
+            "clients), or allow it on a network that you trust with --allow-plain-http"
+        )
+    click.echo(f"Warning: passwords and tokens travel unencrypted {', '.join(legs)}", err=True)
+
+
+def _is_plain(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+    except ConfigError:  # a name that is not known yet is nobody's loopback
+        return True

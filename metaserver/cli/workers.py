@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -24,6 +25,7 @@ from metaserver.api.logs import configure_logging
 from metaserver.api.metrics import MULTIPROCESS_VARIABLE
 from metaserver.clock import Clock, SystemClock
 from metaserver.errors import ConfigError, SeamarkError
+from metaserver.home import PRIVATE_UMASK
 from metaserver.server import bind, run
 from metaserver.settings import Settings
 
@@ -54,7 +56,6 @@ def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], No
 
     ConfigError when the first start fails for a reason that the operator has to mend.
     """
-    configure_logging(settings)
     folder = settings.home.absolute() / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -79,6 +80,8 @@ class Supervisor:
     def run(self) -> None:
         self._wake_write.setblocking(False)
         old = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        if self._settings.tls_cert:
+            old[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._pass_on)
         woken = signal.set_wakeup_fd(self._wake_write.fileno())
         try:
             while not (self._stopping and all(worker.process is None for worker in self._workers)):
@@ -90,6 +93,12 @@ class Supervisor:
                 signal.signal(number, handler)
             self._wake_read.close()
             self._wake_write.close()
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        for worker in self._workers:
+            if worker.process is not None and worker.process.pid is not None and worker.pipe is None:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.process.pid, number)
 
     def _stop(self, number: int, frame: object) -> None:
         self._stopping = True
@@ -175,6 +184,7 @@ class Supervisor:
 
 def _work(settings: Settings, number: int, pipe: Connection) -> None:
     """A worker's whole life."""
+    os.umask(PRIVATE_UMASK)
     configure_logging(settings, number)
     try:
         sock = bind(settings, shared=True)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from metaserver.catalog.commit import table_uuid
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.purge import owned
 from metaserver.catalog.values import Caller
@@ -140,12 +141,14 @@ class Applying:
         assert self._removing is not None
         parent = head_of(self.request.branch, metadata)
         listed = await self._manifests.listed(parent)
+        # They may be merged into manifests of this table's.
+        await self._planner.check_paths(metadata, table_uuid(metadata), [one.manifest_path for one in listed])
         await self._check_new(change, listed, metadata)
         wanted = set(self.request.remove)
         if change.replaced is not None:
             wanted |= await replaced_files(self._planner, metadata, parent, change.replaced)
         found = await find(self._manifests, listed, wanted, metadata)
-        conflicts = Conflicts(self._manifests, metadata, listed, change, found)
+        conflicts = Conflicts(self._parts.objects, self._manifests, metadata, listed, change, found)
         await conflicts.check(parent, self._parts.settings.commit_history_limit)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         removed = await self._removing.remove(listed, found, metadata, sequence_number)

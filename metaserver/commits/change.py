@@ -89,6 +89,7 @@ class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fie
     table_uuid: str | None = None
     branch: str = MAIN
     producer: Producer | None = None
+    change_id: str | None = None
     operation: str | None = None
     read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
     isolation: str = SERIALIZABLE
@@ -107,6 +108,8 @@ class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     table_uuid: str | None
     branch: str
     producer: Producer | None
+    change_id: str | None
+    """The same for all attempts of one change, which has a turn after some of them (`turns.py`)."""
     operation: str | None
     """None: as what is added and removed says."""
     reads: bool
@@ -184,6 +187,8 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     check_name(body.branch, "branch")
     if body.producer is not None:
         check_name(body.producer.id, "producer id")
+    if body.change_id is not None:
+        check_name(body.change_id, "change-id")
     _one_of("operation", body.operation, (None, *OPERATIONS))
     _one_of("isolation", body.isolation, ISOLATIONS)
     _check_summary(body.summary)
@@ -196,6 +201,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
         table_uuid=body.table_uuid,
         branch=body.branch,
         producer=body.producer,
+        change_id=body.change_id,
         operation=body.operation,
         reads=body.read_snapshot_id is not UNSET,
         read_snapshot_id=None if body.read_snapshot_id is UNSET else body.read_snapshot_id,
@@ -215,8 +221,11 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
 
 
 def _check_request(request: ChangeRequest) -> None:
-    if not (request.add or request.remove or request.replaces):
-        raise BadRequest("The change is empty: add, remove or replace files")
+    if request.producer is None and not (request.add or request.remove or request.replaces):
+        raise BadRequest(
+            "The change is empty: add, remove or replace files. Only a producer may commit an empty change, which "
+            "records its sequence"
+        )
     scoped = request.scope_filter is not None or request.scope_partitions is not None
     if (request.remove or scoped) and not request.reads:
         what = "removes files" if request.remove else "has a scope"

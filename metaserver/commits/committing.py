@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 import msgspec
@@ -19,7 +19,8 @@ import structlog
 from msgspec import structs
 
 from metaserver.catalog.catalog import Catalog
-from metaserver.catalog.commit import Happening, moved_on
+from metaserver.catalog.claims import check_writable
+from metaserver.catalog.commit import Happening, check_uuid, moved_on
 from metaserver.catalog.parts import Parts
 from metaserver.catalog.values import Caller
 from metaserver.clock import Clock
@@ -29,6 +30,7 @@ from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.producers import Last, last_of, snapshot_of
 from metaserver.commits.producing import Produced
+from metaserver.commits.turns import ChangeId, Turns
 from metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.objects.cleanup import Cleanup
@@ -90,6 +92,10 @@ class _Job:
         self.applying = applying
         self.index_files: Sequence[IndexFile] = ()
         self.requested_ms = requested_ms
+        change_id = applying.request.change_id
+        self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
+        self.queued_s = 0.0
+        """Since when it waits, by the monotonic clock."""
         self.begun = False
         self.offered = False
         """Whether it was handed over to be published: its files may be live then, if nobody knows what came of it."""
@@ -115,6 +121,8 @@ class _Queue:
 
     def __init__(self) -> None:
         self.waiting: deque[_Job] = deque()
+        self.changed = asyncio.Event()
+        """Set where one more waits, or a turn is over."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -148,6 +156,10 @@ class Commits:
         self._told = told
         self._look_back = parts.settings.commit_history_limit
         self._queues: dict[tuple[NamespacePath, str], _Queue] = {}
+        settings = parts.settings
+        self._turn_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
+        """So long the others wait at most, for however many turns."""
+        self._turns = Turns(after=settings.commit_turn_after, turn_s=self._turn_s)
         self._cleanup = Cleanup(parts.objects)
 
     async def close(self) -> None:
@@ -179,6 +191,7 @@ class Commits:
         assert entry is not None
         applying = Applying(self._parts, self._manifests, self._planner, caller, request)
         job = _Job(caller, entry.uuid, applying, self._parts.clock.now_ms())
+        ended = True
         try:
             await self._check_table(job, entry)
             last = await self._last(job, entry, loaded.metadata)
@@ -193,6 +206,9 @@ class Commits:
             raise  # its files may be live
         except Collision as collision:
             self._told.collided(collision.reason)
+            if job.change is not None:
+                self._turns.collided(job.uuid, job.change, self._parts.clock.monotonic())
+                ended = False
             self._cleanup.remove(applying.written)
             raise CommitConflict(collision.message) from None
         except (SeamarkError, IdempotencyTaken):
@@ -202,14 +218,25 @@ class Commits:
             if not job.offered:
                 self._cleanup.remove(applying.written)
             raise
+        finally:
+            if ended:
+                self._end_turn(namespace, name, job)
         self._cleanup.remove(applying.written if landed.committed.duplicate else applying.unneeded)
         return landed
+
+    def _end_turn(self, namespace: NamespacePath, name: str, job: _Job) -> None:
+        if job.change is not None:
+            self._turns.ended(job.uuid, job.change, self._parts.clock.monotonic())
+            if (queue := self._queues.get((namespace, name))) is not None:
+                queue.changed.set()
 
     async def _in_turn(self, namespace: NamespacePath, name: str, job: _Job) -> Landed:
         queue = self._queues.get((namespace, name))
         if queue is None:
             queue = self._queues[namespace, name] = _Queue()
+        job.queued_s = self._parts.clock.monotonic()
         queue.waiting.append(job)
+        queue.changed.set()
         if queue.task is None:
             queue.task = asyncio.create_task(self._work(namespace, name, queue))
         timeout_s = self._parts.settings.storage_timeout_s
@@ -223,12 +250,12 @@ class Commits:
         """Takes the changes that wait, as many at once as may be, until there are none."""
         try:
             while queue.waiting:
-                count = min(len(queue.waiting), self._parts.settings.commit_group_max)
-                group = [queue.waiting.popleft() for _ in range(count)]
+                group = await self._next_group(queue)
                 for job in group:
                     job.begun = True
                 try:
-                    await self._commit_group(namespace, name, group)
+                    if group:
+                        await self._commit_group(namespace, name, group)
                 except SeamarkError as error:
                     _fail(group, error)
                 except Exception as error:  # noqa: BLE001  whoever waits must hear of a bug, too
@@ -236,6 +263,25 @@ class Commits:
                     _fail(group, error)
         finally:
             del self._queues[namespace, name]
+
+    async def _next_group(self, queue: _Queue) -> Sequence[_Job]:
+        """Those that have waited longest; where one has the turn, it alone, until another has waited for as long as one
+        turn may be, since turns may follow each other without end. Nobody, where it is still to come."""
+        queue.changed.clear()
+        now_s = self._parts.clock.monotonic()
+        patience_s = queue.waiting[0].queued_s + self._turn_s - now_s
+        turn = self._turns.holder(queue.waiting[0].uuid, now_s)
+        if turn is None or patience_s <= 0:
+            count = min(len(queue.waiting), self._parts.settings.commit_group_max)
+            return [queue.waiting.popleft() for _ in range(count)]
+        change, left_s = turn
+        mine = [job for job in queue.waiting if job.change == change]
+        for job in mine:
+            queue.waiting.remove(job)
+        if not mine:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(queue.changed.wait(), min(left_s, patience_s))
+        return mine
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
         """Every change of the group has its outcome afterwards, or shares that of the error."""
@@ -268,7 +314,10 @@ class Commits:
                     job.fail(done)
             _fail(group, error)
             return
-        attempt = _Attempt(entry, await self._catalog.documents.table(entry.metadata_location))
+        metadata = await self._catalog.documents.table(entry.metadata_location)
+        check_uuid(entry, metadata)
+        await check_writable(self._catalog.parts, entry.uuid, metadata)
+        attempt = _Attempt(entry, metadata)
         for job in group:
             try:
                 await self._add(attempt, job)
@@ -436,6 +485,7 @@ async def open_commits(
         clock=clock,
         documents=catalog.documents,
         timeline=timeline,
+        pages=catalog.pages,
     )
     manifests = Manifests(
         objects, budget_bytes=settings.commit_memory_bytes, limit_bytes=settings.plan_manifest_limit_bytes

@@ -1,8 +1,9 @@
 """What collides with a change (docs/design/0004, "What conflicts"): what it rests on is not so any more.
 
 The rule: a change that is let through could have been made just now with the same result, as far as its isolation asks.
-In doubt it is refused. Rows are never looked at, only partitions, bounds and which files deletes apply to; so what is
-refused may have been right, and what is let through is.
+In doubt it is refused. What is looked at are partitions, bounds, which files deletes apply to and, of small files that
+a filter cannot rule out by these, the rows' values (`sparing.py`); so what is refused may have been right, and what is
+let through is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from metaserver.commits.history import Came, History, TooLong, rows_of, since
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.overlap import Partitions, Targets
 from metaserver.commits.removing import Found, key_of, live, referring
-from metaserver.iceberg.content_file import DATA, EQUALITY_DELETES, ContentFile
+from metaserver.commits.sparing import first_meeting, spare_data, spare_deletes
+from metaserver.iceberg.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
 from metaserver.iceberg.expressions import TRUE
 from metaserver.iceberg.manifest import ManifestFile
 from metaserver.iceberg.metadata import TableMetadata
@@ -27,6 +29,7 @@ from metaserver.iceberg.projection import inclusive
 from metaserver.iceberg.reserved import DELETED_PATH
 from metaserver.iceberg.snapshot import Snapshot
 from metaserver.index.packing import Longs
+from metaserver.objects.port import ObjectStore
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.lookup import files_at
 from metaserver.planner.partitions import grouped
@@ -43,12 +46,14 @@ class Conflicts:
 
     def __init__(
         self,
+        objects: ObjectStore,
         manifests: Manifests,
         metadata: TableMetadata,
         listed: Sequence[ManifestFile],
         change: Change,
         found: Found,
     ) -> None:
+        self._objects = objects
         self._manifests = manifests
         self._metadata = metadata
         self._listed = live(listed)
@@ -155,6 +160,9 @@ class Conflicts:
         gone = {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
         await self._refuse_applying(deletes, gone, vectors=True)
         writing = deletes if change.data else history.writing(deletes)
+        if change.scope is not None and change.scope.bound is not None:
+            # What the change deletes by position it has read, so it is of the scope.
+            writing = await spare_deletes(self._objects, writing, change.scope.bound)
         await self._refuse_applying(writing, referenced, vectors=True)
         covered = {file.referenced_data_file for file in change.deletes if file.is_deletion_vector}
         await self._refuse_applying(deletes, {path for path in covered if path is not None}, vectors=False)
@@ -172,17 +180,20 @@ class Conflicts:
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
         fresh = set(deletes.selection.places().tolist())
-        for row, applying in zip(rows.tolist(), index.applying_to(rows), strict=True):
-            for delete in fresh.intersection(applying):
-                block, local = joined.locate_delete(delete)
-                positions = block.long("content", local) == 1 and block.long("content_offset", local) is None
-                if vectors or positions:
-                    file, at = joined.locate(row)
-                    raise Collision(
-                        "deletes",
-                        f"{block.text('file_path', local)}, committed since, deletes rows of "
-                        f"{file.text('file_path', at)}; begin again from what stands now",
-                    )
+        pairs = [
+            (row, delete)
+            for row, applying in zip(rows.tolist(), index.applying_to(rows), strict=True)
+            for delete in sorted(fresh.intersection(applying))
+            if vectors or _has_positions_alone(joined, delete)
+        ]
+        hit = await first_meeting(self._objects, joined, self._metadata, pairs)
+        if hit is not None:
+            (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
+            raise Collision(
+                "deletes",
+                f"{block.text('file_path', local)}, committed since, deletes rows of {file.text('file_path', at)}; "
+                "begin again from what stands now",
+            )
 
     async def _check_unnamed(self, history: History) -> None:
         """Position deletes that do not say of which data file: none that they could be of may have gone."""
@@ -256,6 +267,9 @@ class Conflicts:
         size = came.selection.count() + len(scope.partitions)
         read = partial(self._in_scope, came, scope, stats=stats)
         rows = read() if size <= _IN_THREAD else await asyncio.to_thread(read)
+        if len(rows) and scope.bound is not None:
+            spare = spare_data if stats else spare_deletes
+            rows = (await spare(self._objects, _chosen(came, rows), scope.bound)).selection.rows()
         if len(rows):
             block, local = came.view.locate(int(rows[0]))
             raise Collision(
@@ -280,3 +294,19 @@ class Conflicts:
         targets = Targets(self._partitions, scope.partitions)
         meets = [targets.overlap(one) for one in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
+
+
+def _chosen(came: Came, rows: Longs) -> Came:
+    """These rows of the view alone."""
+    numbers, local = came.view.split(rows)
+    kept = np.zeros(came.view.rows, dtype=np.uint8)
+    kept[np.asarray(came.view.starts, dtype=np.int64)[numbers] + local] = 1
+    selection = came.selection.copy()
+    selection.intersect(kept)
+    return Came(came.view, selection)
+
+
+def _has_positions_alone(view: TableView, delete: int) -> bool:
+    """Whether it is a position delete file, and no deletion vector."""
+    block, local = view.locate_delete(delete)
+    return block.long("content", local) == POSITION_DELETES and block.long("content_offset", local) is None

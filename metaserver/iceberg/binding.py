@@ -15,7 +15,7 @@ decide; they are bound with the kind `list` or `map`, and columns that are not p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from math import copysign
@@ -71,9 +71,21 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
     `schema` is asked for each name first, then `schemas`, all of the table's in any order. What is bound already
     stays as it is.
     """
+    return _Binder(_asked_in_turn(schema, schemas), case_sensitive).bind(expression, negated=False)
+
+
+def terms_of(
+    expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
+) -> list[tuple[int, str, str]]:
+    """The column id, the transform and the type of each unbound predicate's term, in order; names as in `bind`."""
+    binder = _Binder(_asked_in_turn(schema, schemas), case_sensitive)
+    return [(term.column_id, term.transform, term.kind) for term in binder.terms(expression)]
+
+
+def _asked_in_turn(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
     others = [other for other in schemas if other is not schema]
     others.sort(key=lambda other: other.id, reverse=True)
-    return _Binder((schema, *others), case_sensitive).bind(expression, negated=False)
+    return (schema, *others)
 
 
 class _Term(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +122,16 @@ class _Binder:
                 raise BadRequest(f"Cannot negate the predicate on {expression.name}: it is bound already")
             case Bound():
                 return expression
+
+    def terms(self, expression: Expression) -> Iterator[_Term]:
+        match expression:
+            case Unbound(_, name, transform):
+                yield self._term(name, transform)
+            case And(children) | Or(children):
+                for child in children:
+                    yield from self.terms(child)
+            case Not(child):
+                yield from self.terms(child)
 
     def _term(self, name: str, transform: str) -> _Term:
         for position, schema in enumerate(self._schemas):

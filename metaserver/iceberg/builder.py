@@ -52,6 +52,10 @@ class TableBuilder:
         self.location = None if base is None else base.location
         # a clock that stepped back must not make the metadata older than its own history
         self.now_ms = now_ms if base is None else max(now_ms, base.last_updated_ms)
+        logged_ms = base.snapshot_log[-1].timestamp_ms if base is not None and base.snapshot_log else 0
+        self._clock_was_ahead = max(self.now_ms, logged_ms) - now_ms > CLOCK_SKEW_MS
+        if self._clock_was_ahead:
+            self.now_ms = max(self.now_ms, logged_ms)
         self.last_sequence_number = 0 if base is None else base.last_sequence_number
         self.last_column_id = 0 if base is None else base.last_column_id
         self.last_partition_id = 0 if base is None else base.last_partition_id
@@ -280,6 +284,10 @@ class TableBuilder:
             self._passed_main.add(snapshot.snapshot_id)
         # a rollback to an existing snapshot happens now, not when that snapshot was made
         when = snapshot.timestamp_ms if added_now else self.now_ms
+        if self._clock_was_ahead:
+            # Else nobody could commit until the clock has caught up. The log holds when the table was updated, which no
+            # reader lets go back; what the snapshot says of itself stays.
+            when = max(when, self.now_ms)
         self.snapshot_log.append(SnapshotLogEntry(when, snapshot.snapshot_id))
 
     def remove_ref(self, name: str) -> None:
@@ -391,9 +399,12 @@ class TableBuilder:
             if after.timestamp_ms - before.timestamp_ms < -CLOCK_SKEW_MS:
                 raise BadRequest(
                     f"Invalid snapshot timestamp {after.timestamp_ms}: before the previous snapshot log entry at "
-                    f"{before.timestamp_ms}"
+                    f"{before.timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; "
+                    "correct the clock of the machine that made the snapshot, and commit again"
                 )
         if appended and recent and self.now_ms - recent[-1].timestamp_ms < -CLOCK_SKEW_MS:
             raise BadRequest(
-                f"Invalid update timestamp {self.now_ms}: before last snapshot log entry at {recent[-1].timestamp_ms}"
+                f"Invalid update timestamp {self.now_ms}: before last snapshot log entry at "
+                f"{recent[-1].timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; the "
+                "clock of the machine that made the snapshot is ahead: correct it, and commit again"
             )

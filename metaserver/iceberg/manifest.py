@@ -38,6 +38,8 @@ CountsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]
 BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]]
 _Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
 
+_INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
+"""So many bytes any file may inflate to, and so many times its size beyond: entries pack two to ten times."""
 INFLATED_LIMIT_BYTES = 1 << 29
 """512 MiB of entries, some hundreds of thousands in one manifest; writers aim at 8 MB before they begin the next."""
 
@@ -277,7 +279,8 @@ def _summaries(rows: _Rows) -> Iterator[tuple[FieldSummary, ...] | None]:
 
 
 def _decode(data: bytes | memoryview, location: str, wanted: Record, inflated_limit_bytes: int) -> _Rows:
-    container = read_container(data, location, inflated_limit_bytes=inflated_limit_bytes)
+    most = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
+    container = read_container(data, location, inflated_limit_bytes=most)
     try:
         schema = container.metadata["avro.schema"]
         compiled = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, wanted)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from metaserver.deferred import Deferred
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 else:
     pc = Deferred("pyarrow.compute")
 
-INFLATED_MAX = 1 << 30
-"""Bytes that a file read whole may claim to inflate to."""
 FIELD_ID = b"PARQUET:field_id"
 """Under which Arrow keeps the ids of a Parquet schema in the metadata of its fields."""
 
@@ -89,10 +86,3 @@ def column_of(table: pa.Table, place: Sequence[str]) -> pa.ChunkedArray:
     for name in place[1:]:
         column = pc.struct_field(column, [column.type.get_field_index(name)])  # null where the struct is
     return column
-
-
-def refuse_large(metadata: pq.FileMetaData, path: str) -> None:
-    """Unreadable for a file that inflates to more than is read."""
-    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if size > INFLATED_MAX:
-        raise Unreadable(path, f"it inflates to {size:,} bytes; at most {INFLATED_MAX:,} are read")

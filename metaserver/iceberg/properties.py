@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
+from functools import lru_cache
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.schema import Schema
@@ -30,6 +32,23 @@ RESERVED = frozenset(
 )
 """Names under which engines show metadata as properties; never stored as properties."""
 
+_CLIENT_FAMILIES = frozenset(
+    (
+        *("s3", "s3a", "s3n", "s3tables", "client", "aws", "glue", "dynamodb", "lakeformation", "kms", "sts"),
+        *("gcs", "gcp", "gs", "adls", "azure", "abfs", "abfss", "wasb", "wasbs", "oss", "aliyun", "dlf", "cos", "obs"),
+        *("ecs", "dell", "hf", "hdfs", "fs", "hadoop", "dfs", "hive", "jdbc", "bigquery"),
+        *("rest", "http", "https", "http-client", "proxy", "header", "headers", "ssl", "tls", "signer", "io"),
+        *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
+    )
+)
+"""First segments (up to a dot) of keys by which clients choose hosts, credentials, signers and key stores."""
+_CLIENT_PREFIXES = ("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms")
+_CLIENT_KEYS = frozenset(
+    ("uri", "url", "warehouse", "prefix", "scope", "audience", "resource", "botocore_session", "catalog-backend")
+)
+_CODE_SUFFIXES = ("-impl", ".impl", "_impl", "-factory", ".factory", "-class-name")
+_PER_COLUMN = re.compile(r"write\..*\.column\..*", re.DOTALL)
+
 _COMMIT = (
     "commit.retry.num-retries",
     "commit.retry.min-wait-ms",
@@ -39,6 +58,43 @@ _COMMIT = (
 _METRICS_COLUMN = "write.metadata.metrics.column."
 _ENCRYPTION = frozenset({"encryption.key-id", "encryption.data-key-length"})
 _INTEGER = re.compile(r"[+-]?\d{1,10}")
+
+
+@lru_cache(maxsize=8192)
+def steers_client(name: str) -> bool:
+    """Whether a client that reads a property of this name takes from it which host it talks to, where its secrets go,
+    or which code it loads. Spelling does not matter: case, spaces around it, full-width letters.
+
+    PyIceberg lets the properties of a table outrank those of its catalog when it opens files (`_load_file_io` merges
+    catalog < table < `config`), and both it and Java load the location provider that a table names. The families are
+    those of PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes: whole families, since each
+    release adds keys to them.
+    """
+    key = unicodedata.normalize("NFKC", name).strip().casefold()
+    if _PER_COLUMN.fullmatch(key):
+        return False  # the rest of such a key is a column's name
+    return (
+        key in _CLIENT_KEYS
+        or key.partition(".")[0].strip() in _CLIENT_FAMILIES
+        or key.startswith(_CLIENT_PREFIXES)
+        or key.endswith(_CODE_SUFFIXES)
+    )
+
+
+def check_client_properties(properties: Mapping[str, str], what: str) -> None:
+    """BadRequest, naming the keys, for properties that belong into the configuration of a client's catalog."""
+    found = sorted(key for key in properties if steers_client(key))
+    if found:
+        raise BadRequest(
+            f"{what} may not have {', '.join(repr(key[:100]) for key in found[:5])}: such a property decides which "
+            "host a client talks to, where its secrets go or which code it loads; set it in the configuration of the "
+            "client's catalog instead"
+        )
+
+
+def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """What is served of properties that were stored before they were refused, or by another catalog."""
+    return {key: value for key, value in properties.items() if not steers_client(key)}
 
 
 def unreserved(properties: Mapping[str, str]) -> dict[str, str]:

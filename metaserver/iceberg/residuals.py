@@ -7,13 +7,30 @@ A predicate that all rows of the partition match is TRUE, one that none can matc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from metaserver.iceberg.evaluation import may_match, must_match
-from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Or, Value, all_of, any_of
+from metaserver.iceberg.expressions import (
+    FALSE,
+    TRUE,
+    And,
+    Bound,
+    Expression,
+    Op,
+    Or,
+    Value,
+    all_of,
+    any_of,
+    predicates_of,
+)
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.projection import Projected, project
 from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.transforms import IDENTITY
+from metaserver.iceberg.types import base_name
+from metaserver.iceberg.values import INTS, LONGS, TIMESTAMPS
 
 _Partition: TypeAlias = Mapping[int, Value | None]
 
@@ -24,7 +41,8 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
 
     Java's client binds a residual twice, to the current schema for the partition and to what it reads, which after a
     rename have no name in common for a column (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`). Engines filter
-    rows again, so a wider residual costs them time at most.
+    rows again, so a wider residual costs them time at most. `IcebergGenerics` does not: it returns rows that do not
+    match, and no residual would be right for it where a client binds it twice.
     """
     match expression:
         case And(children) | Or(children):
@@ -35,6 +53,60 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
         case Bound():
             return expression if schema.index.by_name.get(expression.name) == expression.column_id else TRUE
     return expression
+
+
+def weakened(residual: Expression) -> Expression:
+    """A short expression that every row matches which the residual matches, and never the constant TRUE.
+
+    For clients that insist on a residual and filter rows by the original filter: a list of values becomes the range
+    around it. PyIceberg counts the rows of a file whose residual is TRUE without looking at them, so where nothing is
+    known, a tautology about a column stands for it.
+    """
+    predicates = predicates_of(residual)
+    if not predicates:
+        return residual
+    found = _weakened(residual)
+    if isinstance(found, And):
+        found = all_of(*found.children[:_CONJUNCTS_MAX])
+    return tautology(predicates[0]) if found == TRUE else found
+
+
+def tautology(predicate: Bound) -> Expression:
+    """True of every row, said by the column of the predicate."""
+    column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
+    return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
+
+
+_CONJUNCTS_MAX = 8
+_ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
+
+
+def _weakened(expression: Expression) -> Expression:
+    match expression:
+        case And(children):
+            return all_of(*[_weakened(child) for child in children])
+        case Or(children):
+            column = {(one.column_id, one.transform) for one in children if isinstance(one, Bound)}
+            listed = [one for one in children if isinstance(one, Bound) and one.op in (Op.EQ, Op.IN)]
+            if len(column) > 1 or len(listed) < len(children):
+                return TRUE
+            return _weakened_predicate(listed[0], [value for one in listed for value in one.values])
+        case Bound():
+            return _weakened_predicate(expression, list(expression.values))
+    return expression
+
+
+def _weakened_predicate(predicate: Bound, values: list[Any]) -> Expression:
+    if predicate.transform != IDENTITY or predicate.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH):
+        return TRUE
+    if not values:
+        return predicate
+    if base_name(predicate.kind) not in _ORDERED_KINDS:
+        return replace(predicate, op=Op.NOT_NULL, values=())
+    if predicate.op not in (Op.EQ, Op.IN):
+        return predicate
+    lowest = replace(predicate, op=Op.GT_EQ, values=(min(values),))
+    return all_of(lowest, replace(predicate, op=Op.LT_EQ, values=(max(values),)))
 
 
 class Residuals:

@@ -30,7 +30,9 @@ from metaserver.iceberg.snapshot import (
 )
 from metaserver.iceberg.sort_order import UNSORTED, SortOrder
 
-UNPACKED_BYTES_MAX = 1 << 30
+_UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
+"""So many bytes any file may unpack to, and so many times its size beyond: metadata pack ten to thirty times."""
+UNPACKED_BYTES_MAX = 1 << 28
 """Of a gzipped file: a small one can hold more than the machine has memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _NO_SNAPSHOT = -1
@@ -90,9 +92,10 @@ def gunzip(data: bytes) -> bytes:
     if not data.startswith(_GZIP_MAGIC):
         return data
     unpacker = zlib.decompressobj(wbits=31)
-    found = unpacker.decompress(data, UNPACKED_BYTES_MAX)
+    most = min(UNPACKED_BYTES_MAX, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
+    found = unpacker.decompress(data, most)
     if not unpacker.eof:
-        raise zlib.error(f"the gzip stream is cut off, or holds more than {UNPACKED_BYTES_MAX} bytes")
+        raise zlib.error(f"the gzip stream is cut off, or holds more than {most} bytes")
     return found
 
 

@@ -16,11 +16,12 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pyroaring
 from isal import isal_zlib
 
-from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, places_of, refuse_large
+from metaserver.iceberg.budget import Budget, decoded_budget
+from metaserver.iceberg.parquet import InDoubt, Unreadable, places_of
+from metaserver.iceberg.parquet_reading import BoundedParquet
 from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
 from metaserver.iceberg.values import FLOATS
 from metaserver.index.hashing import Hashes, hash_halves
@@ -30,6 +31,12 @@ from metaserver.index.packing import MISSING, Longs
 EQUALITY = 2
 
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
+_POSITION_BYTES = 40
+"""Memory for one deleted row while positions are sorted."""
+_VECTOR_ROW_BYTES = 24
+"""Memory for one row of a deletion vector while its rows are listed."""
+_ROARING_GROWTH = 16
+"""So much larger than its bytes a roaring bitmap may be in memory: each of many small containers is an allocation."""
 _LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
 _ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
 """Codes of 0.0 and -0.0 (`keys.py`)."""
@@ -141,23 +148,24 @@ def _without_sign(column: Keys) -> Keys:
 Content: TypeAlias = Positions | KeySet
 
 
-def decoded(data: bytes | memoryview, file: DeleteFile, columns: Columns) -> Content:
-    """A delete file's bytes, or a deletion vector's. `columns` are those of an equality delete's keys. Unreadable."""
+def decoded(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
+    """A delete file's bytes, or a deletion vector's. `columns` are those of an equality delete's keys. Unreadable, also
+    for one that would take more than `limit_bytes` of memory."""
     if file.format not in ("parquet", "puffin"):
         raise Unreadable(file.path, f"delete files of format {file.format!r} are not read")
     if file.is_vector:
-        return _vector(data, file)
-    return _keys(data, file, columns) if file.content == EQUALITY else _positions(data, file)
+        return _vector(data, file, limit_bytes)
+    budget = decoded_budget(limit_bytes)
+    return _keys(data, file, columns, budget) if file.content == EQUALITY else _positions(data, file, budget)
 
 
-def _positions(data: bytes | memoryview, file: DeleteFile) -> Positions:
+def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
     try:
-        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=["file_path"]) as opened:
-            refuse_large(opened.metadata, file.path)
-            by_id = places_of(opened.schema_arrow, (DELETED_PATH, DELETED_POSITION))
-            (path,), (position,) = by_id.get(DELETED_PATH, ("file_path",)), by_id.get(DELETED_POSITION, ("pos",))
-            table = opened.read(columns=[path, position], use_threads=False).unify_dictionaries()
-        paths, spots = table.column(path).combine_chunks(), table.column(position).combine_chunks()
+        opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
+        budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
+        places = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
+        found = opened.columns(places | places_of(opened.schema, places))
+        paths, spots = found[DELETED_PATH].combine_chunks(), found[DELETED_POSITION].combine_chunks()
         if isinstance(paths, pa.ChunkedArray):  # of no rows
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
         if paths.null_count or spots.null_count:
@@ -181,23 +189,22 @@ def _positions(data: bytes | memoryview, file: DeleteFile) -> Positions:
     return Positions({name: number for number, name in enumerate(names)}, starts, rows)
 
 
-def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns) -> KeySet:
+def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> KeySet:
     try:
-        with pq.ParquetFile(pa.BufferReader(data)) as opened:
-            refuse_large(opened.metadata, file.path)
-            places = places_of(opened.schema_arrow, [column_id for column_id, _ in columns])
-            absent = [column_id for column_id, _ in columns if column_id not in places]
-            if absent:
-                raise Unreadable(file.path, f"it has no column of id {absent[0]}")
-            table = opened.read(columns=dotted(places.values()), use_threads=False)
-        return KeySet.of([keys_of(column_of(table, places[one]), kind) for one, kind in columns])
+        opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
+        places = places_of(opened.schema, [column_id for column_id, _ in columns])
+        absent = [column_id for column_id, _ in columns if column_id not in places]
+        if absent:
+            raise Unreadable(file.path, f"it has no column of id {absent[0]}")
+        found = opened.plain_columns(places)
+        return KeySet.of([keys_of(found[one], kind) for one, kind in columns])
     except InDoubt as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
 
 
-def _vector(data: bytes | memoryview, file: DeleteFile) -> Positions:
+def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
     """Length of what follows it but the checksum, magic, roaring bitmap of 64 bits, CRC-32 of magic and bitmap."""
     head = _LENGTH.size + len(_VECTOR_MAGIC)
     if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < head + _CHECK.size:
@@ -207,6 +214,8 @@ def _vector(data: bytes | memoryview, file: DeleteFile) -> Positions:
         raise Unreadable(file.path, f"what lies at {file.offset} does not begin as a deletion vector")
     if _CHECK.unpack_from(data, len(data) - _CHECK.size)[0] != isal_zlib.crc32(inside):
         raise Unreadable(file.path, f"the deletion vector at {file.offset} does not match its checksum")
+    if len(inside) * _ROARING_GROWTH > limit_bytes:
+        raise Unreadable(file.path, f"the deletion vector at {file.offset} is too long: {file.length:,} bytes")
     try:
         bitmap = pyroaring.BitMap64.deserialize(bytes(inside[4:]))
     except ValueError as error:
@@ -215,6 +224,8 @@ def _vector(data: bytes | memoryview, file: DeleteFile) -> Positions:
         raise Unreadable(
             file.path, f"the vector at {file.offset} has {len(bitmap)} rows; its manifest says {file.records}"
         )
+    if _VECTOR_ROW_BYTES * len(bitmap) > limit_bytes:
+        raise Unreadable(file.path, f"the vector at {file.offset} has {len(bitmap):,} rows, more than memory is given")
     rows = np.asarray(bitmap.to_array(), dtype=np.uint64).astype(np.int64)
     return Positions({file.referenced: 0}, np.array([0, len(rows)], dtype=np.int64), rows)
 

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from metaserver.deferred import Deferred
+from metaserver.iceberg.budget import expanded_bytes
 from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.types import base_name
 from metaserver.iceberg.values import FLOATS, INTS, LONGS, TIMESTAMPS, decimal_precision, decimal_scale
@@ -51,6 +52,8 @@ CODE_MAX = (1 << 64) - 1
 POINTS_MAX = 1024
 """So many keys of wider ranges are listed one by one, beside single keys, of which there may be any number."""
 
+EXPANDED_MAX = 1 << 30
+"""Bytes of values that rows share, a dictionary's for example, once each row has its own."""
 _RAW = frozenset({"binary", "fixed", "uuid"})
 _SIGN = 1 << 63
 _BIAS = 1 << 127
@@ -300,6 +303,8 @@ def _plain(array: pa.Array) -> pa.Array:
     """Without extension type, dictionary, runs or views, as they only say how the values are kept."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
+    if _is_shared(array.type) and expanded_bytes(array) > EXPANDED_MAX:
+        raise ValueError(f"each row with its own value, they take more than {EXPANDED_MAX:,} bytes")
     if pa.types.is_dictionary(array.type):
         return _plain(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):
@@ -307,6 +312,12 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
         return array.cast(pa.large_binary())
     return array
+
+
+def _is_shared(kind: pa.DataType) -> bool:
+    """Whether rows of an array may share the bytes of one value."""
+    is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+    return bool(is_view or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
 
 
 def _valid(array: pa.Array) -> Mask | None:

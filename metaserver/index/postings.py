@@ -53,7 +53,8 @@ _WIDE_MAX = 32
 """Ranges of several keys that are first held against each file's least and most."""
 
 _ZSTD = pa.Codec("zstd", 1)
-_INFLATED_MAX = 1 << 31
+_INFLATED_MAX = 1 << 28
+"""Of one piece. Longer ones are kept as they are, and mapped."""
 
 Marks = npt.NDArray[np.uint8]
 _NO_MARK = np.zeros(1, dtype=np.uint8)
@@ -190,6 +191,8 @@ def _flat(array: Bytes) -> Piece:
 def _packed(array: npt.NDArray[Any]) -> Piece:
     """Flat, or zstd behind the length of what it inflates to (u64) where that is clearly smaller."""
     data = array.reshape(-1).view(np.uint8).data
+    if len(data) > _INFLATED_MAX:
+        return Piece(Coding.FLAT, data)
     packed = len(data).to_bytes(8, "little") + _ZSTD.compress(data, asbytes=True)
     return Piece(Coding.ZSTD, packed) if len(packed) < MARGIN * len(data) else Piece(Coding.FLAT, data)
 

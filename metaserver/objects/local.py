@@ -19,7 +19,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
@@ -41,10 +41,21 @@ T = TypeVar("T")
 
 
 class LocalObjects:
-    """An ObjectStore over `file://`; `roots` are absolute paths that no file may leave. Close it when done."""
+    """An ObjectStore over `file://`; `roots` are absolute paths that no file may leave. Close it when done.
 
-    def __init__(self, roots: Iterable[str], clock: Clock, *, threads: int, timeout_s: float) -> None:
+    New files and folders get their modes by `umasks[root]`, where a root has one, else by the process's umask."""
+
+    def __init__(
+        self,
+        roots: Iterable[str],
+        clock: Clock,
+        *,
+        threads: int,
+        timeout_s: float,
+        umasks: Mapping[str, int] | None = None,
+    ) -> None:
         self._roots = tuple(roots)
+        self._umasks = umasks or {}
         self._clock = clock
         self._timeout_s = timeout_s
         self._folders = _DurableFolders(known_max=4096)
@@ -130,10 +141,11 @@ class LocalObjects:
 
     def _create(self, path: str, root: str, location: str, data: bytes, temporary_name: str) -> None:
         folder = os.path.dirname(path)
-        self._folders.make(folder, root)
+        umask = self._umasks.get(root)
+        self._folders.make(folder, root, umask)
         temporary, descriptor = _open_new(os.path.join(folder, temporary_name))
         try:
-            _write_synced(descriptor, data)
+            _write_synced(descriptor, data, umask)
             try:
                 os.link(temporary, path, follow_symlinks=False)
             except FileExistsError:
@@ -163,7 +175,7 @@ class _DurableFolders:
         self._known: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
-    def make(self, folder: str, root: str) -> None:
+    def make(self, folder: str, root: str, umask: int | None) -> None:
         with contextlib.suppress(FileNotFoundError):
             if self._known.get(folder) == _identity(folder):
                 return
@@ -171,11 +183,11 @@ class _DurableFolders:
         while chain[-1] != root and (chain[-1] + "/").startswith(root.rstrip("/") + "/"):
             chain.append(os.path.dirname(chain[-1]))
         if not os.path.isdir(chain[-1]):
-            os.makedirs(chain[-1], exist_ok=True)
+            _make_parents(chain[-1], umask)
             chain.append(os.path.dirname(chain[-1]))
         for child in reversed(chain[:-1]):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(child)
+                _make_folder(child, umask)
         for parent in chain[1:]:
             # One that we may not even open is not one that we just put a folder into.
             with contextlib.suppress(PermissionError):
@@ -184,6 +196,20 @@ class _DurableFolders:
             while len(self._known) >= self._known_max:
                 self._known.pop(next(iter(self._known)))
             self._known[folder] = _identity(folder)
+
+
+def _make_parents(folder: str, umask: int | None) -> None:
+    if not os.path.isdir(folder):
+        _make_parents(os.path.dirname(folder), umask)
+        with contextlib.suppress(FileExistsError):
+            _make_folder(folder, umask)
+
+
+def _make_folder(folder: str, umask: int | None) -> None:
+    os.mkdir(folder)
+    if umask is not None:
+        inherited = os.stat(folder).st_mode & stat.S_ISGID
+        os.chmod(folder, 0o777 & ~umask | inherited)
 
 
 def _identity(folder: str) -> tuple[int, int]:
@@ -248,9 +274,11 @@ def _open_new(path: str) -> tuple[str, int]:
         path += "-"
 
 
-def _write_synced(descriptor: int, data: bytes) -> None:
+def _write_synced(descriptor: int, data: bytes, umask: int | None) -> None:
     """Closes the descriptor, whatever happens."""
     try:
+        if umask is not None:
+            os.fchmod(descriptor, 0o666 & ~umask)
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(descriptor, rest) :]

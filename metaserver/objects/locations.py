@@ -11,7 +11,9 @@ different names apart. Percent-encoding them was rejected: engines disagree on w
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import unicodedata
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -126,6 +128,19 @@ def _check_segments(path: str, what: str, shown: str) -> None:
             return
         decoded = further
     raise BadRequest(f"{what} {shown} is percent-encoded more than {_DECODE_ROUNDS} times over")
+
+
+def location_key(location: Location) -> str:
+    """One spelling for each place, whoever reads it: percent escapes decoded, and for files symbolic links resolved,
+    letters composed and case folded, as there are file systems to which these are the same. Reads the file system."""
+    path = location.path
+    if location.scheme == "file":
+        path = os.path.realpath(location.file_path).strip("/")
+    for _ in range(_DECODE_ROUNDS):
+        path = unquote(path)
+    if location.scheme == "file":
+        path = unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+    return f"{location.scheme}://{location.bucket}/{path}".rstrip("/")
 
 
 def safe_segment(name: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from metaserver.clock import Clock
+from metaserver.home import is_in_home
 from metaserver.objects.local import LocalObjects
 from metaserver.objects.locations import Location, Warehouse
 from metaserver.objects.port import ObjectInfo, ObjectStore
@@ -86,6 +87,7 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
             clock,
             threads=LOCAL_THREADS,
             timeout_s=settings.storage_timeout_s,
+            umasks=_umasks(warehouse, settings),
         )
         stack.push_async_callback(local.close)
         s3 = S3Objects(_s3_roots(warehouse), settings, clock)
@@ -94,3 +96,12 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
 
 def _s3_roots(warehouse: Warehouse) -> list[Location]:
     return [root for root in warehouse.roots if root.scheme == "s3"]
+
+
+def _umasks(warehouse: Warehouse, settings: Settings) -> dict[str, int]:
+    """Of those local roots that are outside the home; what is inside it is private."""
+    if not settings.warehouse_umask:
+        return {}
+    umask = int(settings.warehouse_umask, 8)
+    paths = [root.file_path for root in warehouse.roots if root.scheme == "file"]
+    return {path: umask for path in paths if not is_in_home(settings, path)}

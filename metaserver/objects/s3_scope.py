@@ -37,6 +37,16 @@ _LIST_QUERIES = {
     *("list-type", "prefix", "delimiter", "max-keys", "encoding-type"),
     *("continuation-token", "start-after", "marker", "fetch-owner"),
 }
+_LIST_VALUES = {
+    "list-type": re.compile("2"),
+    "delimiter": re.compile("/?"),
+    "max-keys": re.compile("[0-9]{1,9}"),
+    "encoding-type": re.compile("(?:url)?"),
+    "fetch-owner": re.compile("(?:true|false)?"),
+}
+_OPAQUE = frozenset(("continuation-token", "uploadId", "versionId", "part-number-marker", "partNumber", "max-parts"))
+_DOTS = re.compile(r"(?:^|[/\\])\.{1,2}(?:$|[/\\])")
+_DECODE_ROUNDS = 4
 _HEADERS_ALLOWED = frozenset(
     (
         *("x-amz-content-sha256", "x-amz-date", "x-amz-decoded-content-length", "x-amz-trailer", "x-amz-te"),
@@ -151,13 +161,14 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
     Forbidden for what lies elsewhere or is not in the lists above; BadRequest for what cannot be understood.
     """
     names = set(address.query) - {"x-id"}  # the SDKs' label of the operation
+    _check_opaque(address.query)
     if address.key:
         _check_key(address.bucket, address.key, table, "uri")
         _check_names(names, _OBJECT_QUERIES[method], method, "an object")
         if method == "POST" and not names:
             raise Forbidden("POST on an object is signed for multipart uploads only")
     elif method == "GET" and "prefix" in names:
-        _check_prefix(address, table)
+        _check_listing(address, table)
         _check_names(names, _LIST_QUERIES, method, "a bucket")
     elif method == "POST" and "delete" in names:
         _check_names(names, {"delete"}, method, "a bucket")
@@ -173,20 +184,42 @@ def _check_names(names: set[str], allowed: set[str], method: str, target: str) -
         raise Forbidden(f"{method} on {target} with the query {sorted(names - allowed)} is not signed here")
 
 
-def _check_key(bucket: str, key: str, table: Location, where: str) -> None:
+def _check_key(bucket: str, key: str, table: Location, where: str, *, itself_ok: bool = False) -> None:
     try:
         at = parse_location(f"s3://{bucket}/{key}", f"The key in {where}")
     except BadRequest as error:
         raise Forbidden(error.message) from None
-    if at == table or not table.holds(at):
+    if (at == table and not itself_ok) or not table.holds(at):
         raise Forbidden(f"{where} names {str(at)!r}, which is outside this table's location {str(table)!r}")
 
 
-def _check_prefix(address: Address, table: Location) -> None:
-    # With its slash, or the prefix of a table t1 would list t10 as well.
-    prefix = address.query["prefix"]
-    if address.bucket != table.bucket or not prefix.startswith(f"{table.path}/"):
-        raise Forbidden(f"The prefix to list has to start with {table.path + '/'!r}, this table's location and a slash")
+def _check_listing(address: Address, table: Location) -> None:
+    # Stores on file systems resolve dots in a prefix as in a path, so what starts with the table's location may still
+    # lead out of it. Where a listing starts or goes on is a key, or opaque: stores read that as they like, too.
+    for name in ("prefix", "start-after", "marker"):
+        text = address.query.get(name)
+        if text is None or (name != "prefix" and not text):
+            continue
+        # With its slash, or the prefix of a table t1 would list t10 as well.
+        if address.bucket != table.bucket or not text.startswith(f"{table.path}/"):
+            raise Forbidden(
+                f"The {name} of a listing has to start with {table.path + '/'!r}, this table's location and a slash"
+            )
+        _check_key(address.bucket, text, table, f"the query {name}", itself_ok=True)
+    for name, allowed in _LIST_VALUES.items():
+        value = address.query.get(name)
+        if value is not None and not allowed.fullmatch(value):
+            raise Forbidden(f"The query {name}={value[:100]!r} of a listing is not signed here")
+
+
+def _check_opaque(query: dict[str, str]) -> None:
+    """Forbidden for a token or id of a store's own making in which a store could find a path that leads elsewhere."""
+    for name in _OPAQUE & query.keys():
+        text = query[name]
+        for _ in range(_DECODE_ROUNDS):
+            if not text.isprintable() or _DOTS.search(text):
+                raise Forbidden(f"The query {name} holds a '.' or '..' segment or a control character")
+            text = unquote(text)
 
 
 def _check_headers(method: str, headers: dict[str, str], table: Location) -> None:

@@ -12,14 +12,15 @@ residuals, which it makes itself, and for sequence numbers, which the specificat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from metaserver.iceberg.expression_json import expression_json
-from metaserver.iceberg.expressions import Expression
-from metaserver.iceberg.residuals import nameable
+from metaserver.iceberg.expressions import Expression, predicates_of
+from metaserver.iceberg.residuals import nameable, tautology, weakened
 from metaserver.index.block import Block
 from metaserver.index.packing import Longs
 from metaserver.planner._answer import CHOICE, CONSTANT, write
@@ -34,7 +35,14 @@ FILES_PER_PIECE = 125
 """About a quarter of a millisecond of work."""
 STATS_PER_PIECE = 500
 """Columns times files, where statistics are asked for."""
+RESIDUAL_VALUES_MAX = 200_000
+"""Predicates and values that may be evaluated for the partitions of one answer; those beyond have the residual that the
+whole filter has."""
 _RESIDUALS_MAX = 10_000
+_RESIDUAL_BYTES_MIN = 1024
+"""A residual that is no longer is always told."""
+_KEY = b',"residual-filter":'
+_NEVER = _KEY + b"false"
 
 
 class TaskForm(NamedTuple):
@@ -42,6 +50,10 @@ class TaskForm(NamedTuple):
 
     residuals: bool = True
     """Of thousands of values each file would repeat them all."""
+    residual_bytes: int = 4 << 20
+    """Of all residuals of one answer; see `_Residuals`."""
+    exact_residuals: bool = False
+    """The client may filter rows by the residual alone: none is weakened, and `Answer.files_max` bounds the answer."""
     sequence_numbers: bool = False
     """`data-sequence-number` of each data file."""
 
@@ -58,10 +70,22 @@ class Answer:
         """`stats` are ids of columns whose statistics the client asked for."""
         self._scan = scan
         self._partitions = partition_texts(scan, dialect)
-        self._residuals = _Residuals(scan) if form.residuals else None
+        self._residuals = _Residuals(scan, form, dialect) if form.residuals else None
         self._form = form
         self._stats = tuple(sorted(set(stats)))
         self._deletes: dict[int, int] = {}
+
+    @cached_property
+    def files_max(self) -> int | None:
+        """The number of files whose exact residuals fit into one answer, whatever their partitions; at least one.
+
+        None where residuals do not limit it: they are short, or may be weakened.
+        """
+        if self._residuals is None or not self._form.exact_residuals:
+            return None
+        # A residual is the filter less some of its terms, so the whole filter is the longest one.
+        longest = len(to_json(expression_json(self._scan.bound)))
+        return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
     def tasks(self, rows: Longs) -> Iterator[bytes]:
         """The items of `file-scan-tasks` for these rows of the view, ascending; pieces to be joined without anything.
@@ -70,13 +94,20 @@ class Answer:
         """
         size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
         comma = b""
+        if self._residuals is not None:
+            self._residuals.share_among(len(rows))
         for block, first, local in _runs(self._scan.view.locate, rows):
-            files = _Files(block, self._partitions, self._residuals, self._stats)
-            numbers = self._numbers(block, first, local)
+            files = _Files(block, self._partitions, self._stats)
             for start in range(0, len(local), size):
                 part = local[start : start + size]
+                residuals: Part | None = None
+                if self._residuals is not None:
+                    with naming(block):
+                        part, residuals = self._residuals.of_rows(block, files.columns, part)
+                if not len(part):
+                    continue
                 references = [self._references(found) for found in self._scan.deletes_of(part + first)]
-                yield comma + files.write(part, references, None if numbers is None else numbers[start : start + size])
+                yield comma + files.write(part, references, self._numbers(block, first, part), residuals)
                 comma = b","
 
     def _numbers(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
@@ -130,26 +161,32 @@ class _Files:
         self,
         block: Block,
         partitions: PartitionTexts,
-        residuals: _Residuals | None = None,
         stats: tuple[int, ...] = (),
     ) -> None:
         """Corrupt, naming the manifest."""
         self._block = block
-        self._columns = located(block)
+        self.columns = located(block)
         self._partitions = partitions
-        self._residuals = residuals
         self._stats = FileStats(block, stats) if block.content == 0 and stats else None
 
-    def write(self, rows: Longs, references: list[bytes] | None = None, numbers: list[bytes] | None = None) -> bytes:
+    def write(
+        self,
+        rows: Longs,
+        references: list[bytes] | None = None,
+        numbers: list[bytes] | None = None,
+        residuals: Part | None = None,
+    ) -> bytes:
         """JSON objects, commas between them: scan tasks with `references`, without them the files alone.
 
         Corrupt, naming the manifest.
         """
         with naming(self._block):
-            return self._written(rows, references, numbers)
+            return self._written(rows, references, numbers, residuals)
 
-    def _written(self, rows: Longs, references: list[bytes] | None, numbers: list[bytes] | None) -> bytes:
-        block, columns = self._block, self._columns
+    def _written(
+        self, rows: Longs, references: list[bytes] | None, numbers: list[bytes] | None, residuals: Part | None
+    ) -> bytes:
+        block, columns = self._block, self.columns
         parts: list[Part] = [
             (CONSTANT, columns.opening if references is None else b'{"data-file":' + columns.opening),
             columns.content or (CHOICE, contents(block, rows)),
@@ -165,28 +202,51 @@ class _Files:
         parts.append((CONSTANT, b"}"))
         if references is not None:
             parts.append((CHOICE, references))
-            if self._residuals is not None:
-                parts += [(CONSTANT, b',"residual-filter":'), self._residuals.part(block, columns, rows)]
+            if residuals is not None:
+                parts.append(residuals)
             parts.append((CONSTANT, b"}"))
         return write(rows, tuple(parts), block.rows, b",")
 
 
 class _Residuals:
-    """The residual of each file as JSON, written once for all that share it."""
+    """The residual of each file as JSON, written once for all that share it.
 
-    def __init__(self, scan: Scan) -> None:
+    Those of one answer take a bounded number of bytes: where all files together would repeat a long residual too often,
+    they go without, and the client filters by what it asked for, as the specification has it. Clients that need one get
+    a weaker one that is short (`iceberg.residuals.weakened`): Spark and PyIceberg filter rows by their own filter.
+    A client that may filter rows by the residual alone gets every residual in full, and fewer files in one answer.
+    """
+
+    def __init__(self, scan: Scan, form: TaskForm, dialect: Dialect) -> None:
         self._scan = scan
+        self._limit_bytes = form.residual_bytes
+        self._exact = form.exact_residuals
+        self._needed = dialect.needs_residuals
+        self._bound_by_name = dialect.binds_residuals
+        self._longest = form.residual_bytes
+        self._work = RESIDUAL_VALUES_MAX
+        self._size = sum(1 + len(one.values) for one in predicates_of(scan.bound))
         self._whole: bytes | None = None
         self._by_key: dict[tuple[object, ...], bytes] = {}
         self._written: dict[int, tuple[Expression, bytes]] = {}
 
-    def part(self, block: Block, columns: Located, rows: Longs) -> Part:
-        """Those of rows of the block."""
+    def share_among(self, files: int) -> None:
+        """Of so many files the answer is made."""
+        longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
+        if longest != self._longest:
+            self._longest, self._whole = longest, None
+            self._by_key.clear()
+            self._written.clear()
+
+    def of_rows(self, block: Block, columns: Located, rows: Longs) -> tuple[Longs, Part]:
+        """The rows of the block whose files may hold a matching row, and their residuals, each with its key.
+
+        A plan keeps files of partitions that cannot match: it takes long lists for their range, and its time may end.
+        Spark reads such a file's rows unfiltered where partitions decide the filter, and counts them by the metadata.
+        """
         deciding = self._scan.deciding(block.spec_id)
         if not deciding:
-            if self._whole is None:
-                self._whole = self._text(self._scan.bound)
-            return CONSTANT, self._whole
+            return rows, (CONSTANT, self._of_all())
         stored = block.partition_fields
         fields = [place for place, (field_id, _) in enumerate(stored) if field_id in deciding]
         kind = (block.spec_id, stored)
@@ -196,10 +256,24 @@ class _Residuals:
             if text is None:
                 if len(self._by_key) >= _RESIDUALS_MAX:
                     self._by_key.clear()
-                residual = self._scan.residual_in(block.spec_id, stored, block.partition(row))
-                text = self._by_key[*kind, key] = self._text(residual)
+                text = self._by_key[*kind, key] = self._of_partition(block, row)
             found.append(text)
-        return CHOICE, found
+        if _NEVER in found:
+            left = [place for place, text in enumerate(found) if text != _NEVER]
+            rows, found = rows[left], [found[place] for place in left]
+        return rows, (CHOICE, found)
+
+    def _of_all(self) -> bytes:
+        if self._whole is None:
+            self._whole = self._text(self._scan.bound)
+        return self._whole
+
+    def _of_partition(self, block: Block, row: int) -> bytes:
+        fields, partition = block.partition_fields, block.partition(row)
+        if self._work < self._size:
+            return self._of_all() if self._scan.may_match(block.spec_id, fields, partition) else _NEVER
+        self._work -= self._size
+        return self._text(self._scan.residual_in(block.spec_id, fields, partition))
 
     def _text(self, residual: Expression) -> bytes:
         # By identity: partitions share residuals, and a long list of values takes long to compare or to hash.
@@ -207,6 +281,20 @@ class _Residuals:
         if known is None:
             if len(self._written) >= _RESIDUALS_MAX:
                 self._written.clear()
-            told = nameable(residual, self._scan.metadata.current_schema)
-            known = self._written[id(residual)] = (residual, to_json(expression_json(told)))
+            known = self._written[id(residual)] = (residual, self._bounded(residual))
         return known[1]
+
+    def _bounded(self, residual: Expression) -> bytes:
+        # PyIceberg binds no residual, but counts the rows of a file without looking at them where it is TRUE.
+        named = nameable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
+        if named is not residual and not self._needed:
+            return b""
+        text = to_json(expression_json(named))
+        if self._exact or len(text) <= self._longest:
+            return _KEY + text
+        if not self._needed:
+            return b""
+        short = to_json(expression_json(weakened(named)))
+        if len(short) > self._longest:
+            short = to_json(expression_json(tautology(predicates_of(named)[0])))
+        return _KEY + short

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.errors import BadRequest, StorageError, TooLarge
+from metaserver.iceberg.budget import Budget
 from metaserver.iceberg.parquet import Unreadable
 from metaserver.index.block import Block
 from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, decoded
@@ -23,6 +24,8 @@ from metaserver.planner.view import TableView
 FILE_LIMIT_BYTES = 64 << 20
 """Of one delete file, or deletion vector."""
 KEPT_BYTES = 128 << 20
+DECODED_AT_ONCE = 2
+"""Of all requests: a file may take `decoded_limit_bytes` while it is decoded."""
 AT_ONCE = 16
 """Delete files of one request that are being read at a time."""
 
@@ -59,20 +62,26 @@ def _number(block: Block, name: str, row: int) -> int:
 class DeleteFiles:
     """Belongs to one event loop."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
         self._objects = objects
+        self._decoded_bytes = decoded_bytes
+        self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
         self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
         self._reading: SingleFlight[tuple[object, ...], Content] = SingleFlight()
 
-    async def read_all(self, wanted: Iterable[tuple[int, DeleteFile, Columns]]) -> dict[int, Content | Unreadable]:
+    async def read_all(
+        self, wanted: Iterable[tuple[int, DeleteFile, Columns]], budget: Budget
+    ) -> dict[int, Content | Unreadable]:
         """By the number that comes with each: what it says, or why that is not known. The columns are those of an
-        equality delete's keys."""
+        equality delete's keys. What is returned is taken from the budget."""
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(file: DeleteFile, columns: Columns) -> Content | Unreadable:
             async with gate:
                 try:
-                    return await self._content(file, columns)
+                    content = await self._content(file, columns)
+                    budget.take(content.size_bytes, file.path)
+                    return content
                 except Unreadable as error:
                     return error
 
@@ -98,6 +107,7 @@ class DeleteFiles:
                 data = await self._objects.read(file.path, limit_bytes=FILE_LIMIT_BYTES)
         except (BadRequest, StorageError, TooLarge) as error:  # outside of the warehouse, gone, not allowed
             raise Unreadable(file.path, error.message) from None
-        content = await asyncio.to_thread(decoded, data, file, columns)
+        async with self._decoding:
+            content = await asyncio.to_thread(decoded, data, file, columns, limit_bytes=self._decoded_bytes)
         self._kept.put(key, content, content.size_bytes)
         return content

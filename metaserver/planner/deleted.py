@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metaserver.errors import BadRequest
+from metaserver.iceberg.budget import Budget
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import Unreadable
 from metaserver.iceberg.transforms import IDENTITY
@@ -35,6 +36,8 @@ from metaserver.planner.view import ROW_BITS, TableView
 
 DELETES_LIMIT_BYTES = 256 << 20
 """Of the delete files of one request; those beyond are not read, and rows that they apply to are undecided."""
+CONTENTS_LIMIT_BYTES = 512 << 20
+"""Of what the delete files of one request say, in memory."""
 DATA_LIMIT_BYTES = 256 << 20
 """Of data files, fetched for one request."""
 PROBLEMS_MAX = 100
@@ -56,13 +59,15 @@ class Fate(NamedTuple):
 class Deleted:
     """Belongs to one event loop."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
+        """`decoded_bytes` is what one delete file, or the rows of data files for one request, may take in memory."""
         self._objects = objects
-        self._files = DeleteFiles(objects)
+        self._decoded_bytes = decoded_bytes
+        self._files = DeleteFiles(objects, decoded_bytes)
 
     def judge_of(self, scan: Scan, known: Mapping[int, Keys] | None = None) -> Judge:
         """For one request. `known`: columns by id whose values are known of the rows that will be judged."""
-        data = DataRows(self._objects, asyncio.get_running_loop(), DATA_LIMIT_BYTES)
+        data = DataRows(self._objects, asyncio.get_running_loop(), DATA_LIMIT_BYTES, self._decoded_bytes)
         return Judge(scan, self._files, data, known or {})
 
 
@@ -80,6 +85,7 @@ class Judge:
         self.columns: dict[int, Columns] = {}
         self.contents: dict[int, Content | Unreadable] = {}
         self._left_bytes = DELETES_LIMIT_BYTES
+        self._contents = Budget(CONTENTS_LIMIT_BYTES, "the delete files of one request take")
         self._hashes: dict[Columns, tuple[_Pair, _Pair | None]] = {}
         self.problems: dict[str, str] = {}
 
@@ -92,7 +98,7 @@ class Judge:
         quick = len(places) <= _QUICK_ROWS
         found = self._applying(places) if quick else await asyncio.to_thread(self._applying, places)
         groups, applying, unread = found
-        self.contents |= await self._reader.read_all(unread)
+        self.contents |= await self._reader.read_all(unread, self._contents)
         work = _Judging(self, positions, keys, fate)
         if quick and not any(isinstance(self.contents[one], KeySet) for many in applying for one in many):
             work.run(groups, applying)
@@ -111,7 +117,7 @@ class Judge:
         unread: list[tuple[int, DeleteFile, Columns]] = []
         for number, file in delete_files_at(self.view, sorted(fresh)).items():
             self.files[number] = file
-            columns = _columns(self._scan.metadata, file)
+            columns = columns_of(self._scan.metadata, file)
             self._left_bytes -= max(0, file.read_bytes)
             if isinstance(columns, Unreadable):
                 self.contents[number] = columns
@@ -138,7 +144,8 @@ class Judge:
             self.problems.setdefault(problem.path, problem.reason)
 
 
-def _columns(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
+def columns_of(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
+    """Those of an equality delete's keys, with their types."""
     if file.content != EQUALITY:
         return ()
     try:
@@ -212,11 +219,11 @@ class _Judging:
             return known
         order = np.argsort(self.positions[rows], kind="stable")
         spots = self.positions[rows[order]]
-        found = self.judge.data.read(path, *counts, [column_id for column_id, _ in columns], spots)
-        try:
-            exact, loose = _hashed([keys_of(found[column_id], kind) for column_id, kind in columns])
-        except ValueError as error:
-            raise Unreadable(path, str(error)) from None
+        with self.judge.data.read(path, *counts, [column_id for column_id, _ in columns], spots) as found:
+            try:
+                exact, loose = _hashed([keys_of(found[column_id], kind) for column_id, kind in columns])
+            except ValueError as error:
+                raise Unreadable(path, str(error)) from None
         back = np.argsort(order, kind="stable")
         return _taken(exact, back), None if loose is None else _taken(loose, back)
 

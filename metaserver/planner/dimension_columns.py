@@ -25,7 +25,7 @@ from metaserver.index.dictionary import BYTES, CODES, Bounds, distinct_of, opene
 from metaserver.index.key_set import KeySet
 from metaserver.index.keys import Bytes, KeyRanges, Keys, Mask, has_codes, key_of, keys_of, mask_of
 from metaserver.index.postings import union_of
-from metaserver.index.ranks import Distinct, ranked
+from metaserver.index.ranks import Distinct, Ranks, ranked
 from metaserver.planner.meaning import Meaning, key_ranges
 from metaserver.planner.members import Members
 
@@ -40,22 +40,51 @@ class Wanted(NamedTuple):
 class FileColumn:
     """One column of one file. Immutable."""
 
-    def __init__(self, keys: Keys) -> None:
-        """ValueError for more than can be counted."""
-        distinct, self._ranks = ranked(keys)
-        self._form = BYTES if keys.codes is None else CODES
+    def __init__(
+        self, distinct: Distinct, ranks: Ranks, *, codes: bool, there: Mask | None, nans: Mask | None = None
+    ) -> None:
+        """`ranks` are those of the rows among the distinct keys; anything where a row is not `there`: null or NaN."""
+        self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
         self._count = len(distinct)
-        self.rows = keys.rows
+        self._ranks = ranks
+        self.rows = len(ranks)
         self.clipped = distinct.clipped
         """Whether some keys stand for longer values."""
-        self._there = keys.present
-        self._nans = None if keys.nan is None else mask_of(keys.nan, keys.rows)
+        self._there, self._nans = there, nans
 
     @staticmethod
     def of(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """ValueError where it does not hold values of the type."""
-        return FileColumn(keys_of(array, kind))
+        """ValueError where it does not hold values of the type, or more than can be counted."""
+        if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
+            return FileColumn._of_dictionary(array.unify_dictionaries(), kind)
+        return FileColumn._of_keys(keys_of(array, kind))
+
+    @staticmethod
+    def _of_keys(keys: Keys) -> FileColumn:
+        distinct, ranks = ranked(keys)
+        nans = None if keys.nan is None else mask_of(keys.nan, keys.rows)
+        return FileColumn(distinct, ranks, codes=keys.codes is not None, there=keys.present, nans=nans)
+
+    @staticmethod
+    def _of_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
+        """Of strings: each value once, however often it is repeated. Its keys may be more than the rows have."""
+        keys = keys_of(array.chunk(0).dictionary, kind)
+        distinct, ranks = ranked(keys)
+        indices = pa.chunked_array([chunk.indices for chunk in array.chunks]).combine_chunks()
+        places = indices.fill_null(0).to_numpy(zero_copy_only=False)
+        if not keys.rows:
+            return FileColumn(
+                distinct,
+                np.zeros(len(places), np.uint32),
+                codes=keys.codes is not None,
+                there=np.zeros(len(places), dtype=np.bool_),
+            )
+        there: Mask | None = None
+        if indices.null_count or keys.present is not None:
+            there = indices.is_valid().to_numpy(zero_copy_only=False)
+            there = there if keys.present is None else there & keys.present[places]
+        return FileColumn(distinct, ranks[places], codes=keys.codes is not None, there=there)
 
     @staticmethod
     def absent(schemas: Sequence[Schema], wanted: Wanted, rows: int, path: str) -> FileColumn:
@@ -63,10 +92,16 @@ class FileColumn:
         first. Unreadable where a default is of a field in a struct, which may be null itself, or is no key."""
         column = next((found for schema in schemas if (found := schema.column(wanted.column_id))), None)
         if column is None or column.initial_default is None:
-            return FileColumn(keys_of(pa.nulls(rows), wanted.kind))
+            return FileColumn._of_keys(keys_of(pa.nulls(rows), wanted.kind))
         if column.parent is not None:
             raise Unreadable(path, f"it lacks {column.name}, which has a default within a struct")
-        return FileColumn(_repeated(_default(column, wanted.kind, path), wanted.kind, rows))
+        return FileColumn._constant(_default(column, wanted.kind, path), wanted.kind, rows)
+
+    @staticmethod
+    def _constant(key: int | bytes, kind: str, rows: int) -> FileColumn:
+        one = FileColumn._of_keys(_keys_of_one(key, kind))
+        one._ranks, one.rows = np.zeros(rows, dtype=np.uint32), rows
+        return one
 
     @property
     def size_bytes(self) -> int:
@@ -198,8 +233,7 @@ def _default(column: Column, kind: str, path: str) -> int | bytes:
         raise Unreadable(path, f"it lacks {column.name}, whose default is not understood: {error}") from None
 
 
-def _repeated(key: int | bytes, kind: str, rows: int) -> Keys:
+def _keys_of_one(key: int | bytes, kind: str) -> Keys:
     if isinstance(key, int):
-        return Keys(kind, rows, np.full(rows, key, dtype=np.uint64), None, None, None, None)
-    starts = np.arange(rows + 1, dtype=np.int64) * len(key)
-    return Keys(kind, rows, None, starts, np.frombuffer(key * rows, dtype=np.uint8), None, None)
+        return Keys(kind, 1, np.full(1, key, dtype=np.uint64), None, None, None, None)
+    return Keys(kind, 1, None, np.array([0, len(key)], np.int64), np.frombuffer(key, dtype=np.uint8), None, None)

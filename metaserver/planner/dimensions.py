@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 _READ_AT_ONCE = 4
 """Data files of one table."""
+_FOUND_AT_ONCE = 2
+"""Tables whose columns are being read and compared at a time; others wait, so that the memory for it is bounded."""
 _KEYS_SHARE = 4
 """This part of the memory may be of finished key sets."""
 
@@ -62,10 +64,14 @@ class Limits(NamedTuple):
     read_bytes: int
     """Fetched of one table's files for one request."""
     memory_bytes: int
+    decoded_bytes: int
+    """What decoded columns of one table's files may take in memory."""
 
 
 def limits_of(settings: Settings) -> Limits:
-    return Limits(settings.join_rows_limit, settings.join_read_bytes, settings.join_memory_bytes)
+    return Limits(
+        settings.join_rows_limit, settings.join_read_bytes, settings.join_memory_bytes, settings.decoded_limit_bytes
+    )
 
 
 class _File(NamedTuple):
@@ -106,6 +112,7 @@ class Dimensions:
         self._columns: MemoryCache[tuple[str, Wanted, str], FileColumn] = MemoryCache(limits.memory_bytes - keys_bytes)
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes)
         self._under_way: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
+        self._gate = asyncio.Semaphore(_FOUND_AT_ONCE)
         self.files_read = 0
         """Data files, since the start."""
 
@@ -147,23 +154,24 @@ class Dimensions:
         members, bound = asked.question.members, asked.question.bound
         columns = [column for column, _ in asked.columns]
         wanted = tuple(dict.fromkeys((*columns, *wanted_of(bound, members))))
-        try:
-            read = await self._read(scan.metadata, files, wanted)
-        except Unreadable as error:
-            raise LeftOut(f"a data file cannot be read: {error}") from None
+        async with self._gate:
+            try:
+                read = await self._read(scan.metadata, files, wanted)
+            except Unreadable as error:
+                raise LeftOut(f"a data file cannot be read: {error}") from None
 
-        def find() -> tuple[KeySet, ...]:
-            rows = [rows_where(bound, members, one) for one in read]
-            return tuple(_keys_of(one, kind, read, rows) for one, kind in asked.columns)
+            def find() -> tuple[KeySet, ...]:
+                rows = [rows_where(bound, members, one) for one in read]
+                return tuple(_keys_of(one, kind, read, rows) for one, kind in asked.columns)
 
-        found = await asyncio.to_thread(find)
+            found = await asyncio.to_thread(find)
         if scan.complete:
             self._keys.put(key, found, sum(one.size_bytes for one in found) + 8 * len(asked.question.text))
         return found
 
     async def _read(self, metadata: TableMetadata, files: Sequence[_File], wanted: Sequence[Wanted]) -> list[Columns]:
         """The columns of each file."""
-        rows = DataRows(self._objects, asyncio.get_running_loop(), self._limits.read_bytes)
+        rows = DataRows(self._objects, asyncio.get_running_loop(), self._limits.read_bytes, self._limits.decoded_bytes)
         defaults = {one: _default(metadata, one) for one in wanted}
 
         async def read(file: _File) -> Columns:
@@ -204,20 +212,22 @@ def _columns(
 ) -> dict[Wanted, FileColumn]:
     if file.format != "parquet":
         raise Unreadable(file.path, f"it is of the format {file.format or 'unknown'}")
-    arrays = rows.read_all(file.path, file.size, file.records, [one.column_id for one in wanted])
     schemas = _newest_first(metadata)
     found = {}
-    for one in wanted:
-        array = arrays.get(one.column_id)
-        try:
-            if array is not None:
-                found[one] = FileColumn.of(array, one.kind)
-            elif one.column_id in file.identity:
-                raise Unreadable(file.path, "it lacks a column of its partition")
-            else:
-                found[one] = FileColumn.absent(schemas, one, file.records, file.path)
-        except ValueError as error:
-            raise Unreadable(file.path, str(error)) from None
+    with rows.read_all(file.path, file.size, file.records, [one.column_id for one in wanted]) as arrays:
+        for one in wanted:
+            array = arrays.get(one.column_id)
+            try:
+                if array is not None:
+                    found[one] = FileColumn.of(array, one.kind)
+                elif one.column_id in file.identity:
+                    raise Unreadable(file.path, "it lacks a column of its partition")
+                else:
+                    found[one] = FileColumn.absent(schemas, one, file.records, file.path)
+            except ValueError as error:
+                raise Unreadable(file.path, str(error)) from None
+    for column in found.values():  # until the keys of all files are found
+        rows.decoded.take(column.size_bytes, file.path)
     return found
 
 

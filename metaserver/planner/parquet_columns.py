@@ -2,43 +2,26 @@
 
 The rule it keeps: a column is found by the ids that the file carries, or not at all (`Unreadable`). What a file
 costs is bounded: only the chunks of the columns asked for are fetched, of the row groups that hold one of the rows, and
-all that one request fetches is charged to one `Allowance`.
+all that one request fetches, and all that it decodes, is taken from a budget.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from metaserver.errors import BadRequest, StorageError
-from metaserver.iceberg.parquet import InDoubt, Unreadable, column_of, dotted, has_ids, places_of, refuse_large
+from metaserver.iceberg.budget import Budget, Part, decoded_budget
+from metaserver.iceberg.parquet import InDoubt, Unreadable, has_ids, places_of
+from metaserver.iceberg.parquet_reading import BoundedParquet
 from metaserver.index.packing import Longs
 from metaserver.objects.port import ObjectStore
 
-T = TypeVar("T")
-
 _WAIT_S = 120.0
 """For one range; storage gives up before."""
-
-
-class Allowance:
-    """Bytes that may still be fetched."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = self._left = limit_bytes
-
-    def take(self, size_bytes: int, path: str) -> None:
-        """Unreadable where it is used up."""
-        if size_bytes > self._left:
-            raise Unreadable(
-                path, f"to look at its rows takes more than the {self._limit_bytes:,} bytes of one request"
-            )
-        self._left -= size_bytes
 
 
 class _Ranges:
@@ -47,21 +30,29 @@ class _Ranges:
     closed = False
 
     def __init__(
-        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, allowance: Allowance
+        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, path: str, size: int, fetched: Budget
     ) -> None:
         self._objects, self._loop, self._path, self._size = objects, loop, path, size
-        self._allowance = allowance
+        self._fetched = fetched
         self._at = 0
+        self._once: dict[tuple[int, int], bytes] = {}
+        """Ranges that were read to be checked, and that pyarrow reads next."""
 
     def read(self, size: int = -1) -> bytes:
         length = self._size - self._at if size < 0 else max(0, min(size, self._size - self._at))
         if not length:
             return b""
-        self._allowance.take(length, self._path)
-        asked = asyncio.run_coroutine_threadsafe(self._objects.read_range(self._path, self._at, length), self._loop)
-        data = asked.result(_WAIT_S)
+        data = self._once.pop((self._at, length), None)
+        if data is None:
+            data = self._fetch(length)
+            self._once[self._at, length] = data
         self._at += len(data)
         return data
+
+    def _fetch(self, length: int) -> bytes:
+        self._fetched.take(length, self._path)
+        asked = asyncio.run_coroutine_threadsafe(self._objects.read_range(self._path, self._at, length), self._loop)
+        return asked.result(_WAIT_S)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._at = offset + (0, self._at, self._size)[whence]
@@ -92,59 +83,71 @@ class _Ranges:
 class DataRows:
     """Columns of rows of data files. `read` is for a thread, not for the event loop."""
 
-    def __init__(self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, limit_bytes: int) -> None:
+    def __init__(
+        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, limit_bytes: int, decoded_bytes: int
+    ) -> None:
+        """`limit_bytes` is what one request may fetch, `decoded_bytes` what it may hold in memory."""
         self._objects, self._loop = objects, loop
-        self._allowance = Allowance(limit_bytes)
+        self._fetched = Budget(limit_bytes, "to look at its rows, one request would fetch")
+        self.decoded = decoded_budget(decoded_bytes)
 
+    @contextmanager
     def read(
         self, path: str, size: int, records: int, column_ids: Sequence[int], rows: Longs
-    ) -> dict[int, pa.ChunkedArray]:
+    ) -> Iterator[dict[int, pa.ChunkedArray]]:
         """Each column at these rows of the file, int64[n] ascending. Unreadable where the file is not what the manifest
         says, lacks a column, or takes more bytes than there are left."""
 
-        def read(file: pq.ParquetFile) -> dict[int, pa.ChunkedArray]:
-            places = places_of(file.schema_arrow, column_ids)
+        def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
+            places = places_of(file.schema, column_ids)
             absent = [one for one in column_ids if one not in places]
             if absent:
                 raise Unreadable(path, f"it has no column of id {absent[0]}")
-            table = pa.concat_tables(list(_parts(file, dotted(places.values()), rows)))
-            return {one: column_of(table, places[one]) for one in column_ids}
+            return file.columns_at(places, rows)
 
-        return self._read(path, size, records, read)
+        with self._read(path, size, records, read) as found:
+            yield found
 
-    def read_all(self, path: str, size: int, records: int, column_ids: Sequence[int]) -> dict[int, pa.ChunkedArray]:
+    @contextmanager
+    def read_all(
+        self, path: str, size: int, records: int, column_ids: Sequence[int]
+    ) -> Iterator[dict[int, pa.ChunkedArray]]:
         """As `read`, of all rows, without the columns that the file lacks. Unreadable where it has no ids at all."""
 
-        def read(file: pq.ParquetFile) -> dict[int, pa.ChunkedArray]:
-            if not has_ids(file.schema_arrow):
+        def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
+            if not has_ids(file.schema):
                 raise Unreadable(path, "its columns have no field ids")
-            refuse_large(file.metadata, path)
-            places = places_of(file.schema_arrow, column_ids)
-            table = file.read(columns=dotted(places.values()), use_threads=False) if places else pa.table({})
-            return {one: column_of(table, place) for one, place in places.items()}
+            places = places_of(file.schema, column_ids)
+            return file.columns(places) if places else {}
 
-        return self._read(path, size, records, read)
+        with self._read(path, size, records, read) as found:
+            yield found
 
-    def _read(self, path: str, size: int, records: int, read: Callable[[pq.ParquetFile], T]) -> T:
-        source = _Ranges(self._objects, self._loop, path, size, self._allowance)
+    @contextmanager
+    def _read(
+        self, path: str, size: int, records: int, read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
+    ) -> Iterator[dict[int, pa.ChunkedArray]]:
+        """What is decoded counts until the caller has made something of it."""
+        source = _Ranges(self._objects, self._loop, path, size, self._fetched)
+        with Part(self.decoded) as budget:
+            yield self._decoded(source, path, records, read, budget)
+
+    def _decoded(
+        self,
+        source: _Ranges,
+        path: str,
+        records: int,
+        read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
+        budget: Budget,
+    ) -> dict[int, pa.ChunkedArray]:
         try:
-            with pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False) as file:
-                if file.metadata.num_rows != records:
-                    raise Unreadable(path, f"it has {file.metadata.num_rows} rows; its manifest says {records}")
-                return read(file)
+            file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
+            if file.rows != records:
+                raise Unreadable(path, f"it has {file.rows} rows; its manifest says {records}")
+            return read(file)
         except InDoubt as error:
             raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:  # outside of the warehouse, gone, not allowed
             raise Unreadable(path, error.message) from None
         except (pa.ArrowException, OSError) as error:
             raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
-
-
-def _parts(file: pq.ParquetFile, names: list[str], rows: Longs) -> Iterable[pa.Table]:
-    start = at = 0
-    for number in range(file.metadata.num_row_groups):
-        end = start + file.metadata.row_group(number).num_rows
-        until = int(np.searchsorted(rows, end))
-        if until > at:
-            yield file.read_row_group(number, columns=names, use_threads=False).take(rows[at:until] - start)
-        start, at = end, until

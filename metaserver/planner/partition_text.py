@@ -46,14 +46,31 @@ class Dialect:
     """Types, and "null"."""
     comes_back: bool = True
     """Asks again after a plan that was not ready."""
+    needs_residuals: bool = False
+    """Fails, or counts rows wrongly, where a task has no residual; the standard takes the filter in its place."""
+    filters_by_residual: bool = False
+    """Some programs filter rows by the residual alone, so that a weaker one would give them rows that do not match."""
+    binds_residuals: bool = True
+    """Binds a residual by name, to the table's current schema. Other clients may."""
 
 
 STANDARD = Dialect()
-PYICEBERG = Dialect(numbers_for_times=True, unreadable=frozenset({"null", "binary", "fixed"}), comes_back=False)
+JAVA = Dialect(needs_residuals=True, filters_by_residual=True)
+PYICEBERG = Dialect(
+    numbers_for_times=True,
+    unreadable=frozenset({"null", "binary", "fixed"}),
+    comes_back=False,
+    needs_residuals=True,
+    binds_residuals=False,
+)
 
 
-def dialect_of(user_agent: str) -> Dialect:
-    return PYICEBERG if user_agent.startswith("PyIceberg/") else STANDARD
+def dialect_of(user_agent: str, client_version: str = "") -> Dialect:
+    """`client_version` is the header X-Client-Version, which Iceberg's Java client sends."""
+    if user_agent.startswith("PyIceberg/"):
+        return PYICEBERG
+    is_java = user_agent.startswith("Apache-HttpClient/") or client_version.startswith("Apache Iceberg")
+    return JAVA if is_java else STANDARD
 
 
 class _Field(NamedTuple):

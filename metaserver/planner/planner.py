@@ -24,6 +24,8 @@ from cache.memory import MemoryCache
 from cache.opening import open_stack
 from cache.single_flight import SingleFlight
 from cache.stack import Stack
+from metaserver.catalog.commit import table_uuid
+from metaserver.catalog.own_files import ALLOWED_LOCATIONS
 from metaserver.clock import Clock
 from metaserver.errors import NotFound
 from metaserver.iceberg.expressions import TRUE
@@ -37,6 +39,7 @@ from metaserver.index.definitions import IndexDefinition
 from metaserver.index.indexes import Indexes
 from metaserver.index.usage import Usage
 from metaserver.objects.port import ObjectStore
+from metaserver.planner.borders import Borders
 from metaserver.planner.consulting import Consulting
 from metaserver.planner.coverage import coverages_bytes
 from metaserver.planner.deletes import DeleteIndex
@@ -85,6 +88,8 @@ class _Held:
     files: int
     """Live files, those of manifests that the view leaves out included."""
     plans: MemoryCache[tuple[object, ...], Scan]
+    checked: set[tuple[str, ...]]
+    """For which tables, and states of what they may name, `Borders` has found nothing."""
     charged_bytes: int = 0
     """Of `added_bytes`, what is on the planner's account; `_LET_GO` when the view no longer is."""
 
@@ -137,8 +142,10 @@ class Planner:
         budget_bytes: int,
         time_budget_s: float,
         consulting: Consulting | None = None,
+        borders: Borders | None = None,
     ) -> None:
-        """Without `consulting` no index is used."""
+        """Without `consulting` no index is used; without `borders` a table may name any file."""
+        self._borders = borders
         self._blocks = blocks
         self._consulting = consulting
         self._clock = clock
@@ -163,7 +170,7 @@ class Planner:
     async def plan(self, question: Question, entry: Entry | None = None) -> Scan:
         """As `scan`, of a request whose filter is bound. Corrupt naming a file of the table."""
         metadata, request = question.metadata, question.request
-        held = await self._held(question)
+        held = await self._allowed(question, entry)
         # The current schema beside that of the scan: it tells what answers say of partitions and columns.
         schemas = (question.schema.id, metadata.current_schema_id)
         advice = self._advice(question, entry)
@@ -214,14 +221,14 @@ class Planner:
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
         """The files of a snapshot, none pruned."""
-        held = await self._held(Question.ask(metadata, request), whole=True)
+        held = await self._allowed(Question.ask(metadata, request), None, whole=True)
         self._shed(held)
         return held.view
 
     async def explain(self, question: Question, entry: Entry | None = None) -> Scan:
         """As `plan`, planned anew whatever is kept, with files and bytes in its stages."""
         before_s = self._clock.monotonic()
-        held = await self._held(question, whole=True)  # what is left out unread cannot be told
+        held = await self._allowed(question, entry, whole=True)  # what is left out unread cannot be told
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         scan = await self._make(held, question, self._advice(question, entry), loaded_us=loaded_us)
         self._shed(held)
@@ -246,6 +253,23 @@ class Planner:
             plans=self._plans,
             plan_hits=self._plan_hits,
         )
+
+    async def check_paths(self, metadata: TableMetadata, uuid: str, paths: Sequence[str]) -> None:
+        """Forbidden where one of the manifests, or lists of them, is not the table's to name."""
+        if self._borders is not None:
+            await self._borders.check_paths(uuid, metadata, paths)
+
+    async def _allowed(self, question: Question, entry: Entry | None, *, whole: bool = False) -> _Held:
+        """As `_held`. Forbidden where the table may not name what the snapshot names."""
+        held = await self._held(question, whole=whole)
+        if self._borders is not None and question.snapshot is not None:
+            metadata = question.metadata
+            uuid = entry.uuid if entry is not None else table_uuid(metadata)
+            mark = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
+            if mark not in held.checked:
+                await self._borders.check(uuid, metadata, _lists(question), held.view)
+                held.checked.add(mark)
+        return held
 
     async def _held(self, question: Question, *, whole: bool = False) -> _Held:
         """The view of the snapshot; where that is not in memory, and not all is asked for, of those of its manifests
@@ -275,7 +299,7 @@ class Planner:
             view = TableView(tuple(chosen.values()), blocks[:count], deletes, blocks[count:], ordinals=ordinals)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             files = view.rows + sum(_live(one) for number, one in enumerate(data) if number not in chosen)
-            fresh = self._views[key] = _Held(view, index, files, MemoryCache(_PLANS_BYTES))
+            fresh = self._views[key] = _Held(view, index, files, MemoryCache(_PLANS_BYTES), set())
             self._charge(fresh)
             return fresh
 
@@ -386,6 +410,13 @@ def _view_key(question: Question) -> tuple[str, ...]:
     return (_list_name(question.snapshot),)
 
 
+def _lists(question: Question) -> list[str]:
+    snapshots = [question.snapshot] if question.snapshot is not None else []
+    if question.request.incremental:
+        snapshots = [*appended(question.metadata, question.request)]
+    return [one.manifest_list for one in snapshots if one.manifest_list is not None]
+
+
 def _tells_of(kept: Scan, metadata: TableMetadata) -> bool:
     """Whether a kept plan was made with the same schemas and specs: tables registered from one metadata file share
     snapshots, and may go different ways afterwards."""
@@ -435,8 +466,10 @@ async def open_planner(
     *,
     indexes: Indexes | None = None,
     usage: Usage | None = None,
+    borders: Borders | None = None,
 ) -> AsyncIterator[Planner]:
-    """The planner with its decoding threads and its folder on the local disk. Without `indexes` it uses none."""
+    """The planner with its decoding threads and its folder on the local disk. Without `indexes` it uses none, without
+    `borders` tables may name any file."""
     consulting = None
     if indexes is not None:
         consulting = Consulting(indexes, usage or Usage(), clock, wait_s=settings.index_wait_s)
@@ -469,6 +502,7 @@ async def open_planner(
                 budget_bytes=settings.plan_memory_bytes,
                 time_budget_s=settings.plan_time_budget_s,
                 consulting=consulting,
+                borders=borders,
             )
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

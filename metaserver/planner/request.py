@@ -8,12 +8,13 @@ from functools import cached_property
 import msgspec
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.binding import bind
+from metaserver.iceberg.binding import bind, terms_of
 from metaserver.iceberg.expressions import TRUE, And, Bound, Expression, Op, Unbound, all_of, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.projection import Projected, project
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.snapshot import Snapshot
+from metaserver.iceberg.values import decimal_scale
 from metaserver.planner.members import Members, parted
 
 _LONG_CHARACTERS = 30_000
@@ -110,31 +111,100 @@ class Question(msgspec.Struct, frozen=True, dict=True):
 
 
 def asked_by_java(metadata: TableMetadata, request: ScanRequest) -> Question:
-    """As Iceberg's Java means it. It asks for the snapshot's schema whenever it names a snapshot; but of a branch's
-    newest one Spark asks so by today's names, which may be other columns' since. As either may be meant, what is asked
-    by such a name leaves no file out. BadRequest where it is asked of partitions alone: there Spark filters no row.
+    """As Iceberg's Java means it. It asks for the snapshot's schema whenever it names a snapshot; but while a snapshot
+    is a branch's newest, Spark asks by the names of the table's schema at that time. Those may be names of other
+    columns in the snapshot's schema, or of columns whose type the literals are not of. A part of the filter that the
+    schemas do not agree about leaves no file out.
+
+    BadRequest for a filter that no schema can bind, and for a part that two schemas bind differently to partitions
+    alone: Spark filters no row by what partition values decide, so the files have to be the right ones.
     """
-    question = Question.ask(metadata, request)
-    heads = {metadata.current_snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values() if ref.is_branch)}
-    if question.schema is metadata.current_schema or question.snapshot_id not in heads:
-        return question
-    sure, of_partitions, filtered = [], [], set()
+    snapshot = resolve_snapshot(metadata, request)
+    schema = resolve_schema(metadata, snapshot, request)
+    others = _schemas_meanwhile(metadata, snapshot, schema) if request.use_snapshot_schema else []
+    if not others:
+        return Question.ask(metadata, request)
+    sure, ambiguous, filtered = [], [], set()
     for one in request.filter.children if isinstance(request.filter, And) else (request.filter,):
         part = msgspec.structs.replace(request, filter=one)
-        both = [bind_filter(metadata, schema, part) for schema in (question.schema, metadata.current_schema)]
-        if both[0] == both[1]:
-            sure.append(one)
-        elif any(_is_of_partitions_alone(bound, metadata) for bound in both):
-            of_partitions.append(one)
-        elif isinstance(one, Unbound) and one.op is not Op.IS_NULL:
-            filtered.add(one.name)
+        readings = [_Reading.of(metadata, each, part) for each in (schema, *others)]
+        bound = {repr(each.bound): each.bound for each in readings if each.bound is not None}
+        if not bound:
+            bind_filter(metadata, schema, part)  # raises, with what is wrong by the snapshot's schema
+        elif all(each.terms == readings[0].terms for each in readings):
+            sure.append(next(iter(bound.values())))
+        elif not any(_is_of_partitions_alone(each, metadata) for each in bound.values()):
+            if isinstance(one, Unbound) and one.op is not Op.IS_NULL:
+                filtered.add(one.name)
+        elif len(bound) == 1:  # no other schema can be meant
+            sure += bound.values()
+        else:
+            ambiguous.append(one)
     # Beside each comparison Spark asks that the column is not null, which it filters by the comparison.
-    if any(not (isinstance(one, Unbound) and one.op is Op.NOT_NULL and one.name in filtered) for one in of_partitions):
+    if any(not (isinstance(one, Unbound) and one.op is Op.NOT_NULL and one.name in filtered) for one in ambiguous):
         raise BadRequest(
             "Columns that the filter names have changed names since the table's newest snapshot, and either may be "
-            "meant; any commit of rows ends that, or filter by columns that are no partitions'"
+            "meant; filter by columns that are no partitions', let the client plan (the table's property "
+            "seamark.scan-planning-mode at client), or commit rows: any commit of rows ends that"
         )
     return Question.ask(metadata, msgspec.structs.replace(request, filter=all_of(*sure)))
+
+
+def names_are_ambiguous(metadata: TableMetadata) -> bool:
+    """Whether a filter on the current snapshot may name a column that has another name, or is another column, in the
+    snapshot's own schema: `asked_by_java` cannot tell then what is meant."""
+    snapshot = metadata.current_snapshot
+    then = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
+    if then is None or then.id == metadata.current_schema_id:
+        return False
+    by_name, now = _folded(then), _folded(metadata.current_schema)
+    return any(ids != now.get(name, ids) for name, ids in by_name.items())
+
+
+def _folded(schema: Schema) -> dict[str, set[int]]:
+    """Columns by name without regard to case, as Spark names them."""
+    found: dict[str, set[int]] = {}
+    for name, column_id in schema.index.by_name.items():
+        found.setdefault(name.lower(), set()).add(column_id)
+    return found
+
+
+def _schemas_meanwhile(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
+    """Other schemas that the table may have had while the snapshot was the newest of a branch: those from its own to
+    the current one, or to the one by which the next snapshot was committed."""
+    if snapshot is None or len(metadata.schemas) == 1:
+        return []
+    heads = {metadata.current_snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values() if ref.is_branch)}
+    last = {one.schema_id for one in metadata.snapshots if one.parent_snapshot_id == snapshot.snapshot_id} - {None}
+    if snapshot.snapshot_id in heads:
+        last.add(metadata.current_schema_id)
+    ids = [schema.id, *(one for one in last if one is not None)]
+    return [one for one in metadata.schemas if min(ids) <= one.id <= max(ids) and one.id != schema.id]
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """What a part of a filter means by one schema."""
+
+    bound: Expression | None
+    """None where the schema cannot bind it."""
+    terms: tuple[tuple[int, str, str], ...] | None
+    """Of each predicate the column, the transform and the family of types: alike in two schemas, so is the meaning."""
+
+    @classmethod
+    def of(cls, metadata: TableMetadata, schema: Schema, part: ScanRequest) -> _Reading:
+        try:
+            bound = bind_filter(metadata, schema, part)
+            terms = terms_of(part.filter, schema, metadata.schemas, case_sensitive=part.case_sensitive)
+        except BadRequest:
+            return cls(None, None)
+        return cls(bound, tuple((column_id, transform, _family(kind)) for column_id, transform, kind in terms))
+
+
+def _family(kind: str) -> str:
+    """The same for numbers of types that a column may be promoted between: a literal means the same in both."""
+    if kind.startswith("decimal"):
+        return f"decimal of scale {decimal_scale(kind)}"
+    return {"int": "long", "float": "double"}.get(kind, kind)
 
 
 def _is_of_partitions_alone(bound: Expression, metadata: TableMetadata) -> bool:

@@ -7,8 +7,10 @@ from types import MappingProxyType
 
 import msgspec
 
+from metaserver.iceberg.evaluation import may_match
 from metaserver.iceberg.expressions import Expression, Value
 from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.projection import Projected, deciding_fields, project
 from metaserver.iceberg.residuals import Residuals
 from metaserver.iceberg.schema import Schema
@@ -79,7 +81,7 @@ class Scan:
         """Live files of the snapshot, those of manifests that did not have to be read included."""
         self.metadata = metadata
         """Of the table when it was planned; partition specs are looked up in it."""
-        self._projected = projected
+        self._projections = dict(projected)
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
         self._kinds: dict[int, dict[int, str]] = {}
@@ -111,18 +113,36 @@ class Scan:
         key = (spec_id, fields, repr(partition) if zero else partition)
         found = self._residuals.get(key)
         if found is None:
-            kinds = self.deciding(spec_id)
-            found = residuals(
-                {
-                    field_id: value
-                    for (field_id, stored), value in zip(fields, partition, strict=True)
-                    if value is None or comparable(stored, kinds.get(field_id, ""))
-                }
-            )
+            found = residuals(self._values_of(spec_id, fields, partition))
             if len(self._residuals) >= _RESIDUALS_MAX:
                 self._residuals.clear()
             self._residuals[key] = found
         return found
+
+    def may_match(self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]) -> bool:
+        """Whether the residual is not FALSE, by what the filter demands of partitions alone: many terms are none."""
+        spec = self.metadata.spec(spec_id)
+        if spec is None:
+            return True
+        demand = self._projection(spec_id, spec).possible
+        return may_match(demand, self._values_of(spec_id, fields, partition))
+
+    def _projection(self, spec_id: int, spec: PartitionSpec) -> Projected:
+        found = self._projections.get(spec_id)
+        if found is None:
+            found = self._projections[spec_id] = project(self.bound, spec)
+        return found
+
+    def _values_of(
+        self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
+    ) -> dict[int, Value | None]:
+        """Those that decide parts of the filter, by field id."""
+        kinds = self.deciding(spec_id)
+        return {
+            field_id: value
+            for (field_id, stored), value in zip(fields, partition, strict=True)
+            if value is None or comparable(stored, kinds.get(field_id, ""))
+        }
 
     def deciding(self, spec_id: int) -> Mapping[int, str]:
         """The partition fields whose values decide parts of the filter, by id, and the type that they must be of for
@@ -130,16 +150,14 @@ class Scan:
         kinds = self._kinds.get(spec_id)
         if kinds is None:
             spec = self.metadata.spec(spec_id)
-            kinds = (
-                {} if spec is None else deciding_fields(self._projected.get(spec_id) or project(self.bound, spec), spec)
-            )
+            kinds = {} if spec is None else deciding_fields(self._projection(spec_id, spec), spec)
             self._kinds[spec_id] = kinds
         return kinds
 
     def _residuals_of(self, spec_id: int) -> Residuals | None:
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
-            known = self._projected.get(spec_id)
+            known = None if spec is None else self._projection(spec_id, spec)
             self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, known)
         return self._by_spec[spec_id]
 

@@ -5,10 +5,10 @@ So any worker and any replica can answer it, after any restart. The rule it keep
 files found. The view of a snapshot is the same everywhere, while one plan may keep a file that another, with more time,
 could leave out; pages counted in files found would then overlap, or lose files between them.
 
-Layout, before base64: version (1 byte), HMAC-SHA256 cut to 16 bytes (RFC 2104, 5), first row and end row (8 bytes each,
-big-endian), deflated msgpack of `Asked`. The MAC covers the purpose and the table's UUID, too, which therefore need not
-be in the token: one for another table, of another purpose, changed or made up is none of ours. Nothing is unpacked
-before the MAC fits.
+Layout, before base64: version (1 byte), id of the signing key (8), HMAC-SHA256 cut to 16 bytes (RFC 2104, 5), first row
+and end row (8 bytes each, big-endian), deflated msgpack of `Asked`. The MAC covers the purpose and the table's UUID,
+too, which therefore need not be in the token: one for another table, of another purpose, changed or made up is none of
+ours. Nothing is unpacked before the MAC fits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import zlib
 
 import msgspec
 
-VERSION = 1
-SECRET_NAME = "scan-planning"  # noqa: S105  the name, not the secret
+from metaserver.access.keyring import ID_BYTES, Keyring
+
+VERSION = 2
+_PURPOSE = "scan-planning"
 TOKENS_BYTES_MAX = 1 << 20
 """What all plan tasks of one answer may take together."""
 ROWS_MAX = 2**63 - 1
@@ -31,7 +33,7 @@ ROWS_MAX = 2**63 - 1
 
 _MAC_BYTES = 16
 _ROWS = struct.Struct(">qq")
-_HEAD_BYTES = 1 + _MAC_BYTES + _ROWS.size
+_HEAD_BYTES = 1 + ID_BYTES + _MAC_BYTES + _ROWS.size
 _TASK, _PLAN = b"plan-task", b"plan-id"
 
 
@@ -63,10 +65,10 @@ class PlanTask(msgspec.Struct, frozen=True):
 
 
 class Tokens:
-    """Seals and opens. `secret` is shared by all replicas."""
+    """Seals and opens. The keyring is shared by all replicas."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
 
     def plan_task(self, packed: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
         """`packed` is what `pack` made of the request, once for all pages. URL-safe text."""
@@ -86,7 +88,8 @@ class Tokens:
         return None if body is None else _unpack(body[_ROWS.size :])
 
     def _seal(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
-        sealed = bytes((VERSION,)) + self._mac(purpose, table_uuid, body) + body
+        key_id, key = self._keyring.signing(_PURPOSE)
+        sealed = bytes((VERSION,)) + key_id + _mac(key, purpose, table_uuid, body) + body
         return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
 
     def _open(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
@@ -94,14 +97,17 @@ class Tokens:
             raw = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             return None
-        mac, body = raw[1 : 1 + _MAC_BYTES], raw[1 + _MAC_BYTES :]
-        if raw[:1] != bytes((VERSION,)) or not hmac.compare_digest(mac, self._mac(purpose, table_uuid, body)):
+        signed = 1 + ID_BYTES
+        mac, body = raw[signed : signed + _MAC_BYTES], raw[signed + _MAC_BYTES :]
+        key = self._keyring.verifying(_PURPOSE, raw[1:signed])
+        if raw[:1] != bytes((VERSION,)) or key is None:
             return None
-        return body
+        return body if hmac.compare_digest(mac, _mac(key, purpose, table_uuid, body)) else None
 
-    def _mac(self, purpose: bytes, table_uuid: str, body: bytes) -> bytes:
-        about = b"%d\n%s\n%s\n" % (VERSION, purpose, table_uuid.encode())
-        return hmac.digest(self._secret, about + body, hashlib.sha256)[:_MAC_BYTES]
+
+def _mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> bytes:
+    about = b"%d\n%s\n%s\n" % (VERSION, purpose, table_uuid.encode())
+    return hmac.digest(key, about + body, hashlib.sha256)[:_MAC_BYTES]
 
 
 def pack(asked: Asked) -> bytes:
@@ -114,7 +120,7 @@ def _unpack(packed: bytes) -> Asked:
 
 
 def page_count(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
-    """Into how many plan tasks an answer of `files` is cut; 0 means that all of it is answered at once.
+    """Into how many plan tasks an answer of `files` is cut; 0 means that it is not cut, but answered at once.
 
     A plan past `inline_limit` has two pages at least, so that a client has something to do in parallel. Each token
     carries the filter: where that is long (an IN list of thousands), pages grow rather than the sum of the tokens.

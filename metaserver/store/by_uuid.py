@@ -8,6 +8,9 @@ from metaserver.errors import NoSuchTable
 from metaserver.store.statement import Statement, Steps
 
 _KEPT = ("index_files", "index_versions", "producers")
+_NAMED = ("entries", "dropped")
+UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _NAMED)  # noqa: S608
+"""No name leads to the table with the UUID in the first parameter."""
 
 
 def hold_table(uuid: str) -> Steps[None]:
@@ -20,8 +23,8 @@ def hold_table(uuid: str) -> Steps[None]:
     raise NoSuchTable(f"No table has the uuid {uuid}")
 
 
-def forget_unnamed(uuid: str) -> Steps[None]:
-    """Removes what is kept for the table if no name leads to it any more."""
-    unnamed = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in ("entries", "dropped"))  # noqa: S608
-    for table in _KEPT:
-        yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {unnamed}", (uuid,))  # noqa: S608
+def forget_unnamed(uuid: str, *, purged: bool = False) -> Steps[None]:
+    """Removes what is kept for the table if no name leads to it any more. `purged`: its files are yet to be deleted, so
+    its locations stay claimed (`ReleaseLocations`)."""
+    for table in (*_KEPT, *(() if purged else ("claims",))):
+        yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608

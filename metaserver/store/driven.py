@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from metaserver.clock import Clock
 from metaserver.errors import Corrupt
-from metaserver.store import instants, queries, records
+from metaserver.store import claims, instants, queries, records
 from metaserver.store.operations import transaction
 from metaserver.store.port import (
     AuditRecord,
+    Claim,
     DroppedEntry,
     Entry,
     EntryKind,
@@ -31,6 +32,7 @@ from metaserver.store.port import (
     Operation,
     PlanTable,
     ProducerState,
+    ShownPlan,
     Token,
 )
 from metaserver.store.statement import Steps
@@ -94,6 +96,18 @@ class DrivenStore(ABC):
     async def names_of(self, uuid: str) -> int:
         return await self._point(lambda: queries.names_of(uuid))
 
+    async def claims(self, uuid: str) -> list[Claim]:
+        return await self._point(lambda: claims.of(uuid))
+
+    async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+        return await self._list(lambda: claims.overlapping([*keys], uuid, limit))
+
+    async def gave_up(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
+        return await self._point(lambda: claims.gave_up(uuid, namespace, name))
+
+    async def unclaimed(self, limit: int) -> list[Entry]:
+        return await self._list(lambda: queries.unclaimed(limit))
+
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         return await self._list(lambda: queries.indexed_tables(after, limit))
 
@@ -108,6 +122,11 @@ class DrivenStore(ABC):
 
     async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
         return await self._point(lambda: queries.plan_table(namespace, name))
+
+    async def plan_snapshots(
+        self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
+    ) -> list[ShownPlan]:
+        return await self._list(lambda: queries.plan_snapshots(namespace, of_name, uuid, audience, now_ms, limit))
 
     async def plan_table_count(self) -> int:
         return await self._list(queries.plan_table_count)
@@ -152,8 +171,11 @@ class DrivenStore(ABC):
     async def cursor(self, consumer: str) -> str | None:
         return await self._point(lambda: queries.cursor(consumer))
 
-    async def secret(self, name: str, candidate: bytes) -> bytes:
-        return await self._change(lambda: records.secret(name, candidate))
+    async def secret(self, name: str) -> bytes | None:
+        return await self._point(lambda: queries.secret(name))
+
+    async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
+        return await self._change(lambda: records.swap_secret(name, expected, value))
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
         return await self._change(lambda: records.prune(now_ms, audit_before_ms, metrics_before_ms, limit))

@@ -118,11 +118,37 @@ _PLAN_TABLES = (
     "CREATE INDEX plan_tables_retired ON plan_tables (id) WHERE name IS NULL",
 )
 
+_CLAIMS = (
+    # Filled by the catalog, which can read where older tables lie (`catalog/claims.py`).
+    """CREATE TABLE claims (
+        location {text} NOT NULL, uuid {text} NOT NULL, shared {int} NOT NULL, PRIMARY KEY (location, uuid)
+    ) {table}""",
+    "CREATE INDEX claims_by_uuid ON claims (uuid)",
+    "CREATE TABLE claim_turns (turn {int} NOT NULL)",
+    "INSERT INTO claim_turns (turn) VALUES (0)",
+)
+
+_PLAN_SNAPSHOTS = (
+    "ALTER TABLE plan_tables ADD COLUMN audience {text}",
+    "ALTER TABLE plan_tables ADD COLUMN shown_id {int}",
+    "ALTER TABLE plan_tables ADD COLUMN shown {text}",
+    "CREATE INDEX plan_tables_shown ON plan_tables (namespace, of_name, audience, expires_ms) "
+    "WHERE audience IS NOT NULL AND name IS NOT NULL",
+)
+
+_NO_PLAIN_SECRETS = (
+    # Signing keys as they were: whoever had a copy of the database could sign with them. New ones are encrypted.
+    "DELETE FROM secrets",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
     {"": _PRODUCERS},
     {"": _PLAN_TABLES},
+    {"": _CLAIMS},
+    {"": _PLAN_SNAPSHOTS},
+    {"": _NO_PLAIN_SECRETS},
 )
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
 

@@ -20,6 +20,7 @@ from metaserver.errors import (
 )
 from metaserver.store import port
 from metaserver.store.by_uuid import forget_unnamed
+from metaserver.store.claims import check_restored
 from metaserver.store.port import Entry, EntryKind, NamespacePath
 from metaserver.store.rows import DROPPED, ENTRY, from_entry, pack, pack_json, space_of, to_dropped, to_entry, unpack
 from metaserver.store.statement import Row, Statement, Steps, marks
@@ -222,7 +223,9 @@ def restore_entry(op: port.RestoreEntry, now_ms: int) -> Steps[None]:
     )
     if not rows:
         raise NotFound(f"Dropped entry does not exist or its retention has ended: {op.dropped_id}")
-    yield from _put_entry(_moved(to_dropped(rows[0]).entry, op.namespace, op.name))
+    entry = to_dropped(rows[0]).entry
+    yield from check_restored(entry.uuid)
+    yield from _put_entry(_moved(entry, op.namespace, op.name))
 
 
 _NAMED = ("entries", "dropped")
@@ -238,4 +241,4 @@ def forget_dropped(op: port.ForgetDropped, now_ms: int) -> Steps[None]:
         live = yield Statement(f"{others} LIMIT 1", (rows[0][0],))
         if live:
             raise CommitConflict(f"{show(unpack(live[0][0]), live[0][1])} has the same uuid, so its files are in use")
-    yield from forget_unnamed(rows[0][0])
+    yield from forget_unnamed(rows[0][0], purged=op.unshared)

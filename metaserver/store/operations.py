@@ -5,7 +5,7 @@ So every insert says `ON CONFLICT` and tells by `RETURNING` whether it happened,
 WHERE, and what a missing row means is asked afterwards. Under READ COMMITTED that is race-free: a concurrent writer of
 the same row is waited for and the condition is checked again on what it left.
 
-The generators are in `names`, `instants`, `records`, `index_files`, `producers` and `plan_tables`.
+The generators are in `names`, `instants`, `records`, `index_files`, `claims`, `producers` and `plan_tables`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from metaserver.store import index_files, instants, names, plan_tables, port, producers, records
+from metaserver.store import claims, index_files, instants, names, plan_tables, port, producers, records
 from metaserver.store.statement import Steps
 
 
@@ -50,9 +50,14 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     port.ReplaceIndexFiles: index_files.replace,
     port.QuarantineIndexFile: index_files.quarantine,
     port.ForgetIndexFile: index_files.forget,
+    port.ClaimLocations: claims.claim,
+    port.AllowLocations: claims.allow,
+    port.ReleaseLocations: claims.release,
     port.AdvanceProducer: producers.advance,
     port.KeepPlanTable: plan_tables.keep,
     port.RenewPlanTable: plan_tables.renew,
+    port.LeasePlanSnapshots: plan_tables.lease,
+    port.DropPlanSnapshots: plan_tables.drop,
     port.RetirePlanTables: plan_tables.retire,
     port.ForgetPlanTable: plan_tables.forget,
 }

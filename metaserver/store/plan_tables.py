@@ -7,13 +7,13 @@ plan with other files, and what a crash leaves behind is still known.
 from __future__ import annotations
 
 from metaserver.store import port
-from metaserver.store.rows import PLAN_TABLE, from_plan_table, to_plan_table
+from metaserver.store.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
 from metaserver.store.statement import Statement, Steps, marks
 
 
 def keep(op: port.KeepPlanTable, now_ms: int) -> Steps[port.PlanTable]:
     rows = yield Statement(
-        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({marks(13)}) ON CONFLICT (namespace, name) DO UPDATE SET "  # noqa: S608
+        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({marks(16)}) ON CONFLICT (namespace, name) DO UPDATE SET "  # noqa: S608
         "expires_ms = CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
         f"ELSE plan_tables.expires_ms END RETURNING {PLAN_TABLE}",
         from_plan_table(op.plan),
@@ -28,6 +28,31 @@ def renew(op: port.RenewPlanTable, now_ms: int) -> Steps[bool]:
         (op.expires_ms, op.id),
     )
     return bool(rows)
+
+
+def lease(op: port.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
+    new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
+    found = 0
+    for shown_id in op.shown_ids:
+        rows = yield Statement(
+            f"UPDATE plan_tables SET expires_ms = {new} WHERE namespace = $2 AND of_name = $3 AND audience = $4 "  # noqa: S608
+            "AND shown_id = $5 AND name IS NOT NULL RETURNING 1",
+            (op.expires_ms, pack(op.namespace), op.of_name, op.audience, shown_id),
+        )
+        found += len(rows)
+    return found
+
+
+def drop(op: port.DropPlanSnapshots, now_ms: int) -> Steps[int]:
+    dropped = 0
+    for shown_id in op.shown_ids:
+        rows = yield Statement(
+            "UPDATE plan_tables SET name = NULL WHERE namespace = $1 AND of_name = $2 AND shown_id = $3 "
+            "AND audience IS NOT NULL AND name IS NOT NULL RETURNING 1",
+            (pack(op.namespace), op.of_name, shown_id),
+        )
+        dropped += len(rows)
+    return dropped
 
 
 def retire(op: port.RetirePlanTables, now_ms: int) -> Steps[int]:

@@ -160,6 +160,21 @@ class PlanTable(msgspec.Struct, frozen=True):
     """Data files that it chose from, and their bytes; None where not all manifests were read."""
     considered_bytes: int | None
     expires_ms: int
+    audience: str | None = None
+    """Value of `X-Seamark-Plans` under which the plan was made: only requests with the same value reach the plan. None:
+    a plan that has a name for every reader of the table."""
+    shown_id: int | None = None
+    """Id of the snapshot that shows the plan to the audience; None for a plan view."""
+    shown: str | None = None
+    """That snapshot, as JSON."""
+
+
+class ShownPlan(msgspec.Struct, frozen=True):
+    """A plan snapshot that loadTable adds to its answer."""
+
+    shown_id: int
+    snapshot: str
+    """JSON."""
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):
@@ -226,6 +241,26 @@ class AuditRecord(msgspec.Struct, frozen=True):
     status: int
     request_id: str
     remote: str = ""
+
+
+class ClaimedLocation(msgspec.Struct, frozen=True):
+    key: str
+    """In one spelling for each place, so that text that differs is another place."""
+    shared: bool = False
+    """Others may claim it as shared, too: a folder for files that several tables name."""
+    shown: str = ""
+    """As the client wrote it, and what it is; for messages."""
+    what: str = "The location"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """`uuid` stands for a table, view or function that has files at `location` (a key) or below."""
+
+    location: str
+    uuid: str
+    shared: bool
+    allowed: bool = False
+    """It claims nothing there, but may name others' files."""
 
 
 # Operations of a transaction -----------------------------------------------------------------------------------------
@@ -304,7 +339,8 @@ class DropEntry(msgspec.Struct, frozen=True):
 class RestoreEntry(msgspec.Struct, frozen=True):
     """Brings a dropped entry back under (namespace, name).
 
-    NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry."""
+    NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry; CommitConflict where something
+    else lies in its place by now."""
 
     dropped_id: str
     namespace: NamespacePath
@@ -317,6 +353,36 @@ class ForgetDropped(msgspec.Struct, frozen=True):
 
     dropped_id: str
     unshared: bool = False
+
+
+class ClaimLocations(msgspec.Struct, frozen=True):
+    """What the UUID stands for lies at these locations, besides those where it lay. BadRequest for one that overlaps
+    (is, holds, or lies in) another's: live, dropped, or being purged."""
+
+    uuid: str
+    locations: tuple[ClaimedLocation, ...]
+    fresh: bool = False
+    """If set: BadRequest where the UUID has claims already."""
+    namespace: NamespacePath = ()
+    """Its name, if given: it may lie just where something lies that was dropped by this name."""
+    name: str = ""
+    checked: bool = True
+    """If not: no matter whom they overlap; for what existed before claims did."""
+    returns: bool = False
+    """If set: what was dropped may come back by it. CommitConflict where something live lies just where it lies."""
+
+
+class AllowLocations(msgspec.Struct, frozen=True):
+    """The table may name files at these locations, whosever they are, and at no others that were allowed before."""
+
+    uuid: str
+    locations: tuple[ClaimedLocation, ...]
+
+
+class ReleaseLocations(msgspec.Struct, frozen=True):
+    """Removes the claims of what no name, live or dropped, leads to any more."""
+
+    uuid: str
 
 
 class ReplaceIndexFiles(msgspec.Struct, frozen=True):
@@ -381,6 +447,26 @@ class RenewPlanTable(msgspec.Struct, frozen=True):
     expires_ms: int
 
 
+class LeasePlanSnapshots(msgspec.Struct, frozen=True):
+    """Sets the leases of an audience's plan snapshots of one table: no lease becomes shorter, except that `withdraw`
+    ends them at `expires_ms`. The result is the number of plans that were found."""
+
+    namespace: NamespacePath
+    of_name: str
+    audience: str
+    shown_ids: tuple[int, ...]
+    expires_ms: int
+    withdraw: bool = False
+
+
+class DropPlanSnapshots(msgspec.Struct, frozen=True):
+    """Retires the plan snapshots of a table with these ids, whoever made them. The result is their number."""
+
+    namespace: NamespacePath
+    of_name: str
+    shown_ids: tuple[int, ...]
+
+
 class RetirePlanTables(msgspec.Struct, frozen=True):
     """Takes their names from those whose lease ended before then, the oldest first. The result is how many."""
 
@@ -420,7 +506,10 @@ class SaveIdempotency(msgspec.Struct, frozen=True):
 
 
 class SaveMetricsReport(msgspec.Struct, frozen=True):
+    """Of the table's reports, the newest `keep` stay; None keeps all."""
+
     report: MetricsReport
+    keep: int | None = None
 
 
 class SaveToken(msgspec.Struct, frozen=True):
@@ -485,12 +574,17 @@ Operation = (
     | DropEntry
     | RestoreEntry
     | ForgetDropped
+    | ClaimLocations
+    | AllowLocations
+    | ReleaseLocations
     | ReplaceIndexFiles
     | QuarantineIndexFile
     | ForgetIndexFile
     | AdvanceProducer
     | KeepPlanTable
     | RenewPlanTable
+    | LeasePlanSnapshots
+    | DropPlanSnapshots
     | RetirePlanTables
     | ForgetPlanTable
     | RecordInstant
@@ -561,6 +655,20 @@ class PointerStore(Protocol):
     async def names_of(self, uuid: str) -> int:
         """How many names, live and dropped, lead to the table with this uuid: more than one share its files."""
 
+    async def claims(self, uuid: str) -> list[Claim]:
+        """Where it lies, and lay."""
+
+    async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+        """Those of others than `uuid` that overlap one of `keys`: of those that hold it, all; of those within, the
+        first `limit`."""
+
+    async def gave_up(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
+        """Whether it is dropped, by this name, and nothing live has its UUID: what is made anew by that name may lie
+        where it lies."""
+
+    async def unclaimed(self, limit: int) -> list[Entry]:
+        """Live and dropped names of what has claimed nothing."""
+
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         """Entries of tables that have, or had, index files, in order of uuid: all names of up to `limit` tables whose
         uuids are greater than `after`."""
@@ -576,6 +684,12 @@ class PointerStore(Protocol):
 
     async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
         """By its own name, whether or not its lease has ended."""
+
+    async def plan_snapshots(
+        self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
+    ) -> list[ShownPlan]:
+        """Of the table, those of the audience whose lease has not ended: in order of id, the `limit` of them whose
+        leases end last."""
 
     async def plan_table_count(self) -> int:
         """Retired ones included."""
@@ -614,8 +728,12 @@ class PointerStore(Protocol):
 
     async def cursor(self, consumer: str) -> str | None: ...
 
-    async def secret(self, name: str, candidate: bytes) -> bytes:
-        """The named secret shared by all replicas; `candidate` is stored if there is none yet."""
+    async def secret(self, name: str) -> bytes | None:
+        """The named secret that all replicas share, as it was stored: encrypted."""
+
+    async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
+        """Stores `value` if the secret is `expected` (None: there is none). Returns what is stored afterwards: another
+        replica's where that was first, empty where the expected one is gone."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
         """Removes expired idempotency records and audit records and metrics reports older than the given times.

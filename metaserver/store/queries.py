@@ -21,11 +21,13 @@ from metaserver.store.port import (
     NamespacePath,
     PlanTable,
     ProducerState,
+    ShownPlan,
     Token,
 )
 from metaserver.store.rows import (
     AUDIT,
     DROPPED,
+    ENTRY,
     IDEMPOTENCY,
     INDEX_FILE,
     INSTANT,
@@ -158,6 +160,18 @@ def plan_table(path: NamespacePath, name: str) -> Steps[PlanTable | None]:
     return to_plan_table(rows[0]) if rows else None
 
 
+def plan_snapshots(
+    path: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
+) -> Steps[list[ShownPlan]]:
+    rows = yield Statement(
+        "SELECT shown_id, shown FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 AND uuid = $4 "
+        "AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
+        "ORDER BY expires_ms DESC LIMIT $6",
+        (pack(path), of_name, audience, uuid, now_ms, limit),
+    )
+    return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda one: one.shown_id)
+
+
 def plan_table_count() -> Steps[int]:
     rows = yield Statement("SELECT count(*) FROM plan_tables")
     return int(rows[0][0])
@@ -184,6 +198,15 @@ def names_of(uuid: str) -> Steps[int]:
     live, dropped = (f"(SELECT count(*) FROM {table} WHERE uuid = $1)" for table in ("entries", "dropped"))  # noqa: S608
     rows = yield Statement(f"SELECT {live} + {dropped}", (uuid,))
     return int(rows[0][0])
+
+
+def unclaimed(limit: int) -> Steps[list[Entry]]:
+    found = " UNION ALL ".join(
+        f"SELECT {ENTRY} FROM {table} WHERE NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"  # noqa: S608
+        for table in ("entries", "dropped")
+    )
+    rows = yield Statement(f"{found} LIMIT $1", (limit,))
+    return [to_entry(row) for row in rows]
 
 
 def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
@@ -295,6 +318,11 @@ def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
         (since or "", limit),
     )
     return [to_audit(row) for row in rows]
+
+
+def secret(name: str) -> Steps[bytes | None]:
+    rows = yield Statement("SELECT value FROM secrets WHERE name = $1", (name,))
+    return bytes(rows[0][0]) if rows else None
 
 
 def cursor(consumer: str) -> Steps[str | None]:

@@ -47,6 +47,12 @@ def save_metrics_report(op: port.SaveMetricsReport, now_ms: int) -> Steps[None]:
             pack_json(report.report),
         ),
     )
+    if op.keep is not None:
+        yield Statement(
+            "DELETE FROM metrics WHERE uuid = $1 AND id <= "
+            "(SELECT id FROM metrics WHERE uuid = $1 ORDER BY id DESC LIMIT 1 OFFSET $2)",
+            (report.uuid, op.keep),
+        )
 
 
 def save_token(op: port.SaveToken, now_ms: int) -> Steps[None]:
@@ -139,12 +145,15 @@ def take_lease(op: port.TakeLease, now_ms: int) -> Steps[int]:
     return int(rows[0][0])
 
 
-def secret(name: str, candidate: bytes) -> Steps[bytes]:
-    yield Statement(
-        "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING", (name, candidate)
-    )
+def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]:
+    if expected is None:
+        yield Statement(
+            "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING", (name, value)
+        )
+    else:
+        yield Statement("UPDATE secrets SET value = $1 WHERE name = $2 AND value = $3", (value, name, expected))
     rows = yield Statement("SELECT value FROM secrets WHERE name = $1", (name,))
-    return bytes(rows[0][0])
+    return bytes(rows[0][0]) if rows else b""
 
 
 def prune(now_ms: int, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:

@@ -49,7 +49,7 @@ INDEX_FILE = (
 PRODUCER = "sequence, snapshot_id, changed_ms"
 PLAN_TABLE = (
     "id, namespace, name, of_name, uuid, location, files, snapshot_id, file_count, size_bytes, considered_count, "
-    "considered_bytes, expires_ms"
+    "considered_bytes, expires_ms, audience, shown_id, shown"
 )
 AUDIT = "id, at_ms, who, action, resource, outcome, status, request_id, remote"
 
@@ -240,6 +240,9 @@ def to_plan_table(row: Row) -> PlanTable:
         considered_count=row[10],
         considered_bytes=row[11],
         expires_ms=row[12],
+        audience=row[13],
+        shown_id=row[14],
+        shown=row[15],
     )
 
 
@@ -258,4 +261,7 @@ def from_plan_table(plan: PlanTable) -> tuple[Any, ...]:
         plan.considered_count,
         plan.considered_bytes,
         plan.expires_ms,
+        plan.audience,
+        plan.shown_id,
+        plan.shown,
     )

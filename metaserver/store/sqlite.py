@@ -12,6 +12,7 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import sqlite3
 import threading
@@ -215,6 +216,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     """WAL on, schema up to date."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _create_private(path)
         connection = _connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
     except (sqlite3.Error, OSError) as error:
         raise ConfigError(f"The database {path} cannot be opened: {error}") from None
@@ -235,6 +237,15 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _create_private(path: Path) -> None:
+    """An empty file that only its owner may read, where there is none: SQLite would give a new one to everybody, and
+    gives its log the mode of the database. ConfigError for a symbolic link, which names what others may replace."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    if path.is_symlink():
+        raise ConfigError(f"The database file {path} is a symbolic link; name {os.path.realpath(path)} itself")
 
 
 def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:

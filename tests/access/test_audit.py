@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from metaserver.access.audit import AuditLog, open_audit, outcome_of
+from metaserver.access.audit import REFUSED, AuditLog, open_audit, outcome_of
 from metaserver.clock import SimulatedClock
 from metaserver.errors import CommitUnknown, RetryLater
 from metaserver.store.port import AuditRecord, Operation, PointerStore, SaveAudit
@@ -132,3 +132,71 @@ async def test_any_text_of_a_request_can_be_kept(store: PointerStore, clock: Sim
     [one] = await kept(store)
     assert one.resource.startswith("/v1/\ufffd??é")
     assert len(one.resource) == 1024
+
+
+async def test_of_a_strangers_refusals_the_first_are_written_and_the_rest_is_counted(
+    store: PointerStore, clock: SimulatedClock
+) -> None:
+    async with open_audit(store, clock) as audit:
+        for number in range(5000):
+            await record(audit, "loadTable", 401, who="anonymous", remote="10.0.0.9", resource=f"/v1/{number:01000}")
+        await record(audit, "loadTable", 401, who="anonymous", remote="10.0.0.8")
+    found = await kept(store)
+    theirs = [one for one in found if one.remote == "10.0.0.9"]
+    written = [one for one in theirs if one.action == "loadTable"]
+    assert 10 <= len(written) <= 50
+    assert all(len(one.resource) <= 200 for one in written)
+    counted = [one for one in theirs if one.action == REFUSED]
+    assert [one.resource for one in counted] == [f"{5000 - len(written)} more requests"]
+    assert [one.action for one in found if one.remote == "10.0.0.8"] == ["loadTable"]
+
+
+async def test_a_new_minute_writes_anew(store: PointerStore, clock: SimulatedClock) -> None:
+    async with open_audit(store, clock) as audit:
+        for _ in range(3):
+            for _ in range(100):
+                await record(audit, "loadTable", 401, who="anonymous")
+            clock.advance(61_000)
+    actions = [one.action for one in await kept(store)]
+    assert (actions.count("loadTable"), actions.count(REFUSED)) == (60, 3)
+
+
+async def test_strangers_of_a_thousand_addresses_are_bounded_together(
+    store: PointerStore, clock: SimulatedClock
+) -> None:
+    async with open_audit(store, clock) as audit:
+        for number in range(30_000):
+            await record(audit, "loadTable", 401, who="anonymous", remote=f"2001:db8::{number:x}")
+    found = await kept(store)
+    assert len(found) < 5000
+    told = sum(int(one.resource.split()[0]) for one in found if one.action == REFUSED)
+    assert told + sum(one.action == "loadTable" for one in found) == 30_000
+
+
+async def test_what_a_principal_did_is_written_however_many_strangers_are_refused(
+    moody: Any, clock: SimulatedClock
+) -> None:
+    moody.gate.clear()
+    async with open_audit(moody, clock, capacity=5, batch=5) as audit:
+        for number in range(1000):
+            await asyncio.wait_for(record(audit, "loadTable", 401, who="anonymous", remote=f"10.0.{number}.1"), 1)
+        acts = [asyncio.create_task(record(audit, "createTable", 200, who="ann")) for _ in range(700)]
+        await asyncio.sleep(0)
+        moody.gate.set()
+        await asyncio.gather(*acts)
+    assert sum(one.who == "ann" for one in await kept(moody.store)) == 700
+
+
+async def test_a_principals_own_refusals_are_bounded_and_none_is_forgotten(
+    store: PointerStore, clock: SimulatedClock
+) -> None:
+    async with open_audit(store, clock) as audit:
+        for _ in range(3000):
+            await record(audit, "dropTable", 403, who="rita", kind="forbidden")
+            await record(audit, "dropTable", 409, who="rita", kind="commit_conflict")
+    found = await kept(store)
+    assert sum(one.status == 409 for one in found) == 3000
+    denied = [one for one in found if one.status == 403]
+    assert len(denied) < 1000
+    [counted] = [one for one in denied if one.action == REFUSED]
+    assert int(counted.resource.split()[0]) + len(denied) - 1 == 3000

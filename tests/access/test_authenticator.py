@@ -13,7 +13,7 @@ from joserfc.jwk import OctKey
 from multidict import CIMultiDict
 
 from metaserver.access.authenticator import Authenticator, open_authenticator
-from metaserver.access.issued import ISSUER, SECRET_NAME
+from metaserver.access.issued import ISSUER, PURPOSE
 from metaserver.access.tokens import create_token, digest_of, revoke_token
 from metaserver.clock import SimulatedClock
 from metaserver.errors import Forbidden, Unauthenticated
@@ -21,6 +21,7 @@ from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import Grant, PointerStore, RemoveGrant, SaveGrant
 from tests.access.issuer import forged, local_issuer, rsa_key
+from tests.access.keyrings import fixed_keyring
 
 Open = Callable[..., Any]
 
@@ -31,7 +32,9 @@ async def opened(store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Op
 
         async def make(**given: Any) -> Authenticator:
             settings = Settings(**{"auth": "token", **given})
-            return await stack.enter_async_context(open_authenticator(settings, store, clock))
+            return await stack.enter_async_context(
+                open_authenticator(settings, store, fixed_keyring(clock=clock), clock)
+            )
 
         yield make
 
@@ -137,7 +140,7 @@ async def test_a_token_ends_on_every_replica_with_its_revocation(
     issued, _ = authenticator.issuer.issue((await authenticator.login(secret)).token)
     async with (
         open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
-        open_authenticator(Settings(auth="token"), other, clock) as replica,
+        open_authenticator(Settings(auth="token"), other, fixed_keyring(clock=clock), clock) as replica,
     ):
         for shown in (secret, issued):
             assert (await replica.authenticate(bearer(shown), None)).name == "ann"
@@ -188,7 +191,9 @@ async def test_an_issued_token_that_was_not_signed_by_us_is_refused(
     assert login.token is not None
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": login.token.digest}
     for algorithm in ("none", "HS256", "RS256", "HS512"):
-        await refused(authenticator, forged({"alg": algorithm, "kid": ISSUER}, claims), "signed with|signature")
+        await refused(
+            authenticator, forged({"alg": algorithm, "kid": (b"s" * 8).hex()}, claims), "signed with|signature"
+        )
     issued, _ = authenticator.issuer.issue(login.token)
     head, body, signature = issued.split(".")
     await refused(authenticator, f"{head}.{forged({}, claims).split('.')[1]}.{signature}", "signature")
@@ -201,12 +206,15 @@ async def test_what_we_sign_for_another_purpose_is_no_access_token(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     authenticator = await opened()
-    key = OctKey.import_key(await store.secret(SECRET_NAME, b""))
+    key_id, secret_key = fixed_keyring(clock=clock).signing(PURPOSE)
+    key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
-    await authenticator.authenticate(bearer(jwt.encode({"alg": "HS256"}, claims, key)), None)
+    await authenticator.authenticate(bearer(jwt.encode(header, claims, key)), None)
     for wrong in ({"aud": "else"}, {"sub": 7}, {"token": None}):
-        await refused(authenticator, jwt.encode({"alg": "HS256"}, claims | wrong, key), "not an access token")
-    await refused(authenticator, jwt.encode({"alg": "HS256"}, claims | {"exp": None}, key), "never expires")
+        await refused(authenticator, jwt.encode(header, claims | wrong, key), "not an access token")
+    await refused(authenticator, jwt.encode(header, claims | {"exp": None}, key), "never expires")
+    for unknown in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
+        await refused(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
 
 
 async def test_a_token_issued_to_anybody_opens_nothing_once_logins_are_asked_for(opened: Open) -> None:
@@ -230,3 +238,23 @@ async def test_each_mode_believes_its_own_kinds_only(opened: Open, store: Pointe
             assert (await both.authenticate(bearer(shown), None)).name == name
         # our issuer's name, its own key: not ours to believe
         await refused(both, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
+
+
+@pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])
+async def test_a_replica_whose_clock_is_behind_believes_a_new_token(
+    store: PointerStore, clock: SimulatedClock, behind_s: int, believed: bool
+) -> None:
+    secret = await create_token(store, clock, "ann", None, None)
+    settings = Settings(auth="token")
+    early = SimulatedClock(seed=1)
+    async with (
+        open_authenticator(settings, store, fixed_keyring(), clock) as here,
+        open_authenticator(settings, store, fixed_keyring(), early) as there,
+    ):
+        early.advance(clock.now_ms() - early.now_ms())
+        clock.advance(behind_s * 1000)
+        issued, _ = here.issuer.issue((await here.login(secret)).token)
+        if believed:
+            assert (await there.login(issued)).principal.name == "ann"
+        else:
+            await refused(there, issued, "not valid yet")

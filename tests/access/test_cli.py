@@ -15,6 +15,7 @@ from metaserver.clock import SystemClock
 from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import AuditRecord, Grant
+from tests.access.keyrings import fixed_keyring
 
 
 def seamark(home: Path, *arguments: str) -> Result:
@@ -28,7 +29,7 @@ def who_is(home: Path, secret: str) -> Principal:
         settings, clock = Settings(home=home, auth="token"), SystemClock()
         async with (
             open_store(settings.database_url(), clock=clock) as store,
-            open_authenticator(settings, store, clock) as authenticator,
+            open_authenticator(settings, store, fixed_keyring(clock=clock), clock) as authenticator,
         ):
             return await authenticator.authenticate({"Authorization": f"Bearer {secret}"}, None)
 

@@ -16,12 +16,14 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from metaserver.access import oidc as room
 from metaserver.access.authenticator import Authenticator, open_authenticator
-from metaserver.access.jwt import LEEWAY_S, LENGTH_MAX
+from metaserver.access.jwt import LENGTH_MAX
 from metaserver.access.principal import Principal
 from metaserver.clock import SimulatedClock
 from metaserver.errors import BadRequest, RetryLater, Unauthenticated
+from metaserver.settings import Settings
 from metaserver.store.port import Grant, PointerStore, SaveGrant
 from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forged, local_issuer, okp_key, rsa_key
+from tests.access.keyrings import fixed_keyring
 
 Open = Callable[..., Any]
 
@@ -39,7 +41,9 @@ async def opened(issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock
     async with AsyncExitStack() as stack:
 
         async def make(**given: Any) -> Authenticator:
-            return await stack.enter_async_context(open_authenticator(issuer.settings(**given), store, clock))
+            return await stack.enter_async_context(
+                open_authenticator(issuer.settings(**given), store, fixed_keyring(clock=clock), clock)
+            )
 
         yield make
 
@@ -132,10 +136,11 @@ async def test_times_are_kept_to_the_second_with_a_small_leeway(
 ) -> None:
     authenticator = await opened()
     now_s = clock.now_ms() // 1000
-    token = issuer.token(rsa_key(), exp=now_s + 10, nbf=now_s + LEEWAY_S, iat=now_s + LEEWAY_S)
+    leeway_s = Settings().clock_leeway_s
+    token = issuer.token(rsa_key(), exp=now_s + 10, nbf=now_s + leeway_s, iat=now_s + leeway_s)
     await login(authenticator, token)
-    await refused(authenticator, issuer.token(rsa_key(), nbf=now_s + LEEWAY_S + 1), "not valid yet")
-    clock.advance((10 + LEEWAY_S) * 1000 - 1)
+    await refused(authenticator, issuer.token(rsa_key(), nbf=now_s + leeway_s + 1), "not valid yet")
+    clock.advance((10 + leeway_s) * 1000 - 1)
     await login(authenticator, token)
     clock.advance(1)
     await refused(authenticator, token, "expired")

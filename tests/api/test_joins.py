@@ -313,3 +313,19 @@ async def test_of_more_conditions_than_are_looked_at_together_the_narrowest_are(
     where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
     assert await star.kept(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
     assert await star.kept(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
+
+
+async def test_a_joined_table_that_decodes_to_more_than_the_limit_is_left_out(tmp_path: Path) -> None:
+    async with running(tmp_path, decoded_limit_bytes=1 << 20) as server:
+        api = Api(server)
+        fact = await StarTable.create(api, "fact", FACT)
+        await fact.commit([fact.file([_sale(100 * number)]) for number in range(3)])
+        wide = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
+        await wide.commit([wide.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
+        join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
+        answer = await api("POST", f"{OWN}/fact/plan-tables", {"joins": [join]})
+        assert answer.status == 200, answer.raw
+        (told,) = answer.json["joins"]
+        assert not told["used"]
+        assert "decoded it takes more than 1,048,576 bytes" in told["reason"]
+        assert answer.json["files"] == 3

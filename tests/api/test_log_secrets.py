@@ -33,3 +33,29 @@ def test_a_logged_error_shows_its_place_and_no_variable(log_format: str) -> None
     assert "it broke" in done.stderr
     assert "fails" in done.stderr
     assert "secret-key" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["asyncio", "aiohttp.server", "aiohttp.web"])
+def test_what_libraries_log_of_a_request_that_failed_quotes_none_of_it(name: str) -> None:
+    program = dedent(
+        f"""
+        import logging
+        from metaserver.api.logs import configure_logging
+        from metaserver.settings import Settings
+
+        configure_logging(Settings(log_format="json"))
+
+        def fails():
+            raise ValueError("Authorization: Bearer sm_verysecret")
+
+        try:
+            fails()
+        except ValueError as error:
+            logging.getLogger("{name}").error(f"Error handling request\\ntask: {{error!r}}", exc_info=error)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "verysecret" not in done.stderr
+    assert "Error handling request" in done.stderr
+    assert "ValueError" in done.stderr
+    assert "fails" in done.stderr

@@ -31,6 +31,9 @@ class House:
         self.api = api
         self._secrets = secrets
 
+    def secret_of(self, name: str) -> str:
+        return self._secrets[name]
+
     async def __call__(self, name: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
         headers = {"Authorization": f"Bearer {self._secrets[name]}", **more.pop("headers", {})}
         return await self.api(method, path, body, headers=headers, **more)
@@ -162,7 +165,71 @@ async def test_nobody_places_anything_over_files_of_others(house: House) -> None
         answer = await house("wendy", "POST", path, body)
         assert answer.error[:2] == (403, "ForbiddenException"), what
     placed = await house("root", "POST", *attempts["create"])
-    assert placed.status == 200
+    assert placed.error[:2] == (400, "BadRequestException"), "not even an admin"
+
+
+async def test_what_was_dropped_out_of_sight_is_as_unknown_as_what_never_was(house: House) -> None:
+    assert (await house("root", "DELETE", "/v1/namespaces/other/tables/t")).status == 204
+    listed = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
+    for method, ending in (("POST", "/undrop"), ("DELETE", "")):
+        for who in ("wendy", "nobody"):
+            ids = (listed[0]["id"], new_key())
+            answers = [await house(who, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
+            there, invented = (answer.error[:2] for answer in answers)
+            assert there == invented
+            assert who == "nobody" or there == (404, "NotFoundException")
+            assert not any(b"other" in answer.raw for answer in answers)
+    assert (await house("root", "POST", f"/api/v1/dropped/{listed[0]['id']}/undrop")).status == 200
+
+
+async def test_who_may_list_what_was_dropped_hears_which_role_is_missing(house: House) -> None:
+    assert (await house("root", "DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    dropped = (await house("rita", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    assert (await house("rita", "POST", f"/api/v1/dropped/{dropped}/undrop")).error[0] == 403
+    assert (await house("wendy", "DELETE", f"/api/v1/dropped/{dropped}")).error[0] == 403
+
+
+async def test_a_transaction_of_nothing_is_refused_and_not_recorded(house: House) -> None:
+    for who in ("nobody", "rita"):
+        key = new_key()
+        answer = await house(who, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
+        assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
+        store = house.api.server.parts.store
+        assert await store.idempotency(key, 0) is None
+
+
+async def test_the_timeline_names_no_place_that_its_reader_may_not_see(house: House) -> None:
+    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["other"], "name": "hidden"}}
+    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    seen = {}
+    for who in ("rita", "root"):
+        for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
+            answer = await house(who, "GET", f"/api/v1/tables/db/t/timeline{ending}")
+            renames = [one for one in answer.json["instants"] if one["action"] == "rename"]
+            seen[who, ending] = [one["summary"].get("to") for one in renames]
+            assert who == "root" or b"hidden" not in answer.raw
+    assert {tuple(told) for (who, _), told in seen.items() if who == "root"} == {("other.hidden",)}
+    assert {tuple(told) for (who, _), told in seen.items() if who == "rita"} == {(None,)}
+    stream = await _stream_of(house, "rita", "/api/v1/tables/db/t/timeline")
+    assert b"rename" in stream
+    assert b"hidden" not in stream
+
+
+async def test_a_new_name_in_sight_is_on_the_timeline(house: House) -> None:
+    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
+    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    listed = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
+    assert [one["summary"]["to"] for one in listed] == ["db.new"]
+
+
+async def _stream_of(house: House, who: str, path: str) -> bytes:
+    """What an event stream has sent once it has told of the rename."""
+    headers = {"Authorization": f"Bearer {house.secret_of(who)}", "Accept": "text/event-stream"}
+    server, body = house.api.server, b""
+    async with asyncio.timeout(30), server.http.get(server.url + path, headers=headers) as answer:
+        while b"rename" not in body or not body.endswith(b"\n\n"):
+            body += await answer.content.readany()
+    return body
 
 
 async def _until(ask: Callable[[], Any]) -> int:
@@ -173,3 +240,11 @@ async def _until(ask: Callable[[], Any]) -> int:
             return int(status)
         await asyncio.sleep(0.05)
     return 403
+
+
+async def test_a_confined_writer_cannot_give_a_view_the_rights_of_another(house: House) -> None:
+    body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "root"}}
+    refused = await house("wendy", "POST", "/v1/namespaces/db/views", body)
+    assert refused.error[:2] == (403, "ForbiddenException")
+    assert "trino.run-as-owner" in refused.error[2]
+    assert (await house("root", "POST", "/v1/namespaces/db/views", body)).status == 200

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from metaserver.planner.planner import Planner
 from metaserver.planner.request import Question, ScanRequest
 from metaserver.store.port import Entry
-from tests.api.client import SCHEMA, Api
-from tests.api.planned import T, append, numbers, pages, tens
+from tests.api.client import SCHEMA, Answer, Api
+from tests.api.planned import PYICEBERG, T, append, numbers, pages, tens
 from tests.server.rig import running
 
 
@@ -154,3 +156,89 @@ async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, m
         long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
         assert "plan-tasks" not in long.json
         assert numbers(long) == list(range(30))
+
+
+JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
+SHORT = {"X-Seamark-Residuals": "short"}
+LISTED = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in range(2_000)]}
+
+
+async def fetched(api: Api, answer: Answer, headers: dict[str, str], residual_bytes: int) -> list[Any]:
+    """The tasks of an answer, and of its plan tasks and theirs; each answer within its bytes of residuals."""
+    assert answer.status == 200, answer.raw
+    found = answer.json["file-scan-tasks"]
+    assert len(found) < 2 or sum(len(json.dumps(one["residual-filter"])) for one in found) < residual_bytes
+    for token in answer.json.get("plan-tasks", []):
+        page = await api("POST", f"{T}/tasks", {"plan-task": token}, headers=headers)
+        found = found + await fetched(api, page, headers, residual_bytes)
+    return found
+
+
+@pytest.fixture
+async def narrow(tmp_path: Path) -> AsyncIterator[Api]:
+    """Some three residuals of `LISTED` fit one answer."""
+    async with running(tmp_path, plan_residual_bytes=50_000) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        yield api
+
+
+@pytest.mark.parametrize("headers", [JAVA, {"X-Seamark-Residuals": "exact"}, {**JAVA, "X-Seamark-Residuals": "Exact"}])
+async def test_a_client_that_may_filter_by_residuals_alone_gets_them_whole_on_smaller_pages(
+    narrow: Api, headers: dict[str, str]
+) -> None:
+    whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+    assert len(whole.json["plan-tasks"]) > 5
+    tasks = await fetched(narrow, whole, headers, 60_000)
+    assert [Path(task["data-file"]["file-path"]).stem for task in tasks] == [f"{n:06d}" for n in range(30)]
+    assert all(task["residual-filter"] == {**LISTED, "values": ANY} for task in tasks)
+    assert all(sorted(task["residual-filter"]["values"]) == sorted(LISTED["values"]) for task in tasks)
+
+
+async def test_a_client_that_filters_rows_again_gets_short_residuals_at_once(narrow: Api) -> None:
+    for headers, residual in (({**JAVA, **SHORT}, "and"), (PYICEBERG, "and"), (SHORT, None), ({}, None)):
+        answer = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+        assert numbers(answer) == list(range(30))
+        told = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
+        assert {one and one["type"] for one in told} == {residual}
+    again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)  # no kept answer of another client
+    assert "plan-tasks" in again.json
+
+
+async def test_plan_tasks_of_a_client_that_filters_again_are_cut_for_one_that_does_not(tmp_path: Path) -> None:
+    async with running(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        short = await api("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})
+        assert len(short.json["plan-tasks"]) == 2
+        tasks = await fetched(api, short, JAVA, 60_000)
+        assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
+        assert {task["residual-filter"]["type"] for task in tasks} == {"in"}
+
+
+async def test_plan_tasks_that_do_not_fit_one_answer_are_cut_again(
+    narrow: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metaserver.planner.tokens.TOKENS_BYTES_MAX", 20_000)
+    whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    assert 2 <= len(whole.json["plan-tasks"]) < 5
+    tasks = await fetched(narrow, whole, JAVA, 60_000)
+    assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
+
+
+async def test_a_filter_too_long_for_plan_tasks_and_exact_residuals_is_refused_with_what_to_do(
+    narrow: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metaserver.planner.tokens.TOKENS_BYTES_MAX", 2_000)
+    refused = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert all(one in refused.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
+    assert numbers(await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})) == list(range(30))
+
+
+async def test_a_word_that_the_header_of_residuals_does_not_know_is_refused(paged: Api) -> None:
+    refused = await paged("POST", f"{T}/plan", {}, headers={"X-Seamark-Residuals": "brief"})
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert "'brief'" in refused.error[2]

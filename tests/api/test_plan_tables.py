@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from metaserver.access.tokens import create_token
 from metaserver.clock import SystemClock
-from metaserver.server import bind, housekeeping_round, open_parts, serving, url_of
+from metaserver.server import housekeeping_round
 from metaserver.store.open import open_store
-from metaserver.store.port import CreateNamespace, Grant
+from metaserver.store.port import Grant
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
 from tests.api.planned import EQ_5, append, tens
 from tests.planner.entries import listed, whole
-from tests.server.rig import Running, running, some_settings
+from tests.server.rig import LateClock, Running, running
 
 OWN, STANDARD = "/api/v1/tables/db", "/v1/namespaces/db/tables"
 LEASE_S, GRACE_S = 100, 50
-
-
-class Clock(SystemClock):
-    """As late as a test wants it to be."""
-
-    ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
 
 
 class As(Api):
@@ -48,7 +38,7 @@ class As(Api):
 class Late(Api):
     """A server whose clock can be put forward; `db.t` has 30 files in 3 manifests, file n the ids from 10 n on."""
 
-    clock: Clock
+    clock: LateClock
 
     async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN}/{table}/plan-tables", body)
@@ -75,18 +65,14 @@ def numbers(loaded: dict[str, Any]) -> list[int]:
 
 @asynccontextmanager
 async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
-    settings = some_settings(
-        tmp_path, plan_table_lease_s=LEASE_S, plan_table_grace_s=GRACE_S, housekeeping_interval_s=1e6, **given
-    )
-    clock = Clock()
-    with closing(bind(settings, shared=False)) as sock:
-        async with open_parts(settings, clock) as parts, serving(parts, sock), aiohttp.ClientSession() as http:
-            await parts.store.transact([CreateNamespace(path=("db",), properties={})])
-            late = Late(Running(url_of(settings, sock), parts, http))
-            late.clock = clock
-            await late.table()
-            await append(late, "t", tens(30), snapshot_id=1, manifests=3)
-            yield late
+    clock = LateClock()
+    lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
+    async with running(tmp_path, clock=clock, **lengths, **given) as server:
+        late = Late(server)
+        late.clock = clock
+        await late.table()
+        await append(late, "t", tens(30), snapshot_id=1, manifests=3)
+        yield late
 
 
 @pytest.fixture

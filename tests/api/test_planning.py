@@ -165,11 +165,110 @@ async def test_names_that_columns_have_swapped_leave_no_file_out_where_either_ma
         schema = {"type": "struct", "schema-id": 9, "fields": renamed}
         updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
         assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
-        answer = await api("POST", f"{T}/plan", scan)
+        answer = await api("POST", f"{T}/plan", scan, headers={"X-Client-Version": "Apache Iceberg 1.12.0"})
         assert numbers(answer) == ([*range(6)] if "id" in names else [0])
         assert answer.json["file-scan-tasks"][0]["residual-filter"] is True
     await append(api, "t", tens(2), snapshot_id=2)
     assert numbers(await api("POST", f"{T}/plan", scan)) == [0], "an older snapshot is asked for by its own names alone"
+
+
+REUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
+    # (what, the column that goes, the one that gets its name, a filter that only one of both types can bind)
+    ("text", {"type": "long"}, {"type": "string"}, {"type": "eq", "term": "f", "value": "x"}),
+    ("number", {"type": "string"}, {"type": "long"}, {"type": "lt", "term": "f", "value": 3}),
+    ("prefix", {"type": "long"}, {"type": "string"}, {"type": "starts-with", "term": "f", "value": "x"}),
+    ("nan", {"type": "long"}, {"type": "double"}, {"type": "is-nan", "term": "f"}),
+    (
+        "date",
+        {"type": "boolean"},
+        {"type": "date"},
+        {"type": "in", "term": "f", "values": ["2026-01-01", "2026-01-02"]},
+    ),
+    (
+        "bucket",
+        {"type": "double"},
+        {"type": "long"},
+        {"type": "eq", "term": {"type": "transform", "transform": "bucket[4]", "term": "f"}, "value": 1},
+    ),
+    (
+        "nested",
+        {"type": "long"},
+        {"type": {"type": "struct", "fields": [{"id": 9, "name": "g", "required": False, "type": "string"}]}},
+        {"type": "eq", "term": "f.g", "value": "x"},
+    ),
+    (
+        "or",
+        {"type": "long"},
+        {"type": "string"},
+        {
+            "type": "or",
+            "left": {"type": "eq", "term": "f", "value": "x"},
+            "right": {"type": "not", "child": {"type": "lt", "term": "f", "value": "a"}},
+        },
+    ),
+    ("case", {"type": "long"}, {"type": "string", "name": "F"}, {"type": "eq", "term": "f", "value": "x"}),
+]
+
+
+@pytest.mark.parametrize(("then", "now", "where"), [case[1:] for case in REUSED], ids=[case[0] for case in REUSED])
+async def test_a_name_reused_with_another_type_is_planned_by_whichever_schema_is_meant(
+    api: Api, then: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
+) -> None:
+    """Each filter is of one of the two types, and cannot be bound by the other."""
+    key = {"id": 1, "name": "id", "required": False, "type": "long"}
+    first = {"id": 2, "name": "f", "required": False, **then}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first]})
+    await append(api, "t", tens(4), snapshot_id=1)
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
+    second = {"id": 3, "name": "f", "required": False, **now}
+    updates = [
+        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [key, second]}},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "client"
+    scan = {"snapshot-id": 1, "use-snapshot-schema": True, "case-sensitive": False}
+    answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
+    assert numbers(answer) == [*range(4)]
+    both = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
+    assert numbers(await api("POST", f"{T}/plan", {**scan, "filter": both})) == [2], "the other column still prunes"
+    residuals = [task["residual-filter"] for task in answer.json["file-scan-tasks"]]
+    assert residuals == [where if where.get("term") == "f.g" else True] * 4, "no row may be lost by it"
+    await append(api, "t", tens(1), snapshot_id=2, parent=1)
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
+    answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
+    assert numbers(answer) == [*range(4)], "whoever loaded the table before asks like that"
+
+
+async def test_a_filter_that_no_schema_can_bind_is_refused(api: Api) -> None:
+    await api.table()
+    await append(api, "t", tens(2), snapshot_id=1)
+    fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
+    updates = [
+        {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields}},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+    scan = {"snapshot-id": 1, "use-snapshot-schema": True, "filter": {"type": "eq", "term": "id", "value": "word"}}
+    answer = await api("POST", f"{T}/plan", scan)
+    assert answer.status == 400
+    assert "id" in answer.json["error"]["message"]
+
+
+async def test_a_partition_column_of_a_wider_type_is_not_refused(api: Api) -> None:
+    """Its values are the same by both schemas."""
+    fields = [{"id": 1, "name": "id", "required": False, "type": "int"}]
+    spec = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"}]}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields}, **{"partition-spec": spec})
+    await append(api, "t", [], snapshot_id=1)
+    schema = {"type": "struct", "schema-id": 1, "fields": [{**fields[0], "type": "long"}]}
+    updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+    assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
+    for value in (1, 1 << 40):
+        where = {"type": "eq", "term": "id", "value": value}
+        answer = await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True, "filter": where})
+        assert paths(answer) == []
 
 
 async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:

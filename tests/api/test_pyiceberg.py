@@ -5,11 +5,14 @@ What it reads and writes through the catalog is tested in `tests/engines`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
+    BadRequestError,
     CommitFailedException,
     NamespaceAlreadyExistsError,
     NamespaceNotEmptyError,
@@ -91,3 +94,25 @@ def test_a_table_is_registered_from_the_metadata_of_one_that_was_dropped(catalog
     again = catalog.register_table("db.again", table.metadata_location)
     assert again.metadata == table.metadata
     assert again.properties["a"] == "1"
+
+
+def test_stored_properties_decide_nothing_about_where_a_client_opens_files(catalog: RestCatalog) -> None:
+    catalog.create_namespace("stored")
+    created = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
+    path = Path(created.metadata_location.removeprefix("file://"))
+    document = json.loads(path.read_text())
+    evil = {
+        "s3.signer.uri": "http://127.0.0.1:9",
+        "py-io-impl": "nowhere.IO",
+        "token": "t",
+        "uri": "http://127.0.0.1:9",
+    }
+    document["properties"].update(evil)
+    path.write_text(json.dumps(document))
+    loaded = catalog.load_table(("stored", "t"))
+    assert loaded.properties["team"] == "x"
+    assert not evil.keys() & loaded.properties.keys()
+    assert loaded.io.properties["uri"] == catalog.properties["uri"]
+    assert not {"s3.signer.uri", "py-io-impl", "token"} & loaded.io.properties.keys()
+    with pytest.raises(BadRequestError, match=r"s3\.signer\.uri"):
+        loaded.transaction().set_properties({"s3.signer.uri": "http://127.0.0.1:9"}).commit_transaction()

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from metaserver.api import tables
 from tests.api.client import SCHEMA, Api, append, set_properties
 from tests.server.rig import running
 
@@ -171,7 +168,7 @@ async def test_credentials_of_a_table_on_files_are_an_empty_list(api: Api) -> No
     assert (await api("GET", f"{TABLES}/none/credentials")).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_metrics_reports_are_kept_within_a_bound(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_reports_are_kept_within_a_bound(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     report = {
         "report-type": "commit-report",
@@ -186,11 +183,21 @@ async def test_metrics_reports_are_kept_within_a_bound(api: Api, monkeypatch: py
     kept = await api.server.parts.store.metrics_reports(uuid, None, 10)
     assert [one.report for one in kept] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
-    assert (await api("POST", f"{TABLES}/none/metrics", report)).error[:2] == (404, "NoSuchTableException")
-    monkeypatch.setattr(tables, "REPORT_BYTES_MAX", 1000)
-    huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 1000}})
+    huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
     assert huge.error[0] == 413
     assert len(await api.server.parts.store.metrics_reports(uuid, None, 10)) == 1
+
+
+async def test_a_report_that_comes_before_its_table_is_taken_and_dropped(api: Api) -> None:
+    """As Spark sends it where a table is created with its rows."""
+    report = {"report-type": "scan-report", "table-name": "later", "snapshot-id": 1, "filter": True, "metrics": {}}
+    assert (await api("POST", f"{TABLES}/later/metrics", report)).status == 204
+    await api.table("later")
+    uuid = (await api("GET", f"{TABLES}/later")).json["metadata"]["table-uuid"]
+    assert await api.server.parts.store.metrics_reports(uuid, None, 10) == []
+    elsewhere = TABLES.replace("/db/", "/none/")
+    assert (await api("POST", f"{elsewhere}/later/metrics", report)).error[:2] == (404, "NoSuchNamespaceException")
+    assert (await api("POST", f"{TABLES}/none/metrics", {"report-type": "gossip"})).error[0] == 400
 
 
 async def test_signing_for_a_table_on_files_is_refused(api: Api) -> None:

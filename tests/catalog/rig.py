@@ -19,6 +19,7 @@ from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import Operation, PointerStore, SwapPointer
 from metaserver.timeline.timeline import open_timeline
+from tests.access.keyrings import fixed_keyring
 
 CALLER = Caller(who="tester", request_id="test")
 SCHEMA: dict[str, Any] = {
@@ -139,7 +140,7 @@ async def rig(
         used_objects = wrap_objects(objects) if wrap_objects else objects
         async with (
             open_timeline(chosen, used_store, clock) as timeline,
-            open_catalog(chosen, used_store, used_objects, clock, timeline) as catalog,
+            open_catalog(chosen, used_store, used_objects, clock, timeline, fixed_keyring(clock=clock)) as catalog,
         ):
             yield Rig(catalog=catalog, store=store, objects=objects, settings=chosen)
 
@@ -162,3 +163,17 @@ def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[di
         {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id},
     ]
     return requirements, updates
+
+
+def first_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those with which a commit creates an unpartitioned, unsorted table of version 2; its location is yet to come."""
+    return [
+        {"action": "assign-uuid", "uuid": uuid},
+        {"action": "upgrade-format-version", "format-version": 2},
+        {"action": "add-schema", "schema": schema},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+    ]

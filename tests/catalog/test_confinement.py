@@ -12,6 +12,7 @@ from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChan
 from metaserver.clock import SimulatedClock
 from metaserver.errors import BadRequest, Forbidden
 from metaserver.iceberg.metadata import TableMetadata
+from tests.access.keyrings import fixed_keyring
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
@@ -121,7 +122,7 @@ async def test_what_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Pat
 
 def test_a_staging_pass_opens_one_table_for_a_while() -> None:
     clock = SimulatedClock(1)
-    staging = Staging(clock, b"s" * 32)
+    staging = Staging(clock, fixed_keyring())
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
     assert staging.location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
     head, body, mac = token.split(".")
@@ -132,7 +133,7 @@ def test_a_staging_pass_opens_one_table_for_a_while() -> None:
     with pytest.raises(Forbidden):
         staging.location(token, ("a", "b"), "other")
     with pytest.raises(Forbidden):
-        Staging(clock, b"o" * 32).location(token, ("a", "b"), "t")
+        Staging(clock, fixed_keyring(b"o")).location(token, ("a", "b"), "t")
     clock.advance(TTL_S * 1000 + 1000)
     with pytest.raises(Forbidden):
         staging.location(token, ("a", "b"), "t")

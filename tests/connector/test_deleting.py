@@ -56,7 +56,12 @@ def rows_of(file: dict[str, Any], path: str) -> list[int]:
     data = path_of(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
-    found = decoded(data[offset : offset + length], DeleteFile(file["file-path"], *named, offset, length, ()), ())
+    found = decoded(
+        data[offset : offset + length],
+        DeleteFile(file["file-path"], *named, offset, length, ()),
+        (),
+        limit_bytes=1 << 20,
+    )
     assert isinstance(found, Positions)
     return found.of(path).tolist()
 

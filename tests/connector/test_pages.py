@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.parquet import thrift
 from connector.parquet.pages import Pages
+from metaserver.iceberg import thrift
 from tests.seeds import first_seed
 
 ROWS = 40_000

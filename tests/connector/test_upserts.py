@@ -330,7 +330,8 @@ def test_keys_of_every_type_are_found(client: IndexClient, way: str) -> None:
             {"id": 2, "name": "v", "required": False, "type": "int"},
         ]
         create(client, name, fields=fields, properties={"seamark.index.k": "record(k)"})
-        values = list({repr(one): one for one in samples}.values())
+        # -0.0 and 0.0 are one key
+        values = list({repr(one): one for one in samples if repr(one) != "-0.0"}.values())
         append(
             client,
             f"db.{name}",

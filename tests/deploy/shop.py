@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -48,7 +49,9 @@ def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
     with (
         Seamark(folder / "planner", warehouse=seamark.warehouse, database=database) as planner,
         trino_proxy(
-            folder / "proxy", "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=planner.base_url
+            folder / "proxy",
+            *("--trino", coordinator.base_url, "--budget-ms", "3000", "--no-rules"),
+            seamark=planner.base_url,
         ) as proxy,
     ):
         yield Shop(seamark, planner, coordinator, proxy)
@@ -112,6 +115,14 @@ def told(shop: Shop, sql: str, **headers: str) -> str:
         return "" if answer == "planned" or "lately" in answer else answer
 
     return str(eventually(settled))
+
+
+def reads_plans(shop: Shop, explained: str) -> bool:
+    """Whether a plan of Trino's reads `shop.orders`, and nowhere as one of the table's own snapshots."""
+    with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
+        own = {one["snapshot-id"] for one in json.load(answer)["metadata"]["snapshots"]}
+    read = {int(one) for one in re.findall(r"orders\$data@(\d+)", explained)}
+    return bool(read) and own.isdisjoint(read)
 
 
 def splits(port: int, sql: str) -> int:

@@ -58,7 +58,17 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
             trino_server(folder / "trino", uri=catalog.base_url, properties=few) as coordinator,
             trino_proxy(
                 folder / "proxy",
-                *("--trino", coordinator.base_url, "--budget-ms", "10000", "--lease", str(LEASE_S), "--hold", "2"),
+                *(
+                    "--trino",
+                    coordinator.base_url,
+                    "--budget-ms",
+                    "10000",
+                    "--lease",
+                    str(LEASE_S),
+                    "--hold",
+                    "2",
+                    "--no-rules",
+                ),
                 seamark=planner.base_url,
             ) as proxy,
         ):

@@ -16,6 +16,7 @@ from metaserver import errors
 from metaserver.api.metrics import Metrics
 from metaserver.cli.main import cli
 from metaserver.settings import CONFIG_VARIABLE, FIELDS, environment_name, load
+from metaserver.tls import CA_VARIABLE
 from tests.docs.pages import REPO, Block, Page, all_pages
 from tests.docs.runner import check_output, page_run, spark_conf
 from tests.services.process import DEPLOY
@@ -36,7 +37,7 @@ RUNNING = [page for page in PAGES if any(block.mark for block in page.blocks)]
 NOT_SETTINGS = {
     *("client_id", "client_secret", "error_description"),  # OAuth
     *("max_connections", "synchronous_commit", "pg_dump"),  # PostgreSQL
-    *("drop_table", "purge_table", "remove_orphan_files"),  # engines
+    *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots"),  # engines
     "overwrite_partitions",  # connector.writing
 }
 """Words of inline code that look like settings and are none."""
@@ -99,7 +100,8 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_variable_is_a_settings(page: Page) -> None:
-    known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
+    known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, CA_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
+    known.add("SEAMARK_PLANS")  # of seamark trino-proxy
     assert set(re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)) - known == set()
 
 

@@ -10,7 +10,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -446,8 +446,100 @@ def test_partitions_that_have_swapped_names_are_not_guessed(engines: Engines) ->
     assert engines.sql(query) == engines.sql_by_itself(query) != []
     for one, other in (("a", "c"), ("b", "a"), ("c", "b")):
         engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {one} TO {other}")
+    by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
+    with engines.requests() as seen:
+        assert engines.sql(by_partition) == engines.sql_by_itself(by_partition) != []
+    assert "planTableScan" not in seen, "who loads the table by now plans alone"
+    engines.sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="either may be meant"):
-        engines.sql("SELECT id FROM {db}.crossed WHERE a < '2026-02-01'")
+        engines.sql(by_partition)
     assert engines.sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
     engines.sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
     assert engines.sql(query) == engines.sql_by_itself(query) != []
+
+
+REUSES = [
+    # (table, its column then, how the name is given to another one, conditions by that name, a new value of it)
+    ("text", "f int", ("DROP COLUMN f", "ADD COLUMN f string"), ("f = 'x'", "f LIKE 'x%'", "f > 'a'"), "'x'"),
+    ("number", "f string", ("DROP COLUMN f", "ADD COLUMN f int"), ("f = 7", "f IN (1, 2)", "f < 3"), "7"),
+    ("cased", "f string", ("DROP COLUMN f", "ADD COLUMN F int"), ("f = 7", "F IN (1, 2)"), "7"),
+    ("wide", "f int", ("DROP COLUMN f", "ADD COLUMN f double"), ("isnan(f)", "f = 1.5D"), "1.5D"),
+    ("deep", "s struct<f:int>", ("DROP COLUMN s.f", "ADD COLUMN s.f string"), ("s.f = 'x'", "s.f <> 'x'"), None),
+    (
+        "exchanged",
+        "f int, g string",
+        ("RENAME COLUMN f TO h", "RENAME COLUMN g TO f", "RENAME COLUMN h TO g"),
+        ("f = 'v3'", "g = 3", "g < 5 AND f <> 'v1'"),
+        "7, 'x'",
+    ),
+]
+
+
+HELD = [
+    pytest.param(False, id="table held by the session", marks=pytest.mark.slow),
+    pytest.param(True, id="table loaded anew"),
+]
+
+
+@pytest.mark.parametrize("fresh", HELD)
+@pytest.mark.parametrize("case", REUSES, ids=[case[0] for case in REUSES])
+def test_a_reused_name_is_read_and_written_by_before_the_next_commit_of_rows(
+    engines: Engines, case: tuple[Any, ...], fresh: bool
+) -> None:
+    """SELECT, UPDATE, DELETE and MERGE, in both modes of writing; what is right is said by a Spark that plans alone."""
+    name, column, changes, conditions, value = case
+    held = new_catalog(engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()})
+    there = replace(engines, catalog=held)
+    table = f"{name}_{'fresh' if fresh else 'held'}"
+    columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
+    filled = [columns[part.split()[0]] for part in column.split(", ")]
+    if column == "f string":
+        filled = ["concat('v', id)"]
+    for mode in ("copy-on-write", "merge-on-read"):
+        modes = ", ".join(f"'write.{one}.mode'='{mode}'" for one in ("delete", "update", "merge"))
+        for number, condition in enumerate(conditions):
+            there.sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
+            there.sql(f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})")
+            there.sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(filled)} FROM range(8)")
+            assert there.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
+            for change in changes:
+                there.sql(f"ALTER TABLE {{db}}.{table} {change}")
+            query = f"SELECT * FROM {{db}}.{table} WHERE {condition} ORDER BY id"
+            assert there.sql(query) == engines.sql_by_itself(query), condition
+            wanted = {row[0] for row in engines.sql_by_itself(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
+            if number == 0:
+                there.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
+                left = [(one,) for one in range(8) if one not in wanted]
+            elif number == 1:
+                there.sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
+                left = [(one + 100 * (one in wanted),) for one in range(8)]
+            else:
+                source = "(SELECT explode(sequence(0, 7)) AS k)"
+                there.sql(
+                    f"MERGE INTO {{db}}.{table} t USING {source} s ON t.id = s.k AND {condition} "
+                    "WHEN MATCHED THEN UPDATE SET id = id + 100"
+                )
+                left = [(one + 100 * (one in wanted),) for one in range(8)]
+            assert sorted(engines.sql_by_itself(f"SELECT id FROM {{db}}.{table}")) == sorted(left), (mode, condition)
+            if value is not None:
+                there.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
+            assert sorted(there.sql(query)) == sorted(engines.sql_by_itself(query)), condition
+
+
+def test_pyiceberg_reads_by_a_reused_name_before_the_next_commit_of_rows(engines: Engines) -> None:
+    engines.sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
+    engines.sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
+    engines.sql("ALTER TABLE {db}.again DROP COLUMN f")
+    engines.sql("ALTER TABLE {db}.again ADD COLUMN f string")
+    for where, count in (("f = 'x'", 0), ("f IS NULL", 8), ("id < 3", 3)):
+        assert engines.python.load_table("db.again").scan(where).to_arrow().num_rows == count
+
+
+def test_partitions_of_a_wider_type_are_read_before_the_next_commit_of_rows(engines: Engines) -> None:
+    engines.sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
+    engines.sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
+    engines.sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")
+    query = "SELECT id FROM {db}.widened WHERE p = 2 ORDER BY id"
+    with engines.requests() as seen:
+        assert engines.sql(query) == [(2,), (5,), (8,)]
+    assert "planTableScan" in seen

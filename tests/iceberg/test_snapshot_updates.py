@@ -126,6 +126,25 @@ def test_a_snapshot_long_before_the_current_one_is_refused() -> None:
         commit(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
 
 
+@pytest.mark.parametrize("ahead_ms", [70_000, 10**9])
+def test_after_the_clock_was_ahead_snapshots_are_accepted_and_the_log_stays_in_order(ahead_ms: int) -> None:
+    first = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
+    m = commit(table(), first, set_ref(1), now_ms=NOW + ahead_ms)
+    for number in (2, 3):
+        update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW + number})
+        m = commit(m, update, set_ref(number), now_ms=NOW + number)
+    assert [one.snapshot_id for one in m.snapshot_log] == [1, 2, 3]
+    times = [one.timestamp_ms for one in m.snapshot_log]
+    assert times == sorted(times)
+    assert m.last_updated_ms >= times[-1]
+    assert [one.timestamp_ms for one in m.snapshots][1:] == [NOW + 2, NOW + 3]
+    m = commit(m, set_ref(1), now_ms=NOW + 4)
+    assert m.snapshot_log[-1].timestamp_ms >= times[-1]
+    late = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
+    caught_up = commit(m, late, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
+    assert caught_up.snapshot_log[-1].timestamp_ms == NOW + 2 * ahead_ms + 61_000
+
+
 @pytest.mark.parametrize(
     ("update", "message"),
     [

@@ -433,3 +433,61 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
 
 def test_secrets_stay_out_of_repr() -> None:
     assert "SECRET" not in repr(credentials.server_keys(LOCAL))
+
+
+_INSIDE = "prefix=wh%2Ft1-abc%2F"
+_LISTING = "http://store:9000/lake?list-type=2&"
+_UPLOAD = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *(
+            f"{_LISTING}prefix={prefix}"
+            for prefix in (
+                *("wh/t1-abc/../", "wh/t1-abc/..", "wh/t1-abc/../t2/", "wh/t1-abc/./", "wh/t1-abc/data/../../t2/"),
+                *("wh%2Ft1-abc%2F..%2F", "wh/t1-abc/%2e%2e/", "wh/t1-abc/%252e%252e/t2/", "wh/t1-abc/%25252e%25252e/"),
+                *("wh/t1-abc/..%5Ct2", "wh/t1-abc/%5C..%5Ct2", "wh/t1-abc/%255C..%255Ct2", "wh/t1-abc/..%252Ft2"),
+                *("wh/t1-abc/%00", "wh/t1-abc/a%0A", "wh/t1-abc//../t2", "wh/t1-abc/x/%2E./%2E%2E/t2"),
+            )
+        ),
+        f"http://store:9000/lake?{_INSIDE}..%2Ft2%2F",
+        f"http://store:9000/lake?{_INSIDE}&marker=wh/t2/",
+        f"{_LISTING}{_INSIDE}&start-after=wh/t1-abc/../t2/",
+        f"{_LISTING}{_INSIDE}&start-after=wh/t2/a",
+        f"{_LISTING}{_INSIDE}&continuation-token=../t2/x",
+        f"{_LISTING}{_INSIDE}&continuation-token=%252e%252e%252Ft2",
+        f"{_LISTING}{_INSIDE}&delimiter=..",
+        f"{_LISTING}{_INSIDE}&encoding-type=../x",
+        f"{_UPLOAD}..%2F..%2Ft2",
+        f"{_UPLOAD}%252e%252e%252Ft2",
+        "http://store:9000/lake/wh/t1-abc/x?versionId=../../t2/y",
+    ],
+)
+def test_no_spelling_of_a_dot_segment_is_signed(uri: str) -> None:
+    method = "PUT" if "uploadId" in uri else "GET"
+    with pytest.raises((Forbidden, BadRequest)):
+        signed(ask(method, uri))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *("&delimiter=/", "&delimiter=", "&start-after=wh/t1-abc/data/a.parquet", "&max-keys=1000&fetch-owner=true"),
+        *("&continuation-token=1a%2F%2Fb%2BQ%3D%3D", "&encoding-type=url", "&start-after="),
+    ],
+)
+def test_listings_that_go_on_inside_the_table_are_signed(more: str) -> None:
+    assert "Authorization" in signed(ask("GET", f"{_LISTING}{_INSIDE}{more}"))["headers"]
+    assert "Authorization" in signed(ask("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{more}"))["headers"]
+
+
+def test_copy_sources_and_deletes_with_dot_segments_are_not_signed() -> None:
+    target = "http://store:9000/lake/wh/t1-abc/x"
+    for source in ("/lake/wh/t1-abc/../t2/y", "lake/wh/t1-abc/%2e%2e/t2/y", "lake/wh/t1-abc/%252e%252e/t2/y"):
+        with pytest.raises(Forbidden):
+            signed(ask("PUT", target, {"x-amz-copy-source": source}))
+    for key in ("wh/t1-abc/../t2/y", "wh/t1-abc/%2e%2e/t2/y", "wh/t1-abc/..&#47;t2/y", "wh/t1-abc/&#46;&#46;/t2/y"):
+        with pytest.raises(Forbidden):
+            signed(ask("POST", "http://store:9000/lake?delete", body=delete_body(key)))

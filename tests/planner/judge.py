@@ -29,6 +29,7 @@ from typing import Any
 from metaserver.clock import SystemClock
 from metaserver.errors import NotAcceptable
 from metaserver.iceberg.expression_json import expression_json, parse_expression
+from metaserver.iceberg.expressions import FALSE
 from metaserver.iceberg.residuals import nameable
 from metaserver.iceberg.table_json import decode_table
 from metaserver.index.block import Block
@@ -51,7 +52,7 @@ CLIENTS = (IEEE, ORDERED, SPARKS)
 
 @dataclass(frozen=True)
 class Task:
-    """One file of our plan: names of its delete files, and the residual's JSON."""
+    """One file of our plan: names of its delete files, and the residual's JSON, None where it is left out."""
 
     deletes: list[str]
     residual: Any
@@ -76,8 +77,12 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
         assert path not in plan, f"{path} twice\n{case}"
         deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
         residual = scan.residual(row)
+        if residual == FALSE:
+            continue  # which is not answered
         plan[path] = Task(deletes, expression_json(residual))
-        told[path] = Task(deletes, expression_json(nameable(residual, metadata.current_schema)))
+        # A residual that cannot be bound by name is left out: the client takes the filter (REST spec, `FileScanTask`).
+        is_named = nameable(residual, metadata.current_schema) == residual
+        told[path] = Task(deletes, expression_json(residual) if is_named else None)
     try:
         answered = _answered(scan)
     except NotAcceptable:
@@ -103,7 +108,7 @@ def _answered(scan: Scan) -> dict[str, Task]:
         deletes.append(delete["file-path"] if offset is None else f"{delete['file-path']}#{offset}")
     return {
         task["data-file"]["file-path"]: Task(
-            [deletes[at] for at in task.get("delete-file-references", ())], task["residual-filter"]
+            [deletes[at] for at in task.get("delete-file-references", ())], task.get("residual-filter")
         )
         for task in tasks
     }

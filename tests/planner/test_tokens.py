@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaserver.planner.tokens import ROWS_MAX, TOKENS_BYTES_MAX, VERSION, Asked, Tokens, pack, page_count
+from tests.access.keyrings import fixed_keyring
 
-SECRET = b"s" * 32
 ids = st.integers(-(2**63), 2**63 - 1)
 requests = st.builds(
     Asked,
@@ -28,7 +28,7 @@ ASKED = Asked(7, None, None, 0, b'{"type":"eq","term":"a","value":3}', True, Fal
 
 @given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
 def test_a_token_opens_on_any_replica_as_it_was_sealed(asked: Asked, first: int, end: int, uuid: object) -> None:
-    here, there = Tokens(SECRET), Tokens(SECRET)
+    here, there = Tokens(fixed_keyring()), Tokens(fixed_keyring())
     task = there.open_plan_task(here.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
     assert task is not None
     assert (task.asked, task.first_row, task.end_row) == (asked, first, end)
@@ -36,35 +36,35 @@ def test_a_token_opens_on_any_replica_as_it_was_sealed(asked: Asked, first: int,
 
 
 def test_a_token_of_another_table_purpose_or_server_does_not_open() -> None:
-    tokens = Tokens(SECRET)
+    tokens = Tokens(fixed_keyring())
     task, plan = tokens.plan_task(pack(ASKED), 0, 9, "one"), tokens.plan_id(pack(ASKED), "one")
     assert tokens.open_plan_task(task, "other") is None
     assert tokens.open_plan_id(plan, "other") is None
     assert tokens.open_plan_id(task, "one") is None
     assert tokens.open_plan_task(plan, "one") is None
-    assert Tokens(b"t" * 32).open_plan_task(task, "one") is None
+    assert Tokens(fixed_keyring(b"t")).open_plan_task(task, "one") is None
 
 
 @given(data=st.data())
 def test_a_token_that_was_changed_anywhere_does_not_open(data: st.DataObject) -> None:
-    token = Tokens(SECRET).plan_task(pack(ASKED), 0, 9, "one")
+    token = Tokens(fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     changed = base64.urlsafe_b64encode(raw).decode().rstrip("=")
-    assert Tokens(SECRET).open_plan_task(changed, "one") is None
+    assert Tokens(fixed_keyring()).open_plan_task(changed, "one") is None
 
 
 @given(token=st.text(st.characters(codec="utf-8")))
 def test_a_token_that_was_made_up_does_not_open(token: str) -> None:
-    assert Tokens(SECRET).open_plan_task(token, "one") is None
-    assert Tokens(SECRET).open_plan_id(token, "one") is None
+    assert Tokens(fixed_keyring()).open_plan_task(token, "one") is None
+    assert Tokens(fixed_keyring()).open_plan_id(token, "one") is None
 
 
 def test_a_token_of_another_version_does_not_open() -> None:
-    token = Tokens(SECRET).plan_task(pack(ASKED), 0, 9, "one")
+    token = Tokens(fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     later = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
-    assert Tokens(SECRET).open_plan_task(later, "one") is None
+    assert Tokens(fixed_keyring()).open_plan_task(later, "one") is None
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,6 @@ def test_a_plan_is_cut_into_pages_unless_its_tokens_would_outweigh_them(
 @given(files=st.integers(0, 10**7), size=st.integers(0, 3 << 20))
 def test_the_tokens_of_one_answer_stay_within_their_bound(files: int, size: int) -> None:
     pages = page_count(files, size, inline_limit=1000, page_size=4000)
-    token = Tokens(SECRET).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
+    token = Tokens(fixed_keyring()).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
     assert pages * len(token) <= TOKENS_BYTES_MAX
     assert pages <= files

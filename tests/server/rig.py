@@ -12,9 +12,10 @@ import aiohttp
 
 from metaserver.api.parts import Parts
 from metaserver.clock import Clock, SystemClock
-from metaserver.server import bind, open_parts, serving, url_of
+from metaserver.server import bind, open_certificate, open_parts, serving, url_of
 from metaserver.settings import Settings
 from metaserver.store.port import CreateNamespace, EntryKind, Instant, InstantState, RecordInstant
+from tests.services.seamark import SHARED_KEY
 
 
 @dataclass
@@ -36,6 +37,15 @@ class Running:
         return instant
 
 
+class LateClock(SystemClock):
+    """The system's clock, as late as a test sets it."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
 def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
     now_ms = clock.now_ms()
     given: dict[str, Any] = {
@@ -54,15 +64,21 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
 
 
 def some_settings(home: Path, **given: Any) -> Settings:
-    return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, **given})
+    # Replicas of one database need one key, whatever their homes.
+    return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY, **given})
 
 
 @asynccontextmanager
-async def running(home: Path, **given: Any) -> AsyncIterator[Running]:
+async def running(home: Path, *, clock: Clock | None = None, **given: Any) -> AsyncIterator[Running]:
     """A server with these settings; its namespace `db` exists already."""
     settings = some_settings(home, **given)
+    certificate = open_certificate(settings)
     with closing(bind(settings, shared=False)) as sock:
-        async with open_parts(settings, SystemClock()) as parts, serving(parts, sock), aiohttp.ClientSession() as http:
+        async with (
+            open_parts(settings, clock or SystemClock()) as parts,
+            serving(parts, sock, certificate),
+            aiohttp.ClientSession() as http,
+        ):
             if await parts.store.namespace(("db",)) is None:
                 await parts.store.transact([CreateNamespace(path=("db",), properties={})])
             yield Running(url_of(settings, sock), parts, http)

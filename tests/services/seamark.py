@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import signal
 import sys
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.services.process import ManagedProcess, free_port, http_ok
+
+SHARED_KEY = base64.b64encode(b"a key that is known to all tests").decode()
 
 
 class Seamark:
@@ -35,7 +38,8 @@ class Seamark:
         argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(home), "--host", "127.0.0.1"]
         argv += ["--port", str(self.port), "--warehouse", self.warehouse]
         argv += ["--database", database] if database else []
-        settings = dict(env or {})
+        # Replicas of one database need one key, whatever their homes.
+        settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, **(env or {})}
         self._process = ManagedProcess([*argv, *flags], log=home / "seamark.log", env=settings, cwd=home)
 
     @property

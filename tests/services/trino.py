@@ -30,6 +30,10 @@ JARS = CACHE / "trino"
 SPOOLING = Path(__file__).with_name("LocalSpooling.java")
 CATALOG = "seamark"
 """What compose's file calls it."""
+PLANS = "trino"
+"""What its catalogs carry in `X-Seamark-Plans`, and the proxy's option has by default."""
+BY_NAME = "_by_name"
+"""Ends the names of catalogs in which plan tables have names."""
 NEEDS_TRINO = [
     pytest.mark.trino,
     pytest.mark.timeout(600),
@@ -115,13 +119,17 @@ def _spooling(folder: Path) -> dict[str, str]:
     }
 
 
-def _catalogs(folder: Path, others: Mapping[str, str]) -> Path:
-    """Compose's, and others that differ by their name and the server's address alone."""
+def _catalogs(folder: Path, others: Mapping[str, str], *, by_name: bool) -> Path:
+    """Compose's, and others that differ by their name and the server's address alone. With `by_name`, there is a twin
+    of each, `{name}_by_name`, that does not carry `X-Seamark-Plans`."""
     catalogs = folder / "catalog"
     shutil.copytree(ETC / "catalog", catalogs)
     text = (catalogs / f"{CATALOG}.properties").read_text()
     for name, uri in others.items():
         (catalogs / f"{name}.properties").write_text(text.replace("${ENV:SEAMARK_URI}", uri))
+    for file in list(catalogs.glob("*.properties")) if by_name else []:
+        lines = [line for line in file.read_text().splitlines() if "http-headers" not in line]
+        (catalogs / f"{file.stem}{BY_NAME}.properties").write_text("\n".join(lines) + "\n")
     return catalogs
 
 
@@ -142,6 +150,7 @@ def trino_server(
     certificate: Path | None = None,
     jvm: Sequence[str] = SHORT_LIVED[:1],
     properties: Mapping[str, str] | None = None,
+    by_name: bool = False,
 ) -> Iterator[Trino]:
     """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
     readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are
@@ -159,7 +168,7 @@ def trino_server(
         "config": str(ETC / "config.properties"),
         "log.levels-file": str(ETC / "log.properties"),
         "log.enable-console": "true",
-        "catalog.config-dir": str(_catalogs(folder, others or {})),
+        "catalog.config-dir": str(_catalogs(folder, others or {}, by_name=by_name)),
         "plugin.dir": str(_plugins(folder, home, spooling=spooling)),
         **(_spooling(folder) if spooling else {}),
     }
@@ -173,6 +182,7 @@ def trino_server(
     env = {
         "SEAMARK_URI": uri,
         "SEAMARK_TOKEN": token,
+        "SEAMARK_PLANS": PLANS,
         "TRINO_PORT": str(port),
         "TRINO_LOCAL_LOCATION": "/",
         "S3_ENDPOINT": s3.endpoint if s3 else "http://127.0.0.1:1",

@@ -48,6 +48,7 @@ def open_trino_lake(folder: Path, s3: S3) -> Iterator[TrinoLake]:
             s3=s3,
             spooling=True,
             certificate=pair,
+            by_name=True,
         ) as trino,
     ):
         servers = {CATALOG: local, REMOTE: remote}

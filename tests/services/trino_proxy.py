@@ -32,10 +32,18 @@ class TrinoProxy:
 
 @contextmanager
 def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
-    """Of Trino's catalog `seamark`; `flags` go to the command, the coordinators among them."""
+    """Of Trino's catalog `seamark`; its header tells counts. `flags` go to the command, the coordinators among them."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    argv = [str(Path(sys.executable).parent / "seamark"), "trino-proxy", "--port", str(port), "--catalog", "seamark"]
+    argv = [
+        str(Path(sys.executable).parent / "seamark"),
+        "trino-proxy",
+        "--port",
+        str(port),
+        "--catalog",
+        "seamark",
+        "--plan-header",
+    ]
     process = ManagedProcess([*argv, "--url", seamark, *flags], log=folder / "proxy.log", cwd=folder)
     with process:
         tls = "--tls-cert" in flags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.store.contract_claims import ClaimsContract
 from tests.store.contract_index_files import IndexFilesContract
 from tests.store.contract_names import NamesContract
 from tests.store.contract_plan_tables import PlanTablesContract
@@ -19,5 +20,6 @@ class PointerStoreContract(
     IndexFilesContract,
     ProducersContract,
     PlanTablesContract,
+    ClaimsContract,
 ):
     """All of it."""

@@ -11,12 +11,15 @@ from metaserver.store.driven import DrivenStore
 from metaserver.store.port import (
     CreateEntry,
     DropEntry,
+    DropPlanSnapshots,
     ForgetPlanTable,
     KeepPlanTable,
+    LeasePlanSnapshots,
     NamespacePath,
     PlanTable,
     RenewPlanTable,
     RetirePlanTables,
+    ShownPlan,
 )
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry
@@ -40,6 +43,21 @@ def plan(plan_id: str, name: str | None = NAME, *, expires_ms: int = 100, namesp
         considered_bytes=None,
         expires_ms=expires_ms,
     )
+
+
+def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> PlanTable:
+    """Shown as the snapshot 2**61 + number."""
+    name = f"t~plan~{audience}{number:031x}"
+    return msgspec.structs.replace(
+        plan(f"{audience}{number}", name, expires_ms=expires_ms),
+        audience=audience,
+        shown_id=2**61 + number,
+        shown=f'{{"snapshot-id": {2**61 + number}, "\U0001f600": "\'"}}',
+    )
+
+
+async def shown(store: DrivenStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T") -> list[int]:
+    return [one.shown_id - 2**61 for one in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
 
 
 async def keep(store: DrivenStore, one: PlanTable) -> PlanTable:
@@ -145,3 +163,58 @@ class PlanTablesContract(OpenedStores):
         await store.transact([DropEntry(TABLE, NS, "T")])
         await retire(store, 1000)
         assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a"]
+
+    async def test_plan_snapshots_are_shown_to_their_audience_until_their_leases_end(
+        self, store: DrivenStore, other: DrivenStore
+    ) -> None:
+        for number in (2, 1, 3):
+            given = snapshot_plan(number, expires_ms=100 * number)
+            assert await keep(store, given) == given
+            assert await other.plan_table(NS, str(given.name)) == given
+        await keep(store, snapshot_plan(4, "b"))
+        await keep(store, plan("named"))
+        assert await other.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
+            ShownPlan(2**61 + 4, str(snapshot_plan(4).shown))
+        ]
+        assert [await shown(other, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [[1, 2, 3], [2, 3], [3], []]
+        assert await shown(other, uuid="another") == []
+        assert await other.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
+        latest = await other.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
+        assert [one.shown_id - 2**61 for one in latest] == [2, 3]
+
+    async def test_leases_of_plan_snapshots_are_renewed_or_withdrawn_by_their_audience_alone(
+        self, store: DrivenStore
+    ) -> None:
+        for number in (1, 2):
+            await keep(store, snapshot_plan(number))
+        await keep(store, snapshot_plan(1, "b"))
+
+        async def lease(
+            numbers: tuple[int, ...], expires_ms: int, audience: str = "a", *, withdraw: bool = False
+        ) -> int:
+            ids = tuple(2**61 + one for one in numbers)
+            (found,) = await store.transact([LeasePlanSnapshots(NS, "T", audience, ids, expires_ms, withdraw)])
+            assert isinstance(found, int)
+            return found
+
+        assert await lease((1, 2, 9), 500) == 2
+        assert await lease((1,), 300) == 1
+        assert await shown(store, now_ms=400) == [1, 2]
+        assert await shown(store, "b", now_ms=400) == []
+        assert await lease((1,), 200, withdraw=True) == 1
+        assert await shown(store, now_ms=200) == [2]
+        assert await lease((1,), 600, "c") == 0
+        await retire(store, 1000)
+        assert await lease((1, 2), 5000) == 0
+
+    async def test_a_dropped_plan_snapshot_is_retired_whoever_made_it(self, store: DrivenStore) -> None:
+        for audience in ("a", "b"):
+            for number in (1, 2):
+                await keep(store, snapshot_plan(number, audience))
+        await keep(store, plan("named"))
+        dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
+        assert dropped == [2]
+        assert await shown(store) == await shown(store, "b") == [2]
+        assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a1", "b1"]
+        assert await store.plan_table(NS, NAME) == plan("named")
+        assert await store.transact([DropPlanSnapshots(("ns", "x"), "T", (2**61 + 2,))]) == [0]

@@ -180,8 +180,19 @@ class RecordsContract(OpenedStores):
 
     async def test_all_replicas_get_the_first_secret(self, store: DrivenStore, other: DrivenStore) -> None:
         got = await asyncio.gather(
-            *((store, other)[n % 2].secret("signing", bytes([n, 0, 255])) for n in range(8)),
+            *((store, other)[n % 2].swap_secret("signing", None, bytes([n, 0, 255])) for n in range(8)),
         )
         assert len(set(got)) == 1
-        assert await other.secret("signing", b"late") == got[0]
-        assert await store.secret("another", b"x") == b"x"
+        assert await other.swap_secret("signing", None, b"late") == got[0]
+        assert await store.secret("signing") == got[0]
+        assert await store.secret("another") is None
+
+    async def test_a_secret_is_replaced_only_by_who_knows_what_it_was(
+        self, store: DrivenStore, other: DrivenStore
+    ) -> None:
+        await store.swap_secret("signing", None, b"first")
+        assert await other.swap_secret("signing", b"first", b"second") == b"second"
+        assert await store.swap_secret("signing", b"first", b"third") == b"second"
+        assert await store.secret("signing") == b"second"
+        assert await store.swap_secret("gone", b"first", b"third") == b""
+        assert await store.secret("gone") is None

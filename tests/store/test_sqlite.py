@@ -152,7 +152,7 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
         async with open_sqlite(path, clock=clock) as store:
             await store.ping()
             await store.entries(TABLE, NS, None, 1)
-            await store.secret("s", b"x")
+            await store.secret("s")
 
     def held() -> tuple[int, set[str]]:
         return len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}

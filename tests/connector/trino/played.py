@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from connector.errors import NotFound
-from connector.plans.seamark import Known, Name, PlanTable, Reference, View, Wanted
+from connector.plans.seamark import Known, Name, PlanTable, PlanView, Reference, View, Wanted
 from connector.trino.rewriting import Limits, Rewriter
 
 COLUMNS = {
     "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},
     "u": {"uid": "long", "y": "int"},
 }
+READER = "rita"
+"""As whom statements run over plan views."""
 PATIENT = Limits(budget_s=10.0)
 ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 
 
 @dataclass
 class Seamark:
-    """Names the n-th plan `t~plan~n`. `plan` may say otherwise, or raise. `tables`: what is known of them, if more than
-    the columns."""
+    """Gives the n-th plan the id 100 + n. `plan` may say otherwise, or raise. `tables`: what is known of them, if more
+    than the columns."""
 
     plan: Callable[[Wanted], Any] = lambda wanted: {}
     wait_s: float = 0.0
@@ -36,6 +38,7 @@ class Seamark:
     answer: Callable[[Name], str | None] | None = None
     views_asked: list[ViewAsked] = field(default_factory=list)
     views_read: list[Name] = field(default_factory=list)
+    leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
     async def plan_table(self, wanted: Wanted) -> PlanTable:
         number = len(self.asked)
@@ -43,7 +46,7 @@ class Seamark:
         if self._view(wanted.table) is not None:
             raise NotFound("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
-        usual = {"name": f"{wanted.table[-1]}~plan~{number}", "snapshot_id": wanted.snapshot_id or 7}
+        usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": wanted.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
         return PlanTable(**{**usual, **sizes, **self.plan(wanted)})
 
@@ -60,14 +63,21 @@ class Seamark:
     def _view(self, name: Name) -> View | None:
         return self.views.get(name) or self.views.get(name[-1])
 
-    async def plan_view(self, name: Name, view: View, predicate: str, references: Sequence[Reference]) -> str | None:
+    async def plan_view(
+        self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
+    ) -> PlanView | None:
+        assert reader == READER
         number = len(self.views_asked)
         self.views_asked.append((name, view, predicate, tuple(references)))
-        return f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
+        made = f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
+        return None if made is None else PlanView(made, 200 + number, tuple(view.columns))
+
+    async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
+        self.leased.append((of, list(plan_ids), lease_s))
 
 
 @asynccontextmanager
 async def rewriter(seamark: Any, limits: Limits = PATIENT) -> AsyncIterator[Rewriter]:
     made = Rewriter(seamark, ["lake", "Other"], limits)
     yield made
-    made.close()
+    await made.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,8 @@ from aiohttp import web
 
 from tests.connector.trino.rig import Fake, faked
 
+PLAN_ID = 4711471147
+"""Of each plan that the played Seamark makes."""
 Page = dict[str, Any]
 """Of an answer: what a test says, and what follows from its place is added. `wait` seconds pass before it is given."""
 
@@ -36,10 +38,23 @@ class Trino:
     asked: list[str] = field(default_factory=list)
     fetched: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[tuple[int, int]] = field(default_factory=list)
+    judged: list[str] = field(default_factory=list)
+    """Queries whose rules were asked for: `rules` is the answer, for all; empty: 410."""
+    rules: dict[str, Any] = field(default_factory=lambda: rules_of(table()))
 
     @property
     def url(self) -> str:
         return self.fake.url
+
+
+def table(name: str = "t", *, filters: Sequence[str] = (), masks: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """As Trino has tables that a statement reads."""
+    columns = [{"column": column, "mask": mask} for column, mask in (masks or {}).items()] + [{"column": "x"}]
+    return {"catalog": "lake", "schema": "db", "table": name, "filters": list(filters), "columns": columns}
+
+
+def rules_of(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
+    return {"referencedTables": tables, "session": {"catalogProperties": {"lake": properties}}}
 
 
 @asynccontextmanager
@@ -50,6 +65,9 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path = request.rel_url.raw_path
+        if path.startswith("/v1/query/"):
+            trino.judged.append(path.removeprefix("/v1/query/"))
+            return web.json_response(trino.rules, status=200 if trino.rules else 410)
         if request.method == "POST" and path == "/v1/statement":
             number, token = next(numbers), 0
             trino.asked.append(body.decode())
@@ -103,16 +121,16 @@ async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")
         asked = json.loads(body)
-        if route == "lease":
+        if route == "plan-snapshots":
             seamark.renewed.append((path, asked))
-            return web.json_response({"expires-at-ms": 1})
+            return web.json_response({"found": 1})
         seamark.asked.append((path, asked))
         await asyncio.sleep(wait_s)
         made = plan(path, asked) if plan is not None else {}
         if isinstance(made, int):
             error = {"message": "no", "type": "NoSuchTableException" if made == 404 else "Fake", "code": made}
             return web.json_response({"error": error}, status=made)
-        usual = {"name": f"{path.split('/')[-1]}~plan~0", "snapshot-id": 7, "expires-at-ms": 1}
+        usual = {"name": None, "plan-snapshot-id": PLAN_ID, "snapshot-id": 7, "expires-at-ms": 1}
         sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
         return web.json_response({**usual, **sizes, **made})
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from connector.trino.serving import server_tls
+from metaserver.tls import server_tls
 from tests.connector.trino.rig import Fake, faked, listening, nowhere, proxied, until
 
 MIB = 1 << 20
@@ -362,6 +362,14 @@ async def test_health_and_counts_are_told_without_asking_trino() -> None:
         assert 'seamark_trino_requests_total{status="5xx"} 1.0' in body.decode()
         assert (await rig.ask("GET", "/seamark/nothing"))[0] == 404
         assert (await rig.ask("POST", "/seamark/healthz"))[0] == 405
+
+
+async def test_what_the_proxy_tells_of_itself_names_no_address_behind_it() -> None:
+    hidden = nowhere()
+    async with proxied(hidden) as rig:
+        for path in ("/seamark/healthz", "/seamark/metrics", "/seamark/nothing"):
+            _, headers, body = await rig.ask("GET", path)
+            assert hidden not in body.decode() + str(dict(headers)), path
 
 
 @pytest.mark.parametrize("several", [False, True])

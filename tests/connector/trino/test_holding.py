@@ -14,6 +14,7 @@ import pytest
 from connector.trino.breaker import FAILURES_MAX
 from tests.connector.trino.protocol import (
     END,
+    PLAN_ID,
     PLANNING,
     QUEUED,
     ROWS,
@@ -22,16 +23,19 @@ from tests.connector.trino.protocol import (
     failed,
     fake_seamark,
     fake_trino,
+    rules_of,
+    table,
 )
 from tests.connector.trino.rig import Rig, proxied, until
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
+VERSION = f"FOR VERSION AS OF {PLAN_ID}"
 ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
 def playing(*pages: Page) -> Any:
     """The rewritten statement has these pages; any other has rows."""
-    return lambda text: list(pages) if "~plan~" in text else [QUEUED, ORIGINAL_ROWS, END]
+    return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
 
 
 @asynccontextmanager
@@ -39,7 +43,7 @@ async def staged(play: Any, *others: str, **settings: Any) -> AsyncIterator[tupl
     async with (
         fake_trino(play) as trino,
         fake_seamark() as seamark,
-        proxied(trino.url, *others, seamark=seamark.url, **settings) as rig,
+        proxied(trino.url, *others, seamark=seamark.url, **{"plan_header": True, **settings}) as rig,
     ):
         yield trino, rig
 
@@ -59,7 +63,7 @@ async def result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[
 
 
 def no_plan(trino: Trino) -> list[str]:
-    return [text for text in trino.asked if "~plan~" not in text]
+    return [text for text in trino.asked if VERSION not in text]
 
 
 async def test_the_rows_of_a_rewritten_statement_are_the_clients() -> None:
@@ -67,7 +71,7 @@ async def test_the_rows_of_a_rewritten_statement_are_the_clients() -> None:
         rows, error, told = await result(rig)
         assert (rows, error) == ([[1], [1]], None)
         assert told.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
-        assert trino.asked == ['SELECT x FROM lake.db."t~plan~0" AS "t" WHERE x = 1']
+        assert trino.asked == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # What was looked at is asked for again, and nothing before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
@@ -75,9 +79,9 @@ async def test_the_rows_of_a_rewritten_statement_are_the_clients() -> None:
 @pytest.mark.parametrize(
     "pages",
     [
-        [failed("TABLE_NOT_FOUND", "Table 'lake.db.t~plan~0' does not exist")],
+        [failed("TABLE_NOT_FOUND", f"Iceberg snapshot ID does not exist: {PLAN_ID}")],
         [QUEUED, failed("TABLE_NOT_FOUND")],
-        [QUEUED, PLANNING, failed("PERMISSION_DENIED", "Cannot select from t~plan~0")],
+        [QUEUED, PLANNING, failed("PERMISSION_DENIED", "Cannot select from t")],
         [
             QUEUED,
             {**END, "data": [], "stats": {"state": "RUNNING"}},
@@ -125,7 +129,7 @@ async def test_once_there_are_rows_an_error_is_the_clients() -> None:
 
 async def test_a_statement_that_takes_long_is_handed_over_as_it_is() -> None:
     slow = {**QUEUED, "wait": 0.2}
-    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (_, rig):
+    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (_, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert json.loads(body)["nextUri"].endswith("/0/slug/3")
         rows, _, _ = await result(rig)
@@ -174,12 +178,17 @@ async def test_followers_have_the_clients_headers_but_those_of_its_body() -> Non
     async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
         sent = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode(), headers={**sent, "Accept-Encoding": "gzip"})
-        (_, _, posted, text), (_, _, got, _) = trino.fake.seen
+        (_, _, posted, text), *followed = trino.fake.seen
+        assert {target.partition("?")[0] for _, target, _, _ in followed} == {
+            "/v1/statement/queued/0/slug/1",
+            "/v1/query/q0",
+        }
+        got = followed[0][2]
         assert posted["Content-Length"] == str(len(text))
         assert posted["Content-Type"] == sent["Content-Type"]
         assert "Content-Type" not in got
         assert "Content-Length" not in got
-        for headers in (posted, got):
+        for headers in (posted, *(one for _, _, one, _ in followed)):
             assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
             assert headers["Accept-Encoding"] == "identity"
 
@@ -199,21 +208,95 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
     async with staged(playing(QUEUED, broken)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
-        assert (await result(rig))[2].startswith("unchanged; Trino failed lately to read plan tables")
+        assert (await result(rig))[2].startswith("unchanged; Trino failed lately to read plans")
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
 
 
-async def test_who_may_not_read_plans_gets_none_for_a_while_and_others_do() -> None:
-    denied = failed("PERMISSION_DENIED", "Access Denied: Cannot select from table lake.db.t~plan~0")
-    pages = [QUEUED, denied]
-    async with staged(playing(*pages)) as (trino, rig):
+async def test_whom_rules_forbid_plans_gets_none_for_a_while_and_others_do() -> None:
+    async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
+        trino.rules = rules_of(table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
         told = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
-        assert told.startswith("unchanged; its sender may not read plan tables, as of lately")
+        assert told.startswith("unchanged; Trino's rules forbade its plans, as of lately")
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
         assert (await result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
         assert len(trino.asked) == 2 * FAILURES_MAX + 3
+
+
+# Trino's rules
+
+FREE = rules_of(table())
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        (FREE, "rewritten"),
+        (rules_of(table(filters=["a = 1"])), "planned"),
+        (rules_of(table(masks={"y": "'XXXX'"})), "planned"),
+        (rules_of(table(), table("u", filters=["a = 1"])), "planned"),
+    ],
+)
+async def test_clients_are_told_no_counts_unless_it_is_switched_on_and_no_rule_is_in_force(
+    rules: dict[str, Any], told: str
+) -> None:
+    for switched_on in (False, True):
+        async with staged(playing(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
+            trino.rules = rules
+            rows, _, said = await result(rig)
+            assert rows == [[1]]
+            assert said == told or (switched_on and told == "rewritten" and "files=3/100" in said)
+            assert ("3/100" in said) == (switched_on and rules is FREE)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"nothing": "that is known"},
+        rules_of(),
+        rules_of(table("another")),
+        rules_of(table(masks={"x": "'XXXX'"})),
+        rules_of(table(masks={"X": "NULL"})),
+        rules_of(table(filters=["a IN (SELECT b FROM u)"])),
+        rules_of(table(), query_partition_filter_required="true"),
+    ],
+)
+@pytest.mark.parametrize("pages", [[QUEUED, PLANNING, ROWS, END], [QUEUED, END], [QUEUED, ROWS, ROWS, END]])
+async def test_where_rules_forbid_it_or_are_not_known_the_original_runs(
+    rules: dict[str, Any], pages: list[Page]
+) -> None:
+    async with staged(playing(*pages)) as (trino, rig):
+        trino.rules = rules
+        rows, error, told = await result(rig)
+        assert (rows, error, told) == ([["the original's"]], None, "planned")
+        assert no_plan(trino) == [STATEMENT]
+        await until(lambda: [number for number, _ in trino.deleted] == [0])
+
+
+async def test_a_statement_that_stays_in_the_queue_runs_as_it_came() -> None:
+    """What it would read is not known before Trino has analysed it."""
+    slow = {**QUEUED, "wait": 0.2}
+    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
+        trino.rules = {}
+        assert (await result(rig))[0] == [["the original's"]]
+        assert no_plan(trino) == [STATEMENT]
+
+
+async def test_rules_are_asked_for_beside_the_first_answer_and_not_at_all_where_there_are_none() -> None:
+    for rules in (True, False):
+        async with staged(playing(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
+            assert (await result(rig))[0] == [[1]]
+            assert trino.judged == ["q0"] * rules
+
+
+async def test_what_is_read_is_explained_to_nobody_who_is_subject_to_a_rule() -> None:
+    for rules, kept in ((FREE, 0), (rules_of(table(filters=["a = 1"])), 1)):
+        async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
+            trino.rules = rules
+            await result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
+            assert len(no_plan(trino)) == kept
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
@@ -229,7 +312,7 @@ async def test_what_a_plan_found_is_told_to_those_who_may_read_the_table(state: 
 async def test_a_table_that_is_kept_whole_is_no_news_either() -> None:
     async with (
         fake_trino(playing()) as trino,
-        fake_seamark(lambda *_: {"name": None}) as seamark,
+        fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
         proxied(trino.url, seamark=seamark.url) as rig,
     ):
         _, _, told = await result(rig)

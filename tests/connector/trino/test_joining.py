@@ -55,7 +55,7 @@ async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_i
     assert [one.joins for one in of("sales", asked)] == [(Joined(("db", "items"), (("item", "i_key"),), RED, 20),)]
     (items,) = of("items", asked)
     assert (items.predicate, items.snapshot_id, items.kept_max, items.joins) == (RED, 20, 1.0, ())
-    assert (done.statement or "").count("~plan~") == 2
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     told = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
     assert done.told.startswith(f"rewritten; scans=2; {told}")
     assert done.depends_on_data
@@ -85,7 +85,7 @@ async def test_a_snowflake_is_asked_about_arm_by_arm_and_all_of_it_is_pinned() -
         ("items", 20),
         ("brands", 30),
     ]
-    assert (done.statement or "").count("~plan~") == 3
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
     assert "joins=db.sales.item:77,db.items.brand:77; " in done.told
 
 
@@ -99,7 +99,7 @@ async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
         ((("ship", "d_day"),), '"year" = 2'),
     }
     assert [(one.predicate, one.snapshot_id, one.kept_max) for one in of("days", asked)] == [(None, 40, 1.0)]
-    assert (done.statement or "").count("~plan~") == 3
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def without(table: str, error: Exception | None = None) -> Callable[[Wanted], di
             return used(wanted)
         if error is not None:
             raise error
-        return {"name": None}
+        return {"plan_snapshot_id": None}
 
     return plan
 
@@ -183,13 +183,13 @@ async def test_in_doubt_the_large_table_is_asked_about_again_without(
     assert [bool(one.joins) for one in of("sales", asked)] == [True, False]
     assert "joins=" not in done.told
     number = asked.index(of("sales", asked)[1])
-    assert f'"sales~plan~{number}"' in (done.statement or "")
+    assert f"sales FOR VERSION AS OF {100 + number}" in (done.statement or "")
 
 
 async def test_without_a_predicate_of_its_own_it_is_not_asked_about_again() -> None:
     done, asked = await rewritten(STAR, with_joins(Forbidden("", status=403)))
     assert len(of("sales", asked)) == 1
-    assert '"sales~plan~' not in (done.statement or "")
+    assert "sales FOR VERSION" not in (done.statement or "")
 
 
 async def test_a_join_that_was_left_out_binds_nobody() -> None:
@@ -200,8 +200,8 @@ async def test_a_join_that_was_left_out_binds_nobody() -> None:
         return {**told(used=False, keys=None)(wanted), **sizes}
 
     done, _ = await rewritten(f"{STAR} AND price > 3", plan)
-    assert '"sales~plan~' in (done.statement or "")
-    assert '"items~plan~' not in (done.statement or "")
+    assert "sales FOR VERSION" in (done.statement or "")
+    assert "items FOR VERSION" not in (done.statement or "")
     assert "joins=" not in done.told
 
 
@@ -227,15 +227,15 @@ async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() 
     server = Slow(plan=used, tables=TABLES)
     async with rewriter(server, Limits(budget_s=1.0)) as made:
         done = await made.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
-        assert '"sales~plan~' in (done.statement or "")
+        assert "sales FOR VERSION" in (done.statement or "")
         assert made.open_breakers == []
         done = await made.rewrite(STAR, Session("lake", "db"))
-        assert '"sales~plan~' not in (done.statement or "")
+        assert "sales FOR VERSION" not in (done.statement or "")
 
 
 async def test_a_failing_server_is_no_reason_to_ask_twice() -> None:
     done, _ = await rewritten(STAR, with_joins(ServerFailed("")))
-    assert '"sales~plan~' not in (done.statement or "")
+    assert "sales FOR VERSION" not in (done.statement or "")
 
 
 async def test_tables_that_are_all_joined_to_each_other_are_looked_at_for_a_bounded_time() -> None:

@@ -39,23 +39,23 @@ def raising(error: Exception) -> Callable[[Wanted], Any]:
 @pytest.mark.parametrize(
     ("statement", "session", "expected", "asked"),
     [
-        ("SELECT * FROM t WHERE id = 1", SESSION, 'SELECT * FROM "t~plan~0" AS "t" WHERE id = 1', ("db", "t")),
+        ("SELECT * FROM t WHERE id = 1", SESSION, "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1", ("db", "t")),
         (
             'SELECT * FROM Other."A.B"."T" q WHERE id = 1',
             SESSION,
-            'SELECT * FROM Other."A.B"."t~plan~0" q WHERE id = 1',
+            'SELECT * FROM Other."A.B"."T" FOR VERSION AS OF 100 q WHERE id = 1',
             ("a", "b", "t"),
         ),
         (
             "SELECT * FROM s.t WHERE id = 1",
             Session("lake"),
-            'SELECT * FROM s."t~plan~0" AS "t" WHERE id = 1',
+            "SELECT * FROM s.t FOR VERSION AS OF 100 WHERE id = 1",
             ("s", "t"),
         ),
         (
             "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1",
             SESSION,
-            'EXPLAIN ANALYZE SELECT 1 FROM "t~plan~0" AS "t" WHERE id = 1',
+            "EXPLAIN ANALYZE SELECT 1 FROM t FOR VERSION AS OF 100 WHERE id = 1",
             ("db", "t"),
         ),
     ],
@@ -103,14 +103,14 @@ async def test_in_doubt_a_statement_goes_on_as_it_came_and_nobody_is_asked(
 async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_another() -> None:
     for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
         done, wanted = await rewritten(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
-        assert done.statement == f'SELECT * FROM {name}.db."t~plan~0" AS "t" WHERE id = 1'
+        assert done.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
         assert len(wanted) == 1
 
 
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        (lambda wanted: {"name": None}, "plans keep too many of the files"),
+        (lambda wanted: {"plan_snapshot_id": None}, "plans keep too many of the files"),
         (raising(NotFound("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
         (raising(BadRequest("", status=400)), "Seamark refused: 400"),
         (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
@@ -127,12 +127,12 @@ async def test_every_statement_asks_anew() -> None:
     async with rewriter(server) as made:
         for number in range(3):
             done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-            assert f"t~plan~{number}" in (done.statement or "")
+            assert f"OF {100 + number} " in (done.statement or "")
 
 
 async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connector.trino.rewriting._VAIN_S", 600.0)
-    server = Seamark(plan=lambda wanted: {"name": None})
+    server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as made:
         first = await made.rewrite(statement, SESSION)
@@ -144,10 +144,10 @@ async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pyte
         await made.rewrite(statement + " ", SESSION)
         assert len(server.asked) == 3
     monkeypatch.setattr("connector.trino.rewriting._VAIN_S", 0.0)
-    server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"name": None})
+    server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"plan_snapshot_id": None})
     async with rewriter(server) as made:
         assert (await made.rewrite(statement, SESSION)).statement is None
-        assert "t~plan~1" in ((await made.rewrite(statement, SESSION)).statement or "")
+        assert "OF 101 " in ((await made.rewrite(statement, SESSION)).statement or "")
 
 
 @pytest.mark.parametrize("error", [NotFound("", status=404, kind=""), ServerFailed("")])
@@ -165,7 +165,7 @@ async def test_a_failure_is_no_reason_not_to_ask_again(error: Exception) -> None
 async def test_names_without_a_table_are_told_by_the_columns() -> None:
     done, wanted = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
     assert {(one.table[-1], one.predicate) for one in wanted} == {("t", '"x" = 1'), ("u", '"y" = 2')}
-    assert (done.statement or "").count("~plan~") == 2
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
 
 
 async def test_columns_are_not_asked_for_where_the_text_says_all() -> None:
@@ -192,9 +192,11 @@ async def test_a_text_is_read_once_for_the_same_columns(monkeypatch: pytest.Monk
 
 async def test_a_table_that_stands_there_twice_is_read_at_one_snapshot() -> None:
     done, wanted = await rewritten("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
-    assert (done.statement or "").count("~plan~") == 2
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
-    assert done.statement == 'SELECT (SELECT count(*) FROM "t~plan~1" AS "t") FROM "t~plan~0" AS "t" WHERE id = 1'
+    assert done.statement == (
+        "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    )
     assert [(one.predicate, one.snapshot_id, one.kept_max) for one in wanted] == [
         ('"id" = 1', None, 0.95),
         (None, 7, 1.0),
@@ -207,8 +209,8 @@ async def test_places_of_a_table_with_plans_of_two_snapshots_are_left_alone() ->
         "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
         plan=lambda wanted: {"snapshot_id": next(snapshots)},
     )
-    assert (done.statement or "").count("~plan~") == 1
-    assert '"u~plan~' in (done.statement or "")
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 1
+    assert " u FOR VERSION AS OF 1" in (done.statement or "")
 
 
 async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_either() -> None:
@@ -229,18 +231,18 @@ async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_plac
         return {}
 
     done, wanted = await rewritten("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
-    assert (done.statement or "").count("~plan~") == 2
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     assert wanted[-1].predicate is None
 
 
 async def test_the_past_is_planned_as_of_then_and_stays_the_past() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
     done, wanted = await rewritten(statement)
-    assert done.statement == 'SELECT * FROM "t~plan~0" FOR VERSION AS OF 5 AS "t" WHERE id = 1'
+    assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
     assert [(one.snapshot_id, one.past) for one in wanted] == [(5, True)]
     done, _ = await rewritten(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
     assert done.statement is not None
-    assert '"t~plan~0" FOR VERSION AS OF 5 AS "t" WHERE id = ?\' USING 1' in done.statement
+    assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in done.statement
 
 
 # Prepared statements
@@ -250,7 +252,7 @@ async def test_a_prepared_statement_is_rewritten_where_it_is_kept() -> None:
     texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
     session = Session("lake", "db", prepared=texts)
     done, wanted = await rewritten("EXECUTE p USING 5", session)
-    assert (done.prepared, done.statement) == ("p", 'SELECT * FROM "t~plan~0" AS "t" WHERE id = ?')
+    assert (done.prepared, done.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
     assert wanted[0].predicate == '"id" = 5'
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
     prepare(headers, "p", done.statement or "")
@@ -331,7 +333,7 @@ async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> No
 
     async with rewriter(Uneven(), Limits(budget_s=0.5)) as made:
         done = await made.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
-        assert done.statement == 'SELECT * FROM "t~plan~0" AS "t", u WHERE t.x = 1 AND u.y = 2'
+        assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 
 
 async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_next_time(
@@ -364,3 +366,41 @@ async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
             for _ in range(FAILURES_MAX):
                 await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
             assert (made.open_breakers == ["seamark"]) == is_open
+
+
+async def test_a_statement_that_lists_snapshots_has_idle_plans_withdrawn_first() -> None:
+    server = Seamark()
+    async with rewriter(server) as made:
+        made.release(await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
+        kept = await made.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
+        assert server.leased == []
+        await made.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
+        assert server.leased == [(("db", "t"), [100], 0)]
+        assert kept.plans == [(("db", "t"), 101)]
+
+
+EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
+
+
+@pytest.mark.parametrize(
+    ("statement", "explains"),
+    [
+        (EXPLAINED, True),
+        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAINED}", True),
+        ("EXECUTE one", True),
+        ("SELECT 1 FROM t WHERE id = 1", False),
+        ("/* explain */ SELECT 1 AS explain FROM t WHERE id = 1", False),
+        ("-- explain\nSELECT 1 FROM t WHERE id = 1", False),
+    ],
+)
+async def test_a_statement_that_shows_what_is_read_is_known_however_it_is_sent(statement: str, explains: bool) -> None:
+    done, _ = await rewritten(statement, replace(SESSION, prepared={"one": EXPLAINED}))
+    assert done.statement is not None
+    assert done.used.explains is explains
+
+
+@pytest.mark.parametrize("line", ["-" * 5000, "-- " * 2000, "/**/" * 2000, "/* * /" * 2000 + "*/", " \n" * 5000])
+async def test_comments_of_any_length_hold_up_nobody(line: str) -> None:
+    begun_s = time.monotonic()
+    await rewritten(f"{line}\nSELECT 1 FROM t WHERE id = 1")
+    assert time.monotonic() - begun_s < 2

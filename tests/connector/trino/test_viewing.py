@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,17 @@ from connector.trino.rewriting import Rewriting
 from connector.trino.sessions import Session
 from connector.trino.viewing import DEPTH_MAX, VIEWS_MAX
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
-from tests.connector.trino.played import Seamark, rewriter
+from tests.connector.trino.played import READER, Seamark, rewriter
 
-SESSION = Session(catalog="other", schema="elsewhere")
+SESSION = Session(catalog="other", schema="elsewhere", user=READER)
 COLUMNS = {"k": "long", "x": "int", "twice": "long"}
+
+
+def tried(names: str, columns: Iterable[str] = COLUMNS) -> str:
+    """What stands before a statement over plan views: the views that it names, never read."""
+    listed = ", ".join(f'"{one}"' for one in columns)
+    each = [f'"~{number}" AS (SELECT {listed} FROM {one} WHERE FALSE)' for number, one in enumerate(names.split())]
+    return f"WITH {', '.join(each)} "
 
 
 def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
@@ -34,22 +42,20 @@ async def rewritten(statement: str, **played: Any) -> tuple[Rewriting, Seamark]:
 
 async def test_a_view_is_read_over_the_plans_of_what_is_behind_it() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
-    assert done.statement == 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
+    assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
     ((name, _, predicate, (reference,)),) = server.views_asked
     assert (name, predicate) == (("db", "v"), '"k" = 4')
     assert PLAIN.text[reference.start : reference.end] == "t"
-    assert reference.plan[0] == "db"
-    assert reference.plan[1].startswith("t~plan~")
-    assert reference.alias
+    assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
     (wanted,) = [one for one in server.asked if one.table == ("db", "t")]
     assert wanted.predicate == '("x" > 5 AND "id" = 4)'
 
 
 async def test_the_answer_tells_nothing_of_the_tables_behind_it_and_all_names_are_renewed() -> None:
-    done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
+    done, _ = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
     assert done.told.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
     assert (done.files, done.considered_files) == (1, 100), "of which the operator is told"
-    assert done.plans == sorted([("db", "v~plan~0"), server.views_asked[0][3][0].plan])
+    assert done.plans == [(("db", "t"), 101), (("db", "v"), 200)]
 
 
 async def test_names_in_a_view_are_its_own() -> None:
@@ -61,7 +67,7 @@ async def test_names_in_a_view_are_its_own() -> None:
     assert {one.table for one in server.asked} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
     ((_, _, _, references),) = server.views_asked
     assert [text[one.start : one.end] for one in references] == ["t", 'lake."s.p".u']
-    assert [one.alias for one in references] == [False, False]
+    assert [one.table for one in references] == [("db", "t"), ("s", "p", "u")]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ async def test_a_view_that_cannot_be_looked_into_is_left(statement: str, given: 
 
 async def test_a_views_own_conditions_leave_files_out_too() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
-    assert done.statement == 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
+    assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
     assert server.asked[-1].predicate == '"x" > 5'
 
@@ -96,7 +102,8 @@ async def test_a_table_beside_a_view_of_it_is_read_at_one_snapshot_with_it() -> 
     counted = view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
     done, _ = await rewritten(statement, views={"v": counted})
-    assert done.statement == 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db."t~plan~1" AS "t" WHERE id = 4'
+    over = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
+    assert done.statement == tried("lake.db.v", ["n"]) + over
     done, _ = await rewritten(statement, views={"v": counted}, answer=lambda _: None)
     assert done.statement is None
 
@@ -110,7 +117,8 @@ NESTED = {
 
 async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_it() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
-    assert done.statement == 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
+    over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
+    assert done.statement == tried("lake.db.top", ["k", "y"]) + over
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
         ("v", '("x" < 9 AND "k" = 4)'),
         ("mid", '"k" = 4'),
@@ -119,19 +127,22 @@ async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_i
     wanted = {one.table[-1]: one.predicate for one in server.asked if one.table[-1] in ("t", "u")}
     assert wanted == {"t": '("x" > 5 AND "x" < 9 AND "id" = 4)', "u": '"uid" = 4'}
     shown = [
-        [(view.text[one.start : one.end], one.plan[1].partition("~plan~")[0], one.alias) for one in references]
+        [(view.text[one.start : one.end], one.table, one.plan, one.alias) for one in references]
         for _, view, _, references in server.views_asked
     ]
-    assert shown == [[("t", "t", True)], [("v", "v", True)], [("u", "u", True), ('"Mid"', "mid", False)]]
-    assert server.views_asked[1][3][0].plan == ("db", "v~plan~0")
-    assert server.views_asked[2][3][1].plan == ("db", "mid~plan~1")
+    assert shown == [
+        [("t", ("db", "t"), (), False)],
+        [("v", (), ("db", "v~plan~0"), True)],
+        [("u", ("db", "u"), (), False), ('"Mid"', (), ("db", "mid~plan~1"), False)],
+    ]
 
 
 async def test_of_nested_views_the_outermost_is_told_and_all_are_renewed() -> None:
-    done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
+    done, _ = await rewritten("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
     assert done.told.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
-    names = {("db", "top~plan~2"), ("db", "mid~plan~1"), ("db", "v~plan~0")}
-    assert set(done.plans) == names | {one.plan for asked in server.views_asked for one in asked[3]}
+    views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
+    assert views < set(done.plans)
+    assert {of for of, _ in set(done.plans) - views} == {("db", "t"), ("db", "u")}
     assert len(done.plans) == 5
 
 
@@ -185,8 +196,8 @@ async def test_where_a_nested_view_has_no_plan_the_others_have() -> None:
         assert asked == [one for one in others if (refused, one) != ("v", "mid")], "nothing else is behind that one"
         if refused != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
-            assert [one.plan[1].partition("~")[0] for one in references] == ["u"]
-            assert set(done.plans) == {("db", "top~plan~named"), references[0].plan}, "of no view that is not read"
+            assert [(one.table, one.plan) for one in references] == [(("db", "u"), ())]
+            assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, "of no view that is not read"
 
 
 def naming(refused: str) -> Callable[[Name], str | None]:
@@ -203,10 +214,10 @@ async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> No
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
     done, server = await rewritten(statement, views=views)
     assert done.statement is not None
-    assert sorted(one.plan[1].partition("~")[0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
+    assert sorted((one.table or one.plan)[1][0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
     done, server = await rewritten(statement, views=views, answer=naming("v"))
     assert done.statement is not None
-    assert [one.plan[1].partition("~")[0] for one in server.views_asked[-1][3]] == ["u"]
+    assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
     done, server = await rewritten(f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v"))
     assert done.statement is not None
     assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
@@ -215,7 +226,7 @@ async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> No
         return {"snapshot_id": 1 if wanted.predicate and "x" in wanted.predicate else 2}
 
     done, server = await rewritten(statement, views=views, plan=turning)
-    assert [one.plan[1].partition("~")[0] for one in server.views_asked[-1][3]] == ["u"]
+    assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
 
 
 async def test_a_view_that_reads_itself_ends() -> None:
@@ -318,7 +329,7 @@ async def test_a_table_within_and_beside_a_view_is_read_at_one_snapshot() -> Non
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
     done, _ = await rewritten(statement, views={"v": PLAIN})
     assert done.statement is not None
-    assert done.statement.count("~plan~") == 2
+    assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
 
     def turning(wanted: Wanted) -> dict[str, Any]:
         return {"snapshot_id": 1 if wanted.predicate and "x" in wanted.predicate else 2}
@@ -333,4 +344,43 @@ async def test_one_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
     done, server = await rewritten(statement, views={"v": PLAIN})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
-    assert done.statement == ('SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5')
+    over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
+    assert done.statement == tried("lake.db.v") + over
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (
+            "WITH q AS (SELECT 1) SELECT k FROM lake.db.v WHERE k = 4",
+            'WITH {} q AS (SELECT 1) SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = 4',
+        ),
+        (
+            "EXPLAIN ANALYZE /* why */ SELECT k FROM lake.db.v WHERE k = 4",
+            'EXPLAIN ANALYZE /* why */ WITH {} SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = 4',
+        ),
+        (
+            "EXECUTE IMMEDIATE 'SELECT k FROM lake.db.v WHERE k = ?' USING 4",
+            'EXECUTE IMMEDIATE \'WITH {} SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = ?\' USING 4',
+        ),
+        (
+            "(SELECT k FROM lake.db.v WHERE k = 4) UNION ALL SELECT k FROM lake.db.v w WHERE k = 5",
+            'WITH {} (SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = 4) UNION ALL '
+            'SELECT k FROM lake.db."v~plan~1" w WHERE k = 5',
+        ),
+    ],
+)
+async def test_the_view_itself_is_named_where_trino_checks_its_rules(statement: str, expected: str) -> None:
+    done, _ = await rewritten(statement, views={"v": PLAIN})
+    named = tried("lake.db.v").removeprefix("WITH ").rstrip()
+    assert done.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
+    assert done.used.views == {("lake", "db", "v")}
+    assert set(done.used.columns) == {("lake", "db", "t")}
+
+
+async def test_without_a_users_name_views_are_left_alone() -> None:
+    """A plan view is of one user."""
+    server = Seamark(views={"v": PLAIN})
+    async with rewriter(server) as made:
+        done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
+    assert (done.statement, server.views_asked) == (None, [])

@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 
 from connector.trino.rewriting import Limits
 from connector.trino.waiting import Waiting
-from tests.connector.trino.protocol import END, QUEUED, ROWS, Trino, fake_seamark, fake_trino
+from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
 from tests.connector.trino.rig import proxied
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 SLOW = Limits(budget_s=10)
-PLANS = [("db", "t~plan~0")]
+PLANS = [(("db", "t"), 5)]
 
 
 def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() -> None:
@@ -53,7 +53,15 @@ async def fetch(trino: Trino, several: bool) -> list[str]:
     async with (
         fake_seamark() as seamark,
         fake_trino(lambda _: [END]) as other,
-        proxied(trino.url, *[other.url] * several, seamark=seamark.url, lease_s=1, hold_s=0, limits=SLOW) as rig,
+        proxied(
+            trino.url,
+            *[other.url] * several,
+            seamark=seamark.url,
+            lease_s=1,
+            hold_s=0,
+            rules=False,
+            limits=SLOW,
+        ) as rig,
     ):
         _, headers, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert headers["X-Seamark-Plan"] == "planned"
@@ -62,7 +70,7 @@ async def fetch(trino: Trino, several: bool) -> list[str]:
             await asyncio.sleep(0.1)
             _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
             page = json.loads(body)
-    assert all(asked == {"lease-s": 1} for _, asked in seamark.renewed)
+    assert all(asked == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, asked in seamark.renewed)
     return [path for path, _ in seamark.renewed]
 
 
@@ -70,7 +78,7 @@ async def test_the_proxy_renews_what_a_statement_in_the_queue_will_read() -> Non
     async with fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
         for several in (False, True):
             renewed = await fetch(trino, several)
-            assert set(renewed) == {"db/t~plan~0"}
+            assert set(renewed) == {"db/t"}
 
 
 async def test_what_runs_is_not_renewed() -> None:
@@ -81,7 +89,7 @@ async def test_what_runs_is_not_renewed() -> None:
 async def test_a_server_that_is_gone_is_no_failure_of_what_waits() -> None:
     async with AsyncExitStack() as there, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
         seamark = await there.enter_async_context(fake_seamark())
-        async with proxied(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, limits=SLOW) as rig:
+        async with proxied(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW) as rig:
             _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
             await there.aclose()
             await asyncio.sleep(0.3)

@@ -1,0 +1,187 @@
+"""The attacks: each an endless coroutine of one hostile client on 127.0.0.2, ended by its caller.
+
+They run in a process of their own (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so that they take no
+time of the good client's loop. They speak to loopback only, and end by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import itertools
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import aiohttp
+
+SOURCE = ("127.0.0.2", 0)
+TABLE = "/v1/namespaces/db/tables/t"
+_REPORT = {"report-type": "commit-report", "table-name": "t", "snapshot-id": 1, "sequence-number": 1, "metrics": {}}
+
+
+class Attacker:
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        if parts.hostname != "127.0.0.1" or parts.port is None:
+            raise SystemExit("attacks are for servers on 127.0.0.1 only")
+        self._url, self._port = url, parts.port
+        self._login = {"Authorization": f"Bearer {token}"}
+
+    def _session(self, **headers: str) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, local_addr=SOURCE)
+        return aiohttp.ClientSession(connector=connector, headers=headers or self._login)
+
+    async def _wire(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port, local_addr=SOURCE)
+
+    async def _dribbling(self, head: str) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await self._wire()
+                writer.write(head.encode())
+                while not writer.transport.is_closing():
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.5)
+            await asyncio.sleep(0.05)
+
+    async def slow_headers(self) -> None:
+        await _many(300, lambda: self._dribbling("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
+
+    async def slow_bodies(self) -> None:
+        head = f"POST {TABLE}/plan HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
+        login = "".join(f"{name}: {value}\r\n" for name, value in self._login.items())
+        await _many(600, lambda: self._dribbling(f"{head}{login}\r\n"))
+
+    async def chunked_logins(self) -> None:
+        async def once() -> None:
+            reader, writer = await self._wire()
+            head = "POST /v1/oauth/tokens HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
+            writer.write(f"{head}Content-Type: application/x-www-form-urlencoded\r\n\r\n".encode())
+            for _ in range(1024):
+                writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                await writer.drain()
+            await reader.read(1000)
+            writer.close()
+
+        await _many(20, lambda: _again(once))
+
+    async def gzip_bombs(self) -> None:
+        bomb = gzip.compress(b" " * (512 << 20))
+        async with self._session(**self._login, **{"Content-Encoding": "gzip"}) as http:
+            await _many(8, lambda: self._posting(http, f"{TABLE}/plan", lambda: bomb))
+
+    async def connections(self) -> None:
+        async def once() -> None:
+            _, writer = await self._wire()
+            try:
+                await asyncio.sleep(2)
+            finally:
+                writer.transport.abort()
+
+        await _many(2000, lambda: _again(once))
+
+    async def bad_logins(self) -> None:
+        async with self._session(Authorization="Bearer sm_wrong") as http:
+
+            async def once() -> None:
+                async with http.get(self._url + TABLE) as answer:
+                    await answer.read()
+
+            await _many(8, lambda: _again(once))
+
+    async def watchers(self) -> None:
+        async with self._session() as http:
+
+            async def once() -> None:
+                path = "/api/v1/tables/db/t/timeline?since=latest&wait=30"
+                async with http.get(self._url + path) as answer:
+                    await answer.read()
+                    if answer.status >= 400:
+                        await asyncio.sleep(0.5)
+
+            await _many(400, lambda: _again(once))
+
+    async def plan_tables(self) -> None:
+        numbers = itertools.count()
+        async with self._session() as http:
+            path = "/api/v1/tables/db/t/plan-tables"
+            await _many(4, lambda: self._posting(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"}))
+
+    async def reports(self) -> None:
+        async with self._session() as http:
+            body = {**_REPORT, "metadata": {"x": "y" * 100_000}}
+            await _many(4, lambda: self._posting(http, f"{TABLE}/metrics", lambda: body))
+
+    async def large_signs(self) -> None:
+        body = b"[" + b"[]," * (20 << 20) + b"[]]"
+        async with self._session() as http:
+            await _many(3, lambda: self._posting(http, f"{TABLE}/sign", lambda: body))
+
+    async def huge_filters(self) -> None:
+        numbers = itertools.count()
+
+        def body() -> bytes:
+            first = next(numbers)
+            values = list(range(first, first + 200_000))
+            return json.dumps({"filter": {"type": "in", "term": "id", "values": values}}).encode()
+
+        async with self._session() as http:
+            await _many(2, lambda: self._posting(http, f"{TABLE}/plan", body))
+
+    async def _posting(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
+        async def once() -> None:
+            given = body()
+            data = given if isinstance(given, bytes) else json.dumps(given).encode()
+            async with http.post(self._url + path, data=_pieces(data)) as answer:
+                await answer.read()
+
+        await _again(once)
+
+
+ATTACKS = (
+    "slow_headers",
+    "slow_bodies",
+    "chunked_logins",
+    "gzip_bombs",
+    "connections",
+    "bad_logins",
+    "watchers",
+    "plan_tables",
+    "reports",
+    "large_signs",
+    "huge_filters",
+)
+
+
+async def _pieces(data: bytes) -> object:  # type: ignore[misc]
+    for at in range(0, len(data), 1 << 18):
+        yield data[at : at + (1 << 18)]
+
+
+async def _many(count: int, work: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(*(work() for _ in range(count)))
+
+
+async def _again(once: Callable[[], Awaitable[None]]) -> None:
+    """For ever; whatever the server does to this client is part of the attack."""
+    while True:
+        try:
+            await once()
+        except (OSError, aiohttp.ClientError, asyncio.IncompleteReadError):
+            await asyncio.sleep(0.01)
+
+
+async def attack(url: str, token: str, name: str, seconds: float) -> None:
+    """One attack, for so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await getattr(Attacker(url, token), name)()
+
+
+if __name__ == "__main__":
+    given_url, given_token, given_name, given_seconds = sys.argv[1:]
+    asyncio.run(attack(given_url, given_token, given_name, float(given_seconds)))

@@ -1,0 +1,167 @@
+"""`python -m bench.attacks.run [--quick]`: what attacks on resources cost a good client, and the server in memory."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import psutil
+
+from bench.attacks.attackers import ATTACKS
+from bench.report import Report, Row
+from bench.run import names_of, parser_of, run_benches
+from metaserver.access.tokens import create_token
+from metaserver.clock import SystemClock
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant
+from tests.api.client import Api, set_properties
+from tests.api.planned import append, tens
+from tests.server.rig import Running
+from tests.services.seamark import Seamark
+
+TIMES_SLOWER_MAX = 10.0
+BUDGETS = (
+    "metadata_cache_bytes",
+    "plan_memory_bytes",
+    "plan_answers_bytes",
+    "plan_table_memory_bytes",
+    "join_memory_bytes",
+    "index_memory_bytes",
+    "commit_memory_bytes",
+    "bodies_memory_bytes",
+)
+MEMORY_MAX_BYTES = int(1.5 * sum(getattr(Settings(), name) for name in BUDGETS))
+_PAUSE_S = 0.02
+_PATIENCE_S = 30.0
+
+
+@dataclass
+class Seen:
+    """By the good client, during one attack or none."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    memory_bytes: int = 0
+
+    @property
+    def p99_ms(self) -> float:
+        ordered = sorted(self.latencies_ms)
+        return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+    @property
+    def failed(self) -> int:
+        return len(self.lost) + sum(count for status, count in self.statuses.items() if status >= 500)
+
+
+@dataclass
+class Besieged:
+    """A server with a table of 1,000 files, a good client that may write, and a hostile reader's token."""
+
+    server: Seamark
+    good: aiohttp.ClientSession
+    hostile_token: str
+
+    async def look(self, seconds: float) -> Seen:
+        """The good client's plans, loads and commits, for so long."""
+        seen, process = Seen(), psutil.Process(self.server.pid)
+        table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
+        number = 0
+        while time.monotonic() < until:
+            number += 1
+            equal = {"filter": {"type": "eq", "term": "id", "value": number % 10_000}}
+            for method, path, body in (
+                ("POST", f"{table}/plan", equal),
+                ("GET", table, None),
+                ("POST", "/v1/namespaces/db/tables/mine", set_properties(n=str(number))),
+            ):
+                begun = time.perf_counter()
+                try:
+                    async with self.good.request(method, self.server.base_url + path, json=body) as answer:
+                        await answer.read()
+                        seen.statuses[answer.status] += 1
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    seen.lost.append(f"{path}: {error!r}")
+                seen.latencies_ms.append((time.perf_counter() - begun) * 1000)
+            family = [process, *process.children(recursive=True)]
+            seen.memory_bytes = max(seen.memory_bytes, sum(one.memory_info().rss for one in family))
+            await asyncio.sleep(_PAUSE_S)
+        return seen
+
+    async def under(self, attack: str, seconds: float) -> Seen:
+        """What the good client sees while `attack` runs."""
+        argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
+        hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
+        try:
+            await asyncio.sleep(1)
+            return await self.look(seconds)
+        finally:
+            if hostile.returncode is None:
+                hostile.kill()
+            await hostile.wait()
+
+
+@asynccontextmanager
+async def besieged(home: Path) -> AsyncIterator[Besieged]:
+    """At the defaults, but for the login."""
+    home.mkdir(parents=True, exist_ok=True)
+    clock = SystemClock()
+    async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
+        good = await create_token(store, clock, "good", None, [Grant("good", "admin")])
+        hostile = await create_token(store, clock, "hostile", None, [Grant("hostile", "reader", ("db",))])
+    with Seamark(home, flags=("--auth", "token")) as server:
+        timeout = aiohttp.ClientTimeout(_PATIENCE_S)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good}"}, timeout=timeout) as http:
+            api = Api(cast(Running, SimpleNamespace(url=server.base_url, http=http)))
+            await api("POST", "/v1/namespaces", {"namespace": ["db"]})
+            for name in ("t", "mine"):
+                await api.table(name)
+            await append(api, "t", tens(1000), snapshot_id=1, manifests=10)
+            yield Besieged(server, http, hostile)
+
+
+async def run(folder: Path, *, quick: bool = False, attacks: Sequence[str] = ATTACKS) -> Report:
+    seconds = 3.0 if quick else 60.0
+    report = Report("attacks", "What does an attack on resources cost a good client?")
+    report.peer = "itself without an attack"
+    async with besieged(folder / "home") as siege:
+        await siege.look(2)
+        quiet = await siege.look(seconds)
+        report.bounds = {
+            "p99 of the good client without an attack": f"{quiet.p99_ms:.1f} ms",
+            "memory allowed: 1.5 times the sum of the budgets": f"{MEMORY_MAX_BYTES / 2**20:,.0f} MiB",
+        }
+        for attack in attacks:
+            seen = await siege.under(attack, seconds)
+            rows: list[tuple[str, str, float, float]] = [
+                ("p99 to quiet p99", "times", seen.p99_ms / quiet.p99_ms, TIMES_SLOWER_MAX),
+                ("memory", "MiB", seen.memory_bytes / 2**20, MEMORY_MAX_BYTES / 2**20),
+                ("failed requests", "", float(seen.failed), 0.0),
+            ]
+            for measure, unit, value, goal in rows:
+                report.rows.append(Row(attack, measure, unit, {"seamark": value}, goal=goal))
+            if seen.failed:
+                report.notes.append(f"{attack}: {dict(seen.statuses)}, {seen.lost[:2]}")
+    return report
+
+
+def main() -> None:
+    benches: dict[str, Callable[..., Any]] = {"attacks": run}
+    parser: argparse.ArgumentParser = parser_of("bench.attacks.run", __doc__, benches)
+    chosen = parser.parse_args()
+    run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Page tokens: where a listing goes on, encrypted, since the place is often a name that the client may not see.
+
+AES-256-GCM under a key of the keyring. Layout, before base64: key id (8 bytes), nonce (12), ciphertext and tag. What is
+encrypted is padded to a multiple of 64 bytes, as the length of a name says something, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from metaserver.access.keyring import ID_BYTES, Keyring
+from metaserver.clock import Clock
+from metaserver.errors import BadRequest
+
+_PURPOSE = "page-token"
+_NONCE_BYTES = 12
+_PADDING = 64
+
+
+class PageTokens:
+    def __init__(self, keyring: Keyring, clock: Clock) -> None:
+        self._keyring = keyring
+        self._clock = clock
+
+    def encode(self, after: str) -> str:
+        """Opaque to clients; any text that does not end with a NUL."""
+        key_id, key = self._keyring.signing(_PURPOSE)
+        nonce = self._clock.random_bytes(_NONCE_BYTES)
+        text = after.encode()
+        padded = text + bytes(-len(text) % _PADDING)
+        return base64.urlsafe_b64encode(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None)).decode().rstrip("=")
+
+    def decode(self, token: str) -> str | None:
+        """None for the empty token, which asks for the first page. BadRequest for one we never gave out."""
+        if not token:
+            return None
+        try:
+            raw = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            key = self._keyring.verifying(_PURPOSE, raw[:ID_BYTES])
+            if key is None:
+                raise ValueError
+            nonce, sealed = raw[ID_BYTES : ID_BYTES + _NONCE_BYTES], raw[ID_BYTES + _NONCE_BYTES :]
+            return AESGCM(key).decrypt(nonce, sealed, None).rstrip(b"\x00").decode()
+        except (binascii.Error, ValueError, InvalidTag):
+            raise BadRequest(
+                f"pageToken {token[:40]!r} is not one this server gave out; start again without it"
+            ) from None

@@ -1,0 +1,160 @@
+"""What encrypts the signing keys, so that a copy of the database alone is worth nothing: a port and its local form.
+
+`KeyProtector` is the port; a key management service fits behind it with its wrap and unwrap calls. The local form is
+AES-256-GCM (NIST SP 800-38D) with a key from the setting `encryption_key` or from a file outside the database. Several
+keys may be given: the first encrypts, all decrypt, so that the key itself can be replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from metaserver.clock import Clock
+from metaserver.errors import ConfigError
+from metaserver.home import create_private
+from metaserver.settings import Settings
+
+KEY_BYTES = 32
+KEY_FILE_NAME = "encryption.key"
+_VERSION = b"\x01"
+_ID_BYTES, _NONCE_BYTES = 8, 12
+
+
+class WrongKey(Exception):
+    """The data were encrypted with a key that this protector does not have; it carries the id of that key."""
+
+
+class KeyProtector(Protocol):
+    """Encrypts small secrets. `about` is authenticated with them: what is sealed for one purpose opens for no other."""
+
+    @property
+    def description(self) -> str:
+        """Where the key comes from and which it is, for messages; never the key itself."""
+
+    async def seal(self, data: bytes, about: bytes) -> bytes: ...
+
+    async def open(self, sealed: bytes, about: bytes) -> bytes:
+        """WrongKey where another key is needed, or the data were changed."""
+
+    def is_current(self, sealed: bytes) -> bool:
+        """Whether the key that encrypts now encrypted this."""
+
+
+class LocalProtector:
+    """AES-256-GCM. Layout: version (1 byte), key id (8), nonce (12), ciphertext and tag."""
+
+    def __init__(self, keys: list[bytes], source: str, clock: Clock) -> None:
+        self._keys = {_id_of(key): AESGCM(key) for key in reversed(keys)}
+        self._current = _id_of(keys[0])
+        self._source = source
+        self._clock = clock
+
+    @property
+    def description(self) -> str:
+        return f"{self._source} (key {self._current.hex()})"
+
+    async def seal(self, data: bytes, about: bytes) -> bytes:
+        nonce = self._clock.random_bytes(_NONCE_BYTES)
+        return _VERSION + self._current + nonce + self._keys[self._current].encrypt(nonce, data, about)
+
+    async def open(self, sealed: bytes, about: bytes) -> bytes:
+        key_id, nonce = sealed[1 : 1 + _ID_BYTES], sealed[1 + _ID_BYTES : 1 + _ID_BYTES + _NONCE_BYTES]
+        key = self._keys.get(key_id) if sealed[:1] == _VERSION else None
+        if key is None:
+            raise WrongKey(key_id.hex())
+        try:
+            return key.decrypt(nonce, sealed[1 + _ID_BYTES + _NONCE_BYTES :], about)
+        except (InvalidTag, ValueError):
+            raise WrongKey(key_id.hex()) from None
+
+    def is_current(self, sealed: bytes) -> bool:
+        return sealed[1 : 1 + _ID_BYTES] == self._current
+
+
+def _id_of(key: bytes) -> bytes:
+    """Names a key without telling anything about it: a hash of 256 random bits."""
+    return hashlib.sha256(b"seamark key id\n" + key).digest()[:_ID_BYTES]
+
+
+def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector | None:
+    """By the settings encryption_key and encryption_key_file. `create` makes the key file where there is none; without
+    it None is returned then. ConfigError for a key or file that will not do."""
+    if settings.encryption_key:
+        keys = [_parse(text, "the setting encryption_key") for text in settings.encryption_key.split(",")]
+        return LocalProtector(keys, "the setting encryption_key", clock)
+    path = key_file(settings)
+    if not os.path.lexists(path):
+        if not create:
+            return None
+        _create(path, clock)
+    return LocalProtector(_read(path, settings), str(path), clock)
+
+
+def key_file(settings: Settings) -> Path:
+    return Path(settings.encryption_key_file or settings.home / KEY_FILE_NAME).expanduser()
+
+
+def new_key(clock: Clock) -> str:
+    """As it stands in the file and in the setting: base64."""
+    return base64.b64encode(clock.random_bytes(KEY_BYTES)).decode()
+
+
+def _create(path: Path, clock: Clock) -> None:
+    """Complete or not at all: other workers and replicas may be reading, or creating, the same file."""
+    text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
+    fresh = path.with_name(f".{path.name}-{clock.random_bytes(8).hex()}")
+    try:
+        create_private(fresh, (text + new_key(clock) + "\n").encode())
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot create the key file {path}: {error.strerror}; name another with --encryption-key-file"
+        ) from None
+
+
+def _read(path: Path, settings: Settings) -> list[bytes]:
+    try:
+        status = path.stat()
+        text = path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"Cannot read the key file {path}: {reason}") from None
+    # A secret that Kubernetes mounts is a link to a file of root, which the group may read.
+    if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise ConfigError(
+            f"Other accounts can reach the key file {path} (mode {stat.S_IMODE(status.st_mode):04o}), so the key is no "
+            "secret: chmod 600 it, and replace the keys with: seamark keys renew"
+        )
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigError(f"The key file {path} belongs to another account (uid {status.st_uid}), which knows the key")
+    lines = [line.strip() for line in text.splitlines()]
+    keys = [_parse(line, str(path)) for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"The key file {path} holds no key: write 32 random bytes into it, in base64")
+    return keys
+
+
+def _parse(text: str, source: str) -> bytes:
+    try:
+        key = base64.b64decode(text.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            f"A key in {source} is not {KEY_BYTES} bytes in base64; make one with: openssl rand -base64 {KEY_BYTES}"
+        )
+    return key

@@ -1,0 +1,59 @@
+"""Which refusals are written down one by one, and which are only counted.
+
+A stranger's refused requests cost nothing to send, so they must cost little to record: of one address the first few a
+minute are written, the rest is a number. The same holds for one principal's refused requests, with more room; what a
+principal did, as against tried, is never counted in place of written. Both tables are bounded: beyond that, addresses
+share one line. Pure but for the time, which is given.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+WINDOW_MS = 60_000
+_OTHERS = "others"
+
+
+class Uncounted(msgspec.Struct, frozen=True):
+    """Refusals of one window that were not written."""
+
+    who: str
+    remote: str
+    count: int
+
+
+class Refusals:
+    def __init__(self, *, each_address: int, each_principal: int, keys_max: int) -> None:
+        self._each = {True: each_address, False: each_principal}
+        self._keys_max = keys_max
+        self._since_ms = 0
+        self._counts: dict[tuple[str, str], int] = {}
+        self._stranger: set[tuple[str, str]] = set()
+
+    def is_written(self, who: str, remote: str, *, stranger: bool) -> bool:
+        """Counts one refusal. Whether it is among those that are written; the caller asks `due` first."""
+        key = (who, remote)
+        if key not in self._counts and len(self._counts) >= self._keys_max:
+            key = (who if stranger else _OTHERS, _OTHERS)
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        if stranger:
+            self._stranger.add(key)
+        return count <= self._each[stranger]
+
+    def due(self, now_ms: int, *, closing: bool = False) -> list[Uncounted]:
+        """What the last window left unwritten, once it is over; the next one begins then."""
+        if now_ms - self._since_ms < WINDOW_MS and not closing:
+            return []
+        left = [
+            Uncounted(who, remote, count - self._each[(who, remote) in self._stranger])
+            for (who, remote), count in self._counts.items()
+            if count > self._each[(who, remote) in self._stranger]
+        ]
+        self._since_ms = now_ms
+        self._counts.clear()
+        self._stranger.clear()
+        return left
+
+    def check_invariants(self) -> None:
+        assert len(self._counts) <= self._keys_max + 2
+        assert self._stranger <= self._counts.keys()

@@ -1,0 +1,105 @@
+"""Whether this server can write: the part of GET /readyz that costs something, so it is asked once in a while.
+
+A server on a full disk answers reads and fails every commit; a load balancer must send those elsewhere. So readiness
+means a write that the database took, and room on the disks of the home and of a local warehouse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import structlog
+
+from metaserver.clock import Clock
+from metaserver.errors import CommitConflict, SeamarkError
+from metaserver.settings import Settings
+from metaserver.store.port import PointerStore, TakeLease
+
+INTERVAL_S = 5.0
+"""How long an answer serves; one that says no, a fifth of it."""
+TIMEOUT_S = 2.0
+_SMALL_SHARE = 20
+_LEASE = "readiness"
+_log = structlog.get_logger("seamark.health")
+
+
+class Readiness:
+    """Belongs to one worker. Many probes at once ask once."""
+
+    def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._asking = asyncio.Lock()
+        self._answers = {"disk": "ok", "writes": "ok"}
+        self._until_s = float("-inf")
+        self._holder = str(clock.uuid4())
+
+    async def check(self) -> dict[str, str]:
+        """By part, ok or what is wrong, without hosts and paths."""
+        if self._clock.monotonic() < self._until_s:
+            return self._answers
+        async with self._asking:
+            if self._clock.monotonic() < self._until_s:
+                return self._answers
+            self._answers = {"disk": await self._disk(), "writes": await self._writes()}
+            good = all(answer == "ok" for answer in self._answers.values())
+            self._until_s = self._clock.monotonic() + INTERVAL_S * (1 if good else 0.2)
+            return self._answers
+
+    async def _disk(self) -> str:
+        least = self._settings.free_space_min_bytes
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                lacking = await asyncio.to_thread(_lacking_bytes, _folders(self._settings), least)
+        except TimeoutError:
+            return f"no answer within {TIMEOUT_S:g} s"
+        except OSError as error:
+            _log.warning("not ready", part="disk", error=str(error))
+            return "failing"
+        if lacking > 0:
+            _log.warning("not ready", part="disk", lacking_bytes=lacking)
+            return "full"
+        return "ok"
+
+    async def _writes(self) -> str:
+        now_ms = self._clock.now_ms()
+        probe = TakeLease(name=_LEASE, holder=self._holder, now_ms=now_ms, until_ms=now_ms)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._store.transact([probe])
+        except CommitConflict:  # another replica's write went through
+            return "ok"
+        except TimeoutError:
+            return f"no answer within {TIMEOUT_S:g} s"
+        except SeamarkError as error:
+            _log.warning("not ready", part="writes", error=error.message)
+            return "failing"
+        return "ok"
+
+
+def _folders(settings: Settings) -> list[Path]:
+    """Where the server writes on local disks."""
+    found = [settings.home]
+    for url in (settings.warehouse_uri(), settings.database_url()):
+        parts = urlsplit(url)
+        if parts.scheme in ("file", "sqlite"):
+            path = Path(unquote(parts.path))
+            found.append(path.parent if parts.scheme == "sqlite" else path)
+    return found
+
+
+def _lacking_bytes(folders: Iterable[Path], least: int) -> int:
+    """Of the fullest of these disks: how far its free space is below `least`, or a twentieth of a small disk. A folder
+    that is not there yet counts by the nearest one above it."""
+    lacking = []
+    for folder in folders:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        usage = shutil.disk_usage(folder)
+        lacking.append(min(least, usage.total // _SMALL_SHARE) - usage.free)
+    return max(lacking)

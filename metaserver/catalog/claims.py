@@ -1,0 +1,218 @@
+"""Where tables, views and functions lie, and that nothing else comes to lie there.
+
+Signatures and purges go by a table's location, so two that overlap could read, overwrite and delete each other's files.
+Each claims its location, the folders that its `write.*.path` properties name, and its metadata file where that lies
+elsewhere, in the transaction that creates or moves it. It keeps them all for as long as a name, live or dropped, leads
+to it, wherever that name moves, since older files lie where they were written.
+
+What was dropped may be made anew, by the same name, just where it was: who may do that may bring it back as well. It
+cannot be brought back then, and its purge leaves alone what lies there.
+
+Folders of `write.*.path` may be common to several tables where somebody says so who may write the whole catalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import unquote
+
+from metaserver.catalog.parts import PATH_PROPERTIES, Parts
+from metaserver.catalog.values import Caller
+from metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
+from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.properties import metadata_folder
+from metaserver.iceberg.view import ViewMetadata
+from metaserver.objects.locations import location_key, parse_location
+from metaserver.store.port import ClaimedLocation, ClaimLocations, Entry, EntryKind, NamespacePath
+from metaserver.wire import show
+
+_FILLED_AT_ONCE = 64
+_WITHIN_LIMIT = 100_000
+"""Claims of others inside one table's folders; only those from before claims can be there at all."""
+
+
+async def claim(
+    parts: Parts,
+    caller: Caller,
+    metadata: TableMetadata | ViewMetadata,
+    entry: Entry,
+    *,
+    fresh: bool = False,
+    returns: bool = False,
+) -> ClaimLocations:
+    """The operation by which a table or view with this metadata, as `entry` will name it, claims its places. `fresh`:
+    its UUID is a new one. `returns`: it may be that of something dropped."""
+    wanted = [ClaimedLocation(key=metadata.location, shown=metadata.location)]
+    common = caller.confined_to is None
+    for name in PATH_PROPERTIES:
+        path = metadata.properties.get(name)
+        if path is not None and parts.warehouse.contains(path):
+            wanted.append(ClaimedLocation(key=path, shared=common, shown=path, what=name))
+    own = entry.metadata_location
+    wanted.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
+    locations = await asyncio.to_thread(_outermost, wanted)
+    return ClaimLocations(
+        uuid=entry.uuid,
+        locations=locations,
+        fresh=fresh,
+        namespace=entry.namespace,
+        name=entry.name,
+        returns=returns,
+    )
+
+
+def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | ViewMetadata) -> bool:
+    """Whether `metadata` may have places that `base` has not."""
+    if base is None or metadata.location != base.location:
+        return True
+    return any(metadata.properties.get(name) != base.properties.get(name) for name in PATH_PROPERTIES)
+
+
+async def claim_folder(entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
+    """As `claim`, of a function."""
+    locations = await asyncio.to_thread(_outermost, [ClaimedLocation(key=folder, shown=folder)])
+    return ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
+
+
+async def check_unclaimed(
+    parts: Parts, location: str, what: str, named: tuple[NamespacePath, str], uuid: str = ""
+) -> None:
+    """BadRequest where the location overlaps a place of another than `uuid`. The transaction checks again."""
+    if await _is_taken(parts, location, named, uuid):
+        raise BadRequest(
+            f"{what} {location!r} overlaps the files of another table, view or function; choose another, or leave it "
+            "out, and the server chooses one. What was dropped keeps its location until it is purged or its retention "
+            "ends"
+        )
+
+
+async def _is_taken(parts: Parts, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
+    (key,) = await _keys([location])
+    for found in await parts.store.claims_overlapping([key], uuid, 1):
+        if found.location != key or not await parts.store.gave_up(found.uuid, *named):
+            return True
+    return False
+
+
+async def check_outside(parts: Parts, location: str, what: str) -> None:
+    """BadRequest where the location is, or lies in, a place of a table, view or function. It may hold such places."""
+    if await parts.store.claims_overlapping(await _keys([location]), "", 0):
+        raise BadRequest(f"{what} {location!r} lies in the location of a table, view or function; choose another")
+
+
+async def _keys(locations: Iterable[str]) -> list[str]:
+    places = [parse_location(location) for location in locations]
+    if all(place.scheme == "s3" for place in places):  # a pure function, and signing asks for each request
+        return [location_key(place) for place in places]
+    return await asyncio.to_thread(lambda: [location_key(place) for place in places])
+
+
+async def check_staged(parts: Parts, location: str, namespace: NamespacePath, name: str) -> None:
+    """Forbidden where a staged table's location has come to be another's than the table's of that name: a pass outlives
+    the staging, and the table may have got another name, or lost it."""
+    entry = await parts.store.entry(EntryKind.TABLE, namespace, name)
+    if await _is_taken(parts, location, (namespace, name), "" if entry is None else entry.uuid):
+        raise Forbidden(f"The place that was staged for {show(namespace, name)} is another's now; load the table again")
+
+
+async def check_own(parts: Parts, uuid: str, location: str) -> None:
+    """Forbidden where the location is no place of `uuid`. Metadata files lie where the table's writers may write, and
+    could have been written over: what opens files for a client is looked up in the database."""
+    claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
+    if not claims and await fill(parts):  # of a server from before claims, which runs beside this one
+        claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
+    (key,) = await _keys([location])
+    if claims.isdisjoint(with_folders(key)):
+        raise Forbidden(f"The location {location!r} in the table's metadata is not one of the table's places")
+
+
+async def claimed(parts: Parts, uuid: str, locations: Sequence[str]) -> list[str]:
+    """Those of the locations that lie in places of `uuid`, whatever its metadata say."""
+    claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
+    keys = await _keys(locations)
+    return [place for place, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
+
+
+async def check_writable(parts: Parts, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
+    """As `check_own`, of the folder in which the server writes metadata, manifests and plans by this metadata."""
+    await check_own(parts, uuid, metadata_folder(metadata.location, metadata.properties))
+
+
+async def disowned(parts: Parts, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a file lies in a place of another than `uuid`, of those that overlap `folders`, so that it may not be
+    deleted as one of `uuid`'s. Folders that several share hold files of all of them."""
+    keys = await _keys(folders)
+    others = {
+        found.location
+        for found in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
+        if not found.shared or found.location not in keys
+    }
+    return lambda location: bool(others) and not others.isdisjoint(with_folders(location_key(parse_location(location))))
+
+
+async def fill(parts: Parts) -> int:
+    """Claims for all that was created before claims were kept; returns for how many."""
+    filled, reads = 0, True
+    while entries := await parts.store.unclaimed(_FILLED_AT_ONCE):
+        places = await asyncio.gather(*(_places(parts, entry, reads=reads) for entry in entries))
+        reads = reads and None not in places
+        found = zip(entries, places, strict=True)
+        operations = [await _unchecked(entry, place or _guessed(entry)) for entry, place in found]
+        await parts.store.transact(operations)
+        filled += len({entry.uuid for entry in entries})
+    return filled
+
+
+async def _places(parts: Parts, entry: Entry, *, reads: bool) -> list[str] | None:
+    """None while the storage does not answer."""
+    if not reads:
+        return None
+    try:
+        if entry.kind is EntryKind.TABLE:
+            table = await parts.documents.table(entry.metadata_location)
+            location, properties = table.location, table.properties
+        elif entry.kind is EntryKind.VIEW:
+            view = await parts.documents.view(entry.metadata_location)
+            location, properties = view.location, view.properties
+        else:
+            return _guessed(entry)
+    except (NotFound, Corrupt):
+        return _guessed(entry)
+    except (RetryLater, SeamarkError):
+        return None
+    paths = [properties[name] for name in PATH_PROPERTIES if parts.warehouse.contains(properties.get(name, ""))]
+    return [location, *paths, entry.metadata_location]
+
+
+def _guessed(entry: Entry) -> list[str]:
+    """By where metadata files lie as a rule: below `metadata` in the location."""
+    folder = entry.metadata_location.rpartition("/")[0]
+    return [folder.removesuffix("/metadata"), entry.metadata_location]
+
+
+async def _unchecked(entry: Entry, places: list[str]) -> ClaimLocations:
+    wanted = [ClaimedLocation(key=place, shared=number > 0) for number, place in enumerate(places)]
+    locations = await asyncio.to_thread(_outermost, wanted)
+    return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
+
+
+def _outermost(wanted: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
+    """With their keys, without those that lie in one before."""
+    kept: list[ClaimedLocation] = []
+    for each in wanted:
+        try:
+            key = location_key(parse_location(each.key))
+        except BadRequest:  # of before claims: it leads nowhere that this server writes
+            key = unquote(each.key).rstrip("/")
+        if not any(key == other.key or key.startswith(f"{other.key}/") for other in kept):
+            kept.append(ClaimedLocation(key=key, shared=each.shared, shown=each.shown, what=each.what))
+    return tuple(kept)
+
+
+def with_folders(key: str) -> list[str]:
+    """The key of a place, and those of the folders that it lies in."""
+    found, at = [key], len(key)
+    while (at := key.rfind("/", 0, at)) > 0:
+        found.append(key[:at])
+    return found

@@ -1,0 +1,50 @@
+"""`seamark keys`: the keys that sign access tokens, plan and page tokens, on the database itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from metaserver.access.keyring import REFRESH_S, renew_keys
+from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from metaserver.clock import SystemClock
+from metaserver.errors import ConfigError, SeamarkError
+from metaserver.home import PRIVATE_UMASK, prepare_home
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+
+
+@click.group(context_settings=CONTEXT)
+def keys() -> None:
+    """Replaces the keys that sign access tokens, and plan and page tokens."""
+
+
+@keys.command("renew", context_settings=CONTEXT)
+@settings_flags(("home", "database", "encryption_key", "encryption_key_file"))
+def renew(config: Path | None, **flags: Any) -> None:
+    """Makes new signing keys and forgets all others: access tokens, and scans and listings under way, end.
+
+    For a key that may have leaked, and for an encryption key that is lost. Bearer tokens (seamark token) and tables are
+    not touched; clients log in again by themselves. Running servers use the new keys within a minute.
+    """
+    settings = load_settings(flags, config)
+    try:
+        protected_by = asyncio.run(_renew(settings))
+    except ConfigError as error:
+        raise refuse(error) from None
+    except SeamarkError as error:
+        raise click.ClickException(error.message) from None
+    click.echo(f"New signing keys, encrypted with {protected_by}. Running servers use them within {REFRESH_S:g} s.")
+
+
+async def _renew(settings: Settings) -> str:
+    os.umask(PRIVATE_UMASK)
+    for path in prepare_home(settings):
+        click.echo(f"{path} was open to other accounts, and is private now", err=True)
+    clock = SystemClock()
+    async with open_store(settings.database_url(), clock=clock) as store:
+        return await renew_keys(settings, store, clock)

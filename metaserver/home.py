@@ -1,0 +1,233 @@
+"""The server's home folder: private to the account that runs the server, and used by one server at a time.
+
+The home holds what makes somebody an admin: the database, the key of the signing keys, caches with values of rows. So
+the folder has mode 0700 and its files 0600, from the moment they are made, and `prepare_home` repairs what it finds
+open. It refuses what it cannot repair: a folder or file of another account, or a symbolic link in the place of one of
+the server's own files, since whoever made either could read or replace what is written there.
+
+The contents of a warehouse inside the home are not visited: the home's mode closes it, and it may hold millions of
+files. Other users' engines therefore need a warehouse outside the home.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from metaserver.errors import ConfigError
+from metaserver.settings import Settings
+from metaserver.wire import encode_json
+
+PRIVATE_UMASK = 0o077
+_OTHERS = 0o077
+LOCK_NAME = "server.lock"
+SERVER_FILE_NAME = "server.json"
+_OWN_FOLDERS = frozenset(("cache", "metrics", "logs"))
+"""Folders of the home whose contents are the server's own."""
+_SECRET_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".key", ".json", ".lock")
+"""Names at the top of the home that must not be symbolic links."""
+_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+
+
+def prepare_home(settings: Settings) -> list[Path]:
+    """Creates the home folder, and makes it and what the server keeps in it private. Returns what was open before.
+
+    A SQLite database elsewhere is made private, too, and so are cache folders elsewhere. ConfigError where that cannot
+    be done."""
+    home = settings.home
+    try:
+        home.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot create the home folder {home}: {error.strerror}; choose another with --home"
+        ) from None
+    return make_private(settings)
+
+
+def make_private(settings: Settings) -> list[Path]:
+    """As `prepare_home`, but creates nothing."""
+    repaired: list[Path] = []
+    try:
+        if os.path.lexists(settings.home):
+            _check_home(settings.home)
+            used = _is_used(settings.home)
+            repaired += _tighten(settings.home)
+            repaired += _tighten_contents(settings.home)
+            if not used:
+                repaired.clear()  # a folder made for a server that has not run yet: nothing could be read
+        database = _sqlite_file(settings)
+        if database is not None:
+            for suffix in _SQLITE_SUFFIXES:
+                repaired += _tighten_file(database.with_name(database.name + suffix))
+        for folder in (settings.plan_disk_folder, settings.index_disk_folder):
+            if folder and Path(folder).is_dir():
+                repaired += _tighten(Path(folder))
+    except OSError as error:
+        raise ConfigError(f"Cannot make {error.filename or settings.home} private: {error.strerror}") from None
+    return repaired
+
+
+def _check_home(home: Path) -> None:
+    status = home.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(
+            f"The home folder {home} is a symbolic link, which its owner can turn elsewhere; "
+            f"name the folder itself: --home {os.path.realpath(home)}"
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"Cannot create the home folder {home}: a file has this name; choose another with --home")
+    if status.st_mode & stat.S_ISVTX or home.resolve() == Path("/"):
+        raise ConfigError(f"The home folder {home} is shared with other programs; name a folder inside it with --home")
+    _check_owner(home, status)
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to {_account(status.st_uid)}, and this process runs as {_account(os.geteuid())}: "
+            "the owner could read and replace what the server keeps there. Run as its owner, or change it with chown"
+        )
+
+
+def _account(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _is_used(home: Path) -> bool:
+    return any(name.endswith(_SECRET_SUFFIXES) or name in _OWN_FOLDERS for name in os.listdir(home))
+
+
+def _tighten_contents(home: Path) -> list[Path]:
+    repaired: list[Path] = []
+    for name in sorted(os.listdir(home)):
+        path = home / name
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # another process's temporary file
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            if name.endswith(_SECRET_SUFFIXES) or status.st_uid not in (0, os.geteuid()):
+                raise ConfigError(f"{path} is a symbolic link; remove it, and move the file that it names here")
+            continue
+        if name in _OWN_FOLDERS and stat.S_ISDIR(status.st_mode):
+            repaired += _tighten_tree(path)
+        else:
+            if stat.S_ISREG(status.st_mode):
+                _check_owner(path, status)
+            repaired += _tighten(path)
+    return repaired
+
+
+def _tighten_tree(folder: Path) -> list[Path]:
+    repaired = _tighten(folder)
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            repaired += _tighten(Path(parent, name))
+    return repaired
+
+
+def _tighten_file(path: Path) -> list[Path]:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return []
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(f"The database file {path} is a symbolic link; name {os.path.realpath(path)} itself")
+    _check_owner(path, status)
+    return _tighten(path)
+
+
+def _tighten(path: Path) -> list[Path]:
+    """Takes all permissions from everybody but the owner; [path] where there were any."""
+    # By path, never through a descriptor: to close one of a database would drop SQLite's locks of this process.
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode) or not mode & _OTHERS:
+            return []
+        path.chmod(stat.S_IMODE(mode) & 0o700)
+    except FileNotFoundError:
+        return []
+    return [path]
+
+
+def _sqlite_file(settings: Settings) -> Path | None:
+    parts = urlsplit(settings.database_url())
+    path = Path("/" + unquote(parts.path).lstrip("/"))
+    return path if parts.scheme == "sqlite" and not parts.netloc and path.name else None
+
+
+def is_in_home(settings: Settings, path: str) -> bool:
+    """Whether `path`, symbolic links followed, is inside the home."""
+    home = os.path.realpath(settings.home)
+    return os.path.realpath(path).startswith(home.rstrip("/") + "/")
+
+
+def create_private(path: Path, data: bytes) -> None:
+    """A new file of mode 0600, on disk when this returns. FileExistsError where there is one."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def write_server_file(settings: Settings, url: str, port: int) -> Path:
+    """`<home>/server.json`: where the server that uses this home listens, for scripts that asked for port 0."""
+    path = settings.home / SERVER_FILE_NAME
+    fresh = path.with_name(f".server-{os.getpid()}.json")
+    fresh.unlink(missing_ok=True)
+    create_private(fresh, encode_json({"port": port, "pid": os.getpid(), "url": url}))
+    fresh.replace(path)
+    return path
+
+
+@contextmanager
+def locked_home(settings: Settings) -> Iterator[None]:
+    """Nobody else serves from this home while the block runs. ConfigError names the server that does.
+
+    The lock is the kernel's (flock), so a server that was killed leaves none behind."""
+    path = settings.home / LOCK_NAME
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"Cannot open {path}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise ConfigError(f"Cannot lock {path}: {error.strerror}; keep the home on a local disk") from None
+            raise ConfigError(
+                f"Another server runs from the home {settings.home}: {_describe_server(settings, lock)}. "
+                "Stop it first, or give this one another --home"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _describe_server(settings: Settings, lock: int) -> str:
+    """Process id and URL of the server that holds the lock, as far as it has written them."""
+    pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+    url = "still starting"
+    with suppress(OSError, msgspec.DecodeError):
+        found = msgspec.json.decode((settings.home / SERVER_FILE_NAME).read_bytes(), type=dict[str, str | int])
+        if str(found.get("pid")) == pid:
+            url = f"at {found.get('url')}"
+    return f"process {pid or 'unknown'}, {url}"

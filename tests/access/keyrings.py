@@ -1,0 +1,11 @@
+"""Keyrings of fixed keys, for what signs and verifies with one."""
+
+from __future__ import annotations
+
+from metaserver.access.keyring import Keyring, SigningKey
+from metaserver.clock import Clock, SimulatedClock
+
+
+def fixed_keyring(letter: bytes = b"s", clock: Clock | None = None) -> Keyring:
+    """One key, the same for the same letter."""
+    return Keyring([SigningKey(letter * 8, 0, letter * 32)], clock or SimulatedClock(1))

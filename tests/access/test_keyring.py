@@ -1,0 +1,220 @@
+"""The signing keys: useless in a copy of the database, shared by replicas, replaced by age."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.access import jwt
+from metaserver.access.issued import Issuer
+from metaserver.access.keyring import PUBLISHED_S, RETIRED_S_MIN, SECRET_NAME, open_keyring, renew_keys
+from metaserver.access.page_tokens import PageTokens
+from metaserver.access.protectors import KEY_FILE_NAME, new_key
+from metaserver.access.tokens import create_token
+from metaserver.clock import SimulatedClock
+from metaserver.errors import BadRequest, ConfigError
+from metaserver.settings import Settings
+from metaserver.store.migrations import MIGRATIONS
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant, PointerStore
+from tests.access.keyrings import fixed_keyring
+
+DAY_S = 86_400
+
+
+def some_settings(home: Path, **given: Any) -> Settings:
+    home.mkdir(exist_ok=True)
+    return Settings(home=home, auth="token", **given)
+
+
+def stored_bytes(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.glob("seamark.db*"))
+
+
+async def test_a_copy_of_database_and_log_holds_no_key(
+    tmp_path: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    settings = some_settings(tmp_path)
+    async with open_keyring(settings, store, clock) as keyring:
+        used = [key.root for key in keyring.keys]
+        used += [keyring.signing(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
+    await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
+    taken = stored_bytes(tmp_path)
+    assert b"ann" in taken
+    for key in used:
+        assert key not in taken
+        assert key.hex().encode() not in taken
+
+
+async def test_a_server_with_a_stolen_database_and_no_key_file_cannot_sign(
+    tmp_path: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    async with open_keyring(some_settings(tmp_path), store, clock):
+        pass
+    thief = tmp_path / "thief"
+    thief.mkdir()
+    for path in tmp_path.glob("seamark.db*"):
+        shutil.copy(path, thief / path.name)
+    async with open_store(f"sqlite:///{thief / 'seamark.db'}", clock=clock) as stolen:
+        with pytest.raises(ConfigError, match=r"has no key for them.*seamark keys renew"):
+            async with open_keyring(some_settings(thief), stolen, clock):
+                pass
+        assert not (thief / KEY_FILE_NAME).exists()
+        other = some_settings(thief, encryption_key=new_key(clock))
+        with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with that of"):
+            async with open_keyring(other, stolen, clock):
+                pass
+
+
+async def test_replicas_with_one_key_verify_what_the_others_signed(
+    tmp_path: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    key = new_key(clock)
+    homes = [some_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
+    async with open_keyring(homes[0], store, clock) as one, open_keyring(homes[1], store, clock) as two:
+        key_id, signed_with = one.signing("access-token")
+        assert two.verifying("access-token", key_id) == signed_with
+        assert two.verifying("scan-planning", key_id) not in (None, signed_with)
+    assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
+
+
+async def test_a_new_key_is_known_to_all_before_it_signs_and_the_old_one_outlives_its_tokens(
+    tmp_path: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    settings = some_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
+    async with open_keyring(settings, store, clock) as one, open_keyring(settings, store, clock) as two:
+        first, _ = one.signing("x")
+        clock.advance(7 * DAY_S * 1000)
+        await one.refresh()
+        assert one.signing("x")[0] == first  # published, not yet used
+        await two.refresh()
+        assert len(two.keys) == len(one.keys) == 2
+        clock.advance(int(PUBLISHED_S * 1000))
+        second, key = one.signing("x")
+        assert second != first
+        assert two.verifying("x", second) == key
+        assert one.verifying("x", first) is not None
+        clock.advance((RETIRED_S_MIN - 1) * 1000)
+        await one.refresh()
+        assert one.verifying("x", first) is not None
+        clock.advance(60_000)
+        await one.refresh()
+        assert one.verifying("x", first) is None
+        assert one.verifying("x", second) == key
+
+
+async def test_an_access_token_outlives_the_rotation_of_its_key(
+    tmp_path: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    settings = some_settings(tmp_path, signing_key_rotation_s=3600, oauth_token_ttl_s=3 * DAY_S)
+    token = (await _tokens(store, clock))[0]
+    async with open_keyring(settings, store, clock) as keyring:
+        issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=0)
+        issued, _ = issuer.issue(token)
+        for _ in range(3 * 24 - 1):
+            clock.advance(3600_000)
+            await keyring.refresh()
+            assert issuer.check(issued, jwt.read(issued)).name == "ann"
+        assert len(keyring.keys) < 3 * 24 + 5
+
+
+async def test_renewing_ends_all_that_was_signed_also_where_the_encryption_key_is_lost(
+    tmp_path: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    settings = some_settings(tmp_path)
+    async with open_keyring(settings, store, clock) as keyring:
+        before, _ = keyring.signing("x")
+        (tmp_path / KEY_FILE_NAME).unlink()
+        await renew_keys(settings, store, clock)
+        await keyring.refresh()
+        assert keyring.verifying("x", before) is None
+        assert keyring.signing("x")[0] != before
+
+
+async def test_the_encryption_key_is_replaced_by_naming_the_new_one_first(
+    tmp_path: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    old, new = new_key(clock), new_key(clock)
+    used = []
+    for keys in (old, f"{old},{new}", f"{new},{old}", new):
+        async with open_keyring(some_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
+            used.append(keyring.signing("x"))
+    assert len(set(used)) == 1
+
+
+@pytest.fixture
+def key_file(tmp_path: Path, clock: SimulatedClock) -> Path:
+    path = tmp_path / "shared.key"
+    path.write_text(new_key(clock))
+    path.chmod(0o600)
+    return path
+
+
+async def test_a_key_file_that_others_can_read_is_refused(
+    tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock
+) -> None:
+    key_file.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"{key_file} .mode 0644.*chmod 600"):
+        async with open_keyring(some_settings(tmp_path, encryption_key_file=str(key_file)), store, clock):
+            pass
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "not base64!", "c2hvcnQ=", "\x00\xff"])
+async def test_a_key_file_that_holds_no_key_is_refused_with_how_to_make_one(
+    tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock, content: str
+) -> None:
+    key_file.write_text(content)
+    with pytest.raises(ConfigError, match=str(key_file)):
+        async with open_keyring(some_settings(tmp_path, encryption_key_file=str(key_file)), store, clock):
+            pass
+
+
+async def test_keys_of_a_database_from_before_encryption_sign_nothing_any_more(
+    tmp_path: Path, clock: SimulatedClock
+) -> None:
+    url = f"sqlite:///{tmp_path / 'seamark.db'}"
+    async with open_store(url, clock=clock):
+        pass
+    with sqlite3.connect(tmp_path / "seamark.db") as old:
+        assert "DELETE FROM secrets" in MIGRATIONS[-1][""]
+        old.execute(f"UPDATE schema_version SET version = {len(MIGRATIONS) - 1}")
+        old.execute("INSERT INTO secrets (name, value) VALUES ('oauth-signing', ?)", (b"k" * 32,))
+    old.close()
+    async with open_store(url, clock=clock) as store:
+        assert await store.secret("oauth-signing") is None
+        async with open_keyring(some_settings(tmp_path), store, clock) as keyring:
+            assert keyring.signing("x")
+        assert await store.secret(SECRET_NAME) is not None
+
+
+def test_a_page_token_tells_nothing_of_the_name_that_it_is_about() -> None:
+    pages = PageTokens(fixed_keyring(), SimulatedClock(1))
+    tokens = [pages.encode(name) for name in ("secret-project", "a", "b" * 60)]
+    assert len({len(token) for token in tokens}) == 1
+    assert [pages.decode(token) for token in tokens] == ["secret-project", "a", "b" * 60]
+    assert len(set(tokens)) == len(tokens)
+
+
+@pytest.mark.parametrize("token", ["AA", "c2VjcmV0", "!", "A" * 200, "ÿ", "%00"])
+def test_a_page_token_that_was_made_up_is_refused(token: str) -> None:
+    with pytest.raises(BadRequest, match="start again without it"):
+        PageTokens(fixed_keyring(), SimulatedClock(1)).decode(token)
+
+
+def test_a_page_token_of_another_server_or_changed_is_refused() -> None:
+    pages = PageTokens(fixed_keyring(), SimulatedClock(1))
+    token = pages.encode("name")
+    changed = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")
+    with pytest.raises(BadRequest):
+        pages.decode(changed)
+    with pytest.raises(BadRequest):
+        PageTokens(fixed_keyring(b"o"), SimulatedClock(1)).decode(token)
+
+
+async def _tokens(store: PointerStore, clock: SimulatedClock) -> list[Any]:
+    await create_token(store, clock, "ann", None, None)
+    return await store.tokens()

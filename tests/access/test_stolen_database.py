@@ -1,0 +1,59 @@
+"""Attacks of somebody who has a copy of the database, on a running server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+from joserfc import jwt
+from joserfc.jwk import OctKey
+
+from metaserver.access.tokens import create_token
+from metaserver.clock import SystemClock
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant
+from tests.server.rig import some_settings
+from tests.services.seamark import Seamark
+
+
+@pytest.fixture
+async def secret(tmp_path: Path) -> str:
+    clock = SystemClock()
+    home = tmp_path / "seamark"
+    home.mkdir()
+    async with open_store(some_settings(home).database_url(), clock=clock) as store:
+        return await create_token(store, clock, "root", None, [Grant("root", "admin")])
+
+
+def test_a_token_signed_with_anything_in_a_copy_of_the_database_is_refused(
+    secret: str, start_seamark: Callable[..., Seamark]
+) -> None:
+    session = requests.Session()
+    server = start_seamark(flags=("--auth", "token"), env={"SEAMARK_ENCRYPTION_KEY": ""})
+
+    def status(token: str) -> int:
+        url = f"{server.base_url}/api/v1/tokens"
+        return session.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=30).status_code
+
+    form = {"grant_type": "client_credentials", "client_secret": secret}
+    real = requests.post(f"{server.base_url}/v1/oauth/tokens", data=form, timeout=30).json()["access_token"]
+    assert status(real) == 200
+    with sqlite3.connect(f"file:{server.home / 'seamark.db'}?mode=ro", uri=True) as copy:
+        stored = [bytes(row[0]) for row in copy.execute("SELECT value FROM secrets")]
+        digest = copy.execute("SELECT digest FROM tokens WHERE name = 'root'").fetchone()[0]
+    copy.close()
+    assert stored
+    now_s = int(time.time())
+    claims = {"iss": "seamark", "aud": "seamark", "sub": "root", "iat": now_s, "exp": now_s + 600, "token": digest}
+    head = base64.urlsafe_b64decode(real.split(".")[0] + "==")
+    kid = json.loads(head)["kid"]
+    candidates = [value[start : start + 32] for value in stored for start in range(max(1, len(value) - 31))]
+    for key in [*stored, *candidates]:
+        for header in ({"alg": "HS256", "kid": kid}, {"alg": "HS256", "kid": "seamark"}):
+            assert status(jwt.encode(header, claims, OctKey.import_key(key))) == 401

@@ -1,0 +1,108 @@
+"""Answers that stay open end with the login and the rights that they were opened with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from metaserver.access.tokens import create_token, revoke_token
+from metaserver.clock import SystemClock
+from metaserver.store.open import open_store
+from metaserver.store.port import CreateEntry, CreateNamespace, Entry, EntryKind, Grant, PointerStore, RemoveGrant
+from tests.server.rig import Running, running, some_settings
+
+GRANT = Grant("ann", "reader", ("db",))
+STREAM = {"Accept": "text/event-stream"}
+TABLE_TIMELINE = "/api/v1/tables/db/t/timeline"
+
+
+@pytest.fixture
+async def secret(tmp_path: Path) -> str:
+    clock = SystemClock()
+    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+        return await create_token(store, clock, "ann", 3600, [GRANT])
+
+
+@pytest.fixture
+async def server(tmp_path: Path, secret: str) -> AsyncIterator[Running]:
+    async with running(tmp_path, auth="token", rights_recheck_s=0.2) as one:
+        await one.record()
+        yield one
+
+
+async def revoke(store: PointerStore) -> None:
+    await revoke_token(store, SystemClock(), "ann")
+
+
+async def take_grant(store: PointerStore) -> None:
+    await store.transact([RemoveGrant(GRANT)])
+
+
+async def read_on(answer: aiohttp.ClientResponse) -> bytes:
+    """Until the server ends it."""
+    return await asyncio.wait_for(answer.content.read(), 30)
+
+
+@pytest.mark.parametrize(("end", "said"), [(revoke, b"was revoked"), (take_grant, b"may not listTableTimeline")])
+@pytest.mark.parametrize("quiet", [True, False])
+async def test_an_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
+    server: Running, secret: str, end: object, said: bytes, quiet: bool
+) -> None:
+    assert callable(end)
+    headers = {**STREAM, "Authorization": f"Bearer {secret}"}
+    async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
+        assert answer.status == 200
+        assert b"retry" in await answer.content.readuntil(b"\n\n")
+        assert b"event: instant" in await answer.content.readuntil(b"\n\n")
+        await end(server.parts.store)
+        if not quiet:
+            await server.record(action="secret-action")
+        rest = await read_on(answer)
+    assert b"secret-action" not in rest
+    assert b"event: error" in rest
+    assert said in rest
+
+
+async def test_an_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:
+    async with running(tmp_path, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=2) as server:
+        await server.record()
+        login = await server.parts.authenticator.login(secret)
+        issued, _ = server.parts.authenticator.issuer.issue(login.token)
+        headers = {**STREAM, "Authorization": f"Bearer {issued}"}
+        async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
+            assert answer.status == 200
+            assert b"has expired" in await read_on(answer)
+
+
+async def test_a_long_poll_tells_nothing_once_its_token_is_revoked(server: Running, secret: str) -> None:
+    headers = {"Authorization": f"Bearer {secret}"}
+
+    async def poll() -> tuple[int, bytes]:
+        async with server.http.get(f"{server.url}{TABLE_TIMELINE}?wait=20&since=latest", headers=headers) as answer:
+            return answer.status, await answer.read()
+
+    polling = asyncio.create_task(poll())
+    while not server.parts.timeline.watchers:
+        await asyncio.sleep(0.02)
+    await revoke(server.parts.store)
+    await server.record(action="secret-action")
+    status, body = await polling
+    assert status == 401
+    assert b"secret-action" not in body
+
+
+async def test_what_happens_to_a_table_in_a_namespace_that_one_may_not_read_is_not_told(
+    server: Running, secret: str
+) -> None:
+    entry = Entry(EntryKind.TABLE, ("db",), "t", "uuid-of-t", "file:///m", None, 1, 0, 0)
+    await server.parts.store.transact([CreateNamespace(path=("hidden",), properties={}), CreateEntry(entry)])
+    await server.record(namespace=("hidden",), action="moved-here")
+    await server.record(action="last")
+    headers = {"Authorization": f"Bearer {secret}"}
+    status, found = await server.get(TABLE_TIMELINE, headers=headers)
+    assert status == 200
+    assert [one["action"] for one in found["instants"]] == ["commit", "last"]

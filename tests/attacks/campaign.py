@@ -1,0 +1,77 @@
+"""One campaign: a seeded sequence of attacks, every answer searched for the victim's secrets.
+
+`Campaign.ask` is the only way in which attacks talk to the server. It records what was asked, searches the answer, and
+notes answers of 500, too: but for a table whose own files are damaged, which is what such an answer means.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.api.client import Answer
+from tests.attacks.oracle import merged
+from tests.attacks.world import KINDS, World
+
+
+@dataclass
+class Campaign:
+    world: World
+    rng: random.Random
+    seed: int
+    steps: list[str] = field(default_factory=list)
+    """What was done, for whoever has to repeat it."""
+    findings: list[str] = field(default_factory=list)
+    drawn: set[str] = field(default_factory=set)
+    """Operation ids."""
+    told: dict[str, list[str]] = field(default_factory=dict)
+    """The hints that the attacker has."""
+    made: int = 0
+
+    def hand_out(self, kinds: tuple[str, ...] | None = None) -> None:
+        """Gives the attacker some kinds of hints; in one of four campaigns, none."""
+        if kinds is None:
+            share = self.rng.choice((0.0, 0.3, 0.7, 1.0))
+            kinds = tuple(kind for kind in KINDS if self.rng.random() < share)
+        # What the attacker made itself, before it was moved away, it knows in any case.
+        for kind in (*kinds, "moved location", "moved uuid"):
+            self.told[kind] = [*self.world.hints[kind]]
+            if kind != "idempotent body":
+                self.world.secrets.tell(*self.told[kind])
+        self.steps.append(f"hints: {', '.join(kinds) or 'none'}")
+
+    def hint(self, kind: str, otherwise: str = "") -> str:
+        """A hint of this kind, else something that exists nowhere."""
+        found = self.told.get(kind)
+        return self.rng.choice(found) if found else otherwise or f"guess{self.rng.getrandbits(40):010x}"
+
+    def new_name(self, what: str) -> str:
+        self.made += 1
+        return f"{what}{self.made}"
+
+    async def ask(
+        self, who: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> Answer:
+        answer = await self.world.ask(who, method, path, body, headers=headers or {}, **more)
+        shown = body if isinstance(body, bytes) else json.dumps(body)
+        step = f"{who or 'stranger'} {method} {path} {shown[:2000]!r} {dict(headers or {})} -> {answer.status}"
+        self.steps.append(step)
+        found = self.world.secrets.found(answer.raw, dict(answer.headers))
+        if found:
+            self.findings.append(f"leak of {merged(found)}\n  by {step}\n  in {answer.raw[:1500]!r}")
+        if answer.status >= 500 and answer.status != 503 and b"CorruptMetadataException" not in answer.raw:
+            self.findings.append(f"a fault of the server\n  by {step}\n  in {answer.raw[:1500]!r}")
+        return answer
+
+    def report(self, what: str) -> None:
+        self.findings.append(f"{what}\n  by {self.steps[-1]}")
+
+    def verdict(self) -> str:
+        """Empty where nothing was found; else all that is needed to repeat it."""
+        if not self.findings:
+            return ""
+        steps = "\n".join(f"  {number:4} {step[:600]}" for number, step in enumerate(self.steps))
+        return f"seed {self.seed}\n" + "\n".join(self.findings[:8]) + f"\nall steps:\n{steps[-30_000:]}"

@@ -1,0 +1,446 @@
+"""Attacks of several steps: metadata, manifests and data files that a hostile writer makes for its own tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.api.client import VIEW_VERSION, Answer
+from tests.attacks.campaign import Campaign
+from tests.attacks.signing import sign_everything
+from tests.attacks.world import EVIL, NAMES, SCHEMA
+from tests.planner.kinds import to_bytes
+from tests.planner.lake import DataFile
+from tests.planner.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
+from tests.planner.metrics import ColumnMetrics
+
+OURS = f"/api/v1/tables/{EVIL}"
+STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+KINDS = {1: "long", 2: "string", 3: "string", 4: "long"}
+CANARY = "https://canary.evil.example"
+STEALING = (
+    *("s3.signer.uri", "s3.signer", "s3.signer.endpoint", "py-io-impl", "io-impl", "s3.endpoint", "token"),
+    *("credential", "oauth2-server-uri", "header.x-canary", "client.factory", "rest.auth.type", "uri", "s3.proxy-uri"),
+    *("rest.signer.uri", "adls.connection-string", "gcs.service.host", "metrics-reporter-impl", "auth.type"),
+    *(
+        "s3.access-key-id",
+        "write.location-provider.impl",
+        "S3.Signer.Uri",
+        " s3.signer.uri",
+        "client.region ",
+        "catalog-impl",
+    ),
+)
+"""Properties that decide where a client sends its secrets, or which code it loads."""
+
+
+async def new_table(c: Campaign, name: str, who: str = "mallory", **more: Any) -> Answer:
+    return await c.ask(who, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **more})
+
+
+def data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -> DataFile:
+    metrics = {1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high))}
+    return DataFile(path, 0, "PARQUET", 0, (), rows, size, metrics, split_offsets=[4])
+
+
+def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
+    """A real data file of the attacker's, written to its own table."""
+    out = io.BytesIO()
+    count = len(ids)
+    columns = [pa.array(ids, pa.int64()), pa.array(["x"] * count), pa.array(["y"] * count), pa.array(ids, pa.int64())]
+    fields = [
+        pa.field(one["name"], column.type, metadata={"PARQUET:field_id": str(one["id"])})
+        for one, column in zip(SCHEMA["fields"], columns, strict=True)  # type: ignore[arg-type]
+    ]
+    pq.write_table(pa.table(columns, schema=pa.schema(fields)), out)
+    c.world.write(path, out.getvalue())
+    return data_file(path, min(ids), max(ids), len(out.getvalue()), count)
+
+
+def write_manifest(c: Campaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
+    entries = [Entry(ADDED, 7, None, None, file) for file in files]
+    data = manifest_bytes(
+        entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
+    )
+    c.world.write(path, data)
+    return listed(path, len(data), content)
+
+
+def listed(path: str, length: int, content: int = 0) -> Manifest:
+    """A manifest as a manifest list names it."""
+    counts = {ADDED: (1, 3), EXISTING: (0, 0), DELETED: (0, 0)}
+    return Manifest(path, length, content, 0, 1, 1, 7, [], None, counts=counts)
+
+
+def write_list(c: Campaign, path: str, manifests: Sequence[Manifest]) -> str:
+    header = {"format-version": "2"}
+    c.world.write(path, list_bytes([(one, None) for one in manifests], version=2, style=STYLE, header=header))
+    return path
+
+
+async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: int = 7) -> Answer:
+    snapshot = {
+        "snapshot-id": number,
+        "sequence-number": 1,
+        "timestamp-ms": c.world.server.parts.clock.now_ms(),
+        "manifest-list": manifest_list,
+        "summary": {"operation": "append"},
+        "schema-id": 0,
+    }
+    ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": number}
+    body = {"requirements": [], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
+    if c.rng.random() < 0.3:
+        change = {"identifier": {"namespace": [EVIL], "name": name}, **body}
+        return await c.ask("mallory", "POST", "/v1/transactions/commit", {"table-changes": [change]})
+    return await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body)
+
+
+async def harvest(c: Campaign, name: str) -> None:
+    """Asks for everything that the server tells of a table of the attacker's own."""
+    own, who = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
+    await c.ask(who, "GET", f"{NAMES}/tables/{name}")
+    stats = {"stats-fields": ["id", "data", "part", "amount"]}
+    scan = await c.ask(who, "POST", f"{NAMES}/tables/{name}/plan", stats)
+    if scan.status == 200:
+        for task in scan.json.get("plan-tasks", ()):
+            await c.ask(who, "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": task})
+    for what in ("files", "partitions", "stats/id", "stats/data", "stats/part", "stats/amount", "indexes", "timeline"):
+        await c.ask(who, "GET", f"{own}/{what}")
+    await c.ask(who, "GET", f"{own}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
+    await c.ask(who, "POST", f"{own}/explain", {"where": "id > 0", "files": True})
+    await c.ask(who, "POST", f"{own}/lookup", {"columns": ["id"], "keys": [[1]]})
+    await c.ask(who, "POST", f"{own}/bitmap", {"where": "id > 0", "deletes": True})
+    made = await c.ask(who, "POST", f"{own}/plan-tables", {"predicate": "id > 0"})
+    if made.status == 200 and made.json["name"]:
+        plan = quote(made.json["name"], safe="")
+        loaded = await c.ask(who, "GET", f"{NAMES}/tables/{plan}")
+        await c.ask(who, "POST", f"{NAMES}/tables/{plan}/plan", stats)
+        if loaded.status == 200:
+            search_storage(c, loaded.json["metadata"]["snapshots"][-1]["manifest-list"])
+    await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    await c.ask("mallory", "POST", f"{own}/indexes/rebuild-registry")
+    build = await c.ask("mallory", "POST", f"{own}/indexes/i/builds")
+    if build.status == 200:
+        await c.ask("mallory", "GET", f"{own}/indexes/i/builds/{build.json['build-id']}/files")
+
+
+def search_storage(c: Campaign, place: str) -> None:
+    """A file that the server wrote into the attacker's table."""
+    found = c.world.secrets.found(c.world.read(place))
+    if found:
+        c.steps.append(f"reads {place}")
+        c.report(f"a file of the attacker's table holds {', '.join(map(str, found))}")
+
+
+async def own_table(c: Campaign, what: str) -> tuple[str, str]:
+    """A fresh table: (name, location)."""
+    name = c.new_name(what)
+    made = await new_table(c, name)
+    assert made.status == 200, made.raw
+    return name, made.json["metadata"]["location"]
+
+
+async def foreign_manifest_list(c: Campaign) -> None:
+    name, _ = await own_table(c, "foreign_list")
+    await commit_snapshot(c, name, c.hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
+    await harvest(c, name)
+
+
+async def foreign_manifest(c: Campaign) -> None:
+    name, location = await own_table(c, "foreign_manifest")
+    place = c.hint("manifest", f"{c.world.warehouse}/no/m0.avro")
+    try:
+        size = len(c.world.read(place))
+    except Exception:  # noqa: BLE001  it does not exist, on whichever storage
+        size = 4000
+    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [listed(place, size)]))
+    await harvest(c, name)
+
+
+async def foreign_data_file(c: Campaign) -> None:
+    """Read by the server itself where a join takes the table for a dimension."""
+    name, location = await own_table(c, "foreign_data")
+    place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    try:
+        size = len(c.world.read(place))
+    except Exception:  # noqa: BLE001
+        size = 4000
+    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [data_file(place, 1, 10**18, size)])
+    done = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
+    await harvest(c, name)
+    fact, where = await own_table(c, "fact")
+    manifest = write_manifest(c, f"{where}/metadata/m0.avro", [own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])])
+    await commit_snapshot(c, fact, write_list(c, f"{where}/metadata/snap.avro", [manifest]))
+    join = {"table": [EVIL, name], "on": {"id": c.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
+    for path in ("plan-tables", "explain"):
+        body = {"joins": [join], **({"where": "id > 0"} if path == "explain" else {"predicate": "id > 0"})}
+        answer = await c.ask("mallory", "POST", f"{OURS}/{fact}/{path}", body)
+        told = answer.json.get("joins", []) if answer.status == 200 else []
+        if done.status < 300 and c.world.is_victims(place) and any(one.get("keys") for one in told):
+            c.report("a join evaluated rows of the victim's data file")
+
+
+async def foreign_delete_files(c: Campaign) -> None:
+    """A data file of one's own, whose delete files are the victim's files."""
+    name, location = await own_table(c, "foreign_deletes")
+    data = own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
+    place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    delete = data_file(place, 1, 10**18)
+    delete.content = c.rng.choice((1, 2))
+    delete.equality_ids = [1] if delete.content == 2 else None
+    delete.referenced = c.hint("data file", data.path) if delete.content == 1 and c.rng.random() < 0.5 else None
+    manifests = [
+        write_manifest(c, f"{location}/metadata/m0.avro", [data]),
+        write_manifest(c, f"{location}/metadata/m1.avro", [delete], content=1),
+    ]
+    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", manifests))
+    await harvest(c, name)
+
+
+async def native_commit(c: Campaign) -> None:
+    """The server makes the manifests: it is to name only what lies in the table."""
+    name, location = await own_table(c, "native")
+    content = c.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
+    file = {
+        "spec-id": 0,
+        "content": content,
+        "file-path": c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/data/x.parquet"),
+        "file-format": "parquet",
+        "partition": [],
+        "file-size-in-bytes": 2000,
+        "record-count": 3,
+        **({"equality-ids": [1]} if content == "equality-deletes" else {}),
+    }
+    body: dict[str, Any] = {"add": [file], "read-snapshot-id": None}
+    if c.rng.random() < 0.4:
+        body = {"remove": [{"file-path": file["file-path"]}], "read-snapshot-id": None}
+    if c.rng.random() < 0.3:
+        body["index-files"] = [{"location": c.hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
+    await c.ask("mallory", "POST", f"{OURS}/{name}/commit", body)
+    await harvest(c, name)
+
+
+async def statistics(c: Campaign) -> None:
+    name, location = await own_table(c, "statistics")
+    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
+    await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
+    place = c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
+    which = c.rng.choice(("statistics", "partition-statistics"))
+    about: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
+    if which == "statistics":
+        about |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
+    update = {"action": f"set-{which}", which: about}
+    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
+    await harvest(c, name)
+    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge(c)
+
+
+async def foreign_location(c: Campaign) -> None:
+    """A table or view over the victim's place, by whatever way; its files are deleted by a purge."""
+    place = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+    forms = (place, place + "/", place.rpartition("/")[0], f"{place}/data", place.replace("file://", "file:"))
+    place = c.rng.choice(forms)
+    name, way = c.new_name("over"), c.rng.randrange(6)
+    if way < 2:
+        made = await new_table(c, name, **{"location": place, "stage-create": way == 1})
+        if way == 1 and made.status == 200:
+            token = next((one for one in made.json.get("config", {}).values() if "stage=" in one), "")
+            await sign_everything(c, name, f"?stage={token.partition('stage=')[2]}" if token else "")
+    elif way == 2:
+        await own_table(c, "base")
+        update = {"action": "set-location", "location": place}
+        name = f"base{c.made}"
+        await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
+    elif way == 3:
+        key = f"write.{c.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
+        await new_table(c, name, properties={key: place})
+    elif way == 4:
+        body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "location": place, "properties": {}}
+        await c.ask("mallory", "POST", f"{NAMES}/views", body)
+    else:
+        await c.ask("mallory", "POST", "/v1/namespaces", {"namespace": [EVIL, name], "properties": {"location": place}})
+        await c.ask("mallory", "POST", f"/v1/namespaces/{EVIL}%1F{name}/tables", {"name": "inner", "schema": SCHEMA})
+    await check_claim(c, name)
+    await sign_everything(c, name)
+    await harvest(c, name)
+    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge(c)
+
+
+async def check_claim(c: Campaign, name: str) -> None:
+    """No table of the attacker's lies over one of the victim's, or around it."""
+    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    if loaded.status != 200:
+        return
+    mine = loaded.json["metadata"]["location"].rstrip("/") + "/"
+    for place in c.world.hints["location"]:
+        theirs = place.rstrip("/") + "/"
+        if mine.startswith(theirs) or theirs.startswith(mine):
+            c.report(f"a table of the attacker's at {mine} overlaps the victim's at {theirs}")
+
+
+async def purge(c: Campaign) -> None:
+    """As the confined admin, who does not have to wait for the retention."""
+    dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
+    for one in dropped.json.get("dropped", []) if dropped.status == 200 else []:
+        if one["name"].startswith(("over", "base", "statistics", "recreated", "swapped")):
+            await c.ask("morgan", "DELETE", f"/api/v1/dropped/{one['id']}")
+
+
+async def taken_names(c: Campaign) -> None:
+    """By ids of the victim's: what was dropped, built, staged, recorded."""
+    for who in ("mallory", "morgan", "riley"):
+        dropped = c.hint("dropped")
+        target = {"namespace": [EVIL], "name": c.new_name("undropped")}
+        await c.ask(who, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
+        await c.ask(who, "DELETE", f"/api/v1/dropped/{dropped}")
+    name, _ = await own_table(c, "ids")
+    own = f"{OURS}/{name}"
+    await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    build = c.hint("build")
+    for method, path, body in (
+        ("GET", "", None),
+        ("GET", "/files", None),
+        ("POST", "/finish", {}),
+        ("POST", "/index-files", {"index-files": [{"location": c.hint("data file"), "size-in-bytes": 1000}]}),
+    ):
+        await c.ask("mallory", method, f"{own}/indexes/i/builds/{build}{path}", body)
+    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.hint("plan task")})
+    await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.hint('plan task'), safe='')}")
+    for what in ("files", "stats/id", "partitions"):
+        await c.ask("mallory", "GET", f"{own}/{what}?page-token={quote(c.hint('page token'), safe='')}")
+    key, body = c.hint("idempotency key"), json.loads(c.hint("idempotent body", "{}"))
+    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
+    where = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"
+    await c.ask("mallory", "POST", where, body, {"Idempotency-Key": key})
+
+
+async def moved_away(c: Campaign) -> None:
+    """The name and the place that a table had before it was renamed into the victim's namespace."""
+    for who in ("mallory", "riley"):
+        await c.ask(who, "GET", f"{OURS}/moved/timeline")
+        await c.ask(who, "GET", f"{OURS}/moved/timeline?order=desc")
+        await c.ask(who, "GET", f"{OURS}/moved/files")
+    name = c.rng.choice(("moved", c.new_name("recreated")))
+    place = c.hint("moved location", f"{c.world.warehouse}/no")
+    await new_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
+    await check_claim(c, name)
+    await sign_everything(c, name)
+    uuid = {"action": "assign-uuid", "uuid": c.hint("moved uuid", "0")}
+    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid]})
+    await harvest(c, name)
+    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge(c)
+
+
+async def stolen_tokens(c: Campaign) -> None:
+    """A victim who reads the attacker's table talks only to this server, and loads only the client's own code."""
+    name, key = c.new_name("steal"), c.rng.choice(STEALING)
+    value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
+    if c.rng.random() < 0.5:
+        await new_table(c, name, properties={key: value})
+    else:
+        await new_table(c, name)
+        update = {"action": "set-properties", "updates": {key: value}}
+        await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
+    loaded = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
+    if loaded.status == 200:
+        # As PyIceberg merges them: the table's `config` over its properties over the catalog's.
+        merged = {**loaded.json["metadata"]["properties"], **loaded.json.get("config", {})}
+        if merged.get(key) == value:
+            c.report(f"a reader's client is told {key} = {value} by the attacker's table")
+
+
+async def borrowed_owner(c: Campaign) -> None:
+    """A view that runs by somebody else's rights."""
+    name = c.new_name("owned")
+    key = c.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
+    view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
+    properties = {key: "root"} if c.rng.random() < 0.5 else {}
+    await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": properties})
+    if not properties:
+        update = {"action": "set-properties", "updates": {key: "root"}}
+        await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
+    loaded = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+    if loaded.status == 200 and "root" in loaded.json["metadata"]["properties"].values():
+        c.report("a view of the attacker's runs by the rights of root")
+
+
+async def sign_own(c: Campaign) -> None:
+    name, _ = await own_table(c, "signs")
+    await sign_everything(c, name)
+
+
+async def undropped_elsewhere(c: Campaign) -> None:
+    """What the attacker dropped comes back under another name: it claims its old place, and no more."""
+    name, _ = await own_table(c, "back")
+    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
+    dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
+    rows = dropped.json["dropped"] if dropped.status == 200 else []
+    if rows:
+        target = {"namespace": [c.hint("namespace")], "name": c.new_name("planted")}
+        await c.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
+
+
+async def swapped_manifests(c: Campaign) -> None:
+    """What was committed was the attacker's own; before it is read, it is written over."""
+    name, location = await own_table(c, "swapped")
+    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
+    place = write_list(c, f"{location}/metadata/snap.avro", [manifest])
+    await commit_snapshot(c, name, place)
+    foreign = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    if c.rng.random() < 0.5:
+        write_manifest(c, manifest.path, [data_file(foreign, 1, 10**18)])
+    else:
+        write_list(c, place, [listed(c.hint("manifest", f"{c.world.warehouse}/no/m0.avro"), 4000)])
+    await harvest(c, name)
+    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge(c)
+
+
+async def swapped_metadata(c: Campaign) -> None:
+    """The table's own metadata file is written over, and read by a server that has not kept it."""
+    name, location = await own_table(c, "swapped_metadata")
+    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    place = loaded.json["metadata-location"]
+    forged = dict(loaded.json["metadata"])
+    theirs = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+    match c.rng.randrange(4):
+        case 0:
+            forged["location"] = theirs
+        case 1:
+            forged["table-uuid"] = c.hint("uuid", c.hint("moved uuid", forged["table-uuid"]))
+        case 2:
+            forged["properties"] = {**forged.get("properties", {}), "write.data.path": theirs, "s3.signer.uri": CANARY}
+        case _:
+            snapshot = {
+                "snapshot-id": 7,
+                "sequence-number": 1,
+                "timestamp-ms": forged["last-updated-ms"],
+                "manifest-list": c.hint("manifest list", f"{location}/metadata/snap.avro"),
+                "summary": {"operation": "append"},
+                "schema-id": 0,
+            }
+            forged |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
+            forged["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
+    c.world.write(place, json.dumps(forged).encode())
+    c.world.server.parts.catalog.documents.cache.clear()
+    c.steps.append(f"writes over {place}: {json.dumps(forged)[:1500]}")
+    await sign_everything(c, name)
+    await harvest(c, name)
+    await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
+    await purge(c)
+
+
+CRAFTED = (
+    *(foreign_manifest_list, foreign_manifest, foreign_data_file, foreign_delete_files, native_commit, statistics),
+    *(foreign_location, taken_names, moved_away, stolen_tokens, borrowed_owner, sign_own, undropped_elsewhere),
+    *(swapped_manifests, swapped_metadata),
+)

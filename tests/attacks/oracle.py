@@ -1,0 +1,179 @@
+"""Planted secrets, and the search for them in all that a hostile client receives.
+
+A secret is found in whatever form an answer may carry it: as it is, escaped as JSON, percent-encoded, in base64 or in
+hexadecimal, and inside gzip, Avro, Parquet, Arrow, Puffin and zstd bodies. The oracle shares no code with the server.
+
+Two kinds of secrets are told apart. A handle (a path, a name, an id) may be given to the attacker as a hint; once the
+attacker has sent it, an answer that repeats it discloses nothing. A value (of a row, a bound, a property, a text) is
+never given, so any sight of it is a leak.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import quote, quote_plus, unquote_to_bytes
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_DEPTH_MAX = 4
+_BYTES_MAX = 32 << 20
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{16,}={0,2}")
+_HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){8,}")
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(frozen=True)
+class Secret:
+    what: str
+    text: str
+    is_value: bool
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.text!r}"
+
+
+@dataclass
+class Secrets:
+    planted: list[Secret] = field(default_factory=list)
+    known: set[Secret] = field(default_factory=set)
+    """Handles that the attacker has been given."""
+    _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
+
+    def plant(self, what: str, text: str | int, *, value: bool = False) -> str:
+        """Registers a secret; returns its text. A short one would be found by chance."""
+        assert len(str(text)) >= 10, f"{what} {text!r} is too short to be told from chance"
+        secret = Secret(what, str(text), value)
+        if secret.text not in {one.text for one in self.planted}:
+            self.planted.append(secret)
+            self._forms[secret] = tuple(_forms(secret.text))
+        return secret.text
+
+    def tell(self, *texts: str) -> None:
+        """The attacker gets these texts as hints. A value in one of them is a mistake of the test."""
+        for text in texts:
+            for secret in self._within(text.encode()):
+                assert not secret.is_value, f"a hint holds the {secret}"
+                self.known.add(secret)
+
+    def found(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
+        """The secrets in an answer that the attacker has not been told."""
+        lines = "\n".join(f"{name}: {text}" for name, text in (headers or {}).items())
+        seen: set[Secret] = set()
+        for piece in (lines.encode("utf-8", "surrogateescape"), body):
+            for blob in unpacked(piece):
+                seen |= self._within(blob)
+        return seen - self.known
+
+    def _within(self, blob: bytes) -> set[Secret]:
+        return {secret for secret, forms in self._forms.items() if any(form in blob for form in forms)}
+
+
+def _forms(text: str) -> Iterator[bytes]:
+    raw = text.encode()
+    spelled = {text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text)}
+    yield from {one.encode() for one in spelled}
+    yield from _opaque(raw)
+    if text.lstrip("-").isdigit():
+        for order in ("little", "big"):
+            number = int(text).to_bytes(8, order, signed=True)  # type: ignore[arg-type]
+            yield number
+            yield from _opaque(number)
+
+
+def _opaque(raw: bytes) -> Iterator[bytes]:
+    """Hexadecimal, and base64 at each of the three places that the bytes may have in their surroundings."""
+    yield raw.hex().encode()
+    yield raw.hex().upper().encode()
+    for before in range(3):
+        encoded = base64.b64encode(b"\0" * before + raw)
+        start = (0, 2, 3)[before]
+        end = len(encoded) if (before + len(raw)) % 3 == 0 else (before + len(raw)) // 3 * 4
+        if end - start >= 8:
+            yield encoded[start:end]
+            yield encoded[start:end].replace(b"+", b"-").replace(b"/", b"_")
+
+
+def unpacked(blob: bytes, depth: int = 0) -> Iterator[bytes]:
+    """The bytes, and what is packed in them, however often."""
+    yield blob
+    if depth >= _DEPTH_MAX or not blob:
+        return
+    for inner in _inside(blob):
+        if inner and inner != blob:
+            yield from unpacked(inner[:_BYTES_MAX], depth + 1)
+
+
+def _inside(blob: bytes) -> Iterator[bytes]:
+    if blob[:2] == b"\x1f\x8b":
+        yield _or_nothing(lambda: gzip.decompress(blob))
+    elif blob[:1] == b"\x78":
+        yield _or_nothing(lambda: zlib.decompress(blob))
+    elif blob[:4] == b"Obj\x01":
+        yield _or_nothing(lambda: repr(list(fastavro.reader(io.BytesIO(blob)))).encode())
+        yield _or_nothing(lambda: b"\0".join(_leaves(list(fastavro.reader(io.BytesIO(blob))))))
+    elif blob[:4] == b"PAR1":
+        yield _or_nothing(lambda: json.dumps(pq.read_table(io.BytesIO(blob)).to_pylist(), default=repr).encode())
+        yield _or_nothing(lambda: repr(pq.read_metadata(io.BytesIO(blob)).to_dict()).encode())
+    elif blob[:4] == b"\xff\xff\xff\xff":
+        yield _or_nothing(lambda: _arrow(blob))
+    else:
+        for match in re.finditer(re.escape(_ZSTD), blob):
+            yield _or_nothing(partial(_unzstd, blob[match.start() :]))
+        for token in _BASE64.findall(blob):
+            bare = token.rstrip(b"=")
+            yield _or_nothing(partial(base64.urlsafe_b64decode, bare + b"=" * (-len(bare) % 4)))
+        for token in _HEX.findall(blob):
+            yield bytes.fromhex(token.decode())
+        if b"%" in blob:
+            yield unquote_to_bytes(blob)
+
+
+def _leaves(value: object) -> Iterator[bytes]:
+    if isinstance(value, bytes):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield str(value).encode()
+
+
+def _arrow(blob: bytes) -> bytes:
+    with pa.ipc.open_stream(blob) as stream:
+        table = stream.read_all()
+    about = repr(stream.schema.metadata)
+    return (json.dumps(table.to_pylist(), default=repr) + about).encode() + b"\0".join(_leaves(table.to_pylist()))
+
+
+def _unzstd(blob: bytes) -> bytes:
+    with pa.CompressedInputStream(pa.BufferReader(blob), "zstd") as stream:
+        return bytes(stream.read(_BYTES_MAX))
+
+
+_DAMAGED = (OSError, ValueError, EOFError, LookupError, StopIteration, zlib.error, binascii.Error, pa.ArrowException)
+
+
+def _or_nothing(read: Callable[[], bytes]) -> bytes:
+    """Nothing where the bytes only look like what they are taken for."""
+    try:
+        return bytes(read())
+    except _DAMAGED:
+        return b""
+
+
+def merged(found: Iterable[Secret]) -> str:
+    return ", ".join(sorted(map(str, found)))

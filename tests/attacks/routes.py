@@ -1,0 +1,272 @@
+"""Attacks on each route as it is: any principal, names of both tenants, bodies that make sense and some that do not.
+
+The routes are those that the server publishes: the operations of the Iceberg REST specification, and of our own OpenAPI
+document. A new route without an entry here fails a test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+from tests.api.client import VIEW_VERSION, function_document, new_key
+from tests.api.standard import operations
+from tests.attacks.campaign import Campaign
+from tests.attacks.world import EVIL, HOSTILE, SCHEMA
+
+OPENAPI = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
+HARMLESS = {
+    "healthz": "says only that the process lives",
+    "readyz": "says only whether the parts answer",
+    "openapi": "is the published document",
+}
+"""Operations that are not attacked, and why."""
+_TRUE: dict[str, Any] = {"type": "true"}
+
+
+@cache
+def routes() -> tuple[tuple[str, str, str], ...]:
+    """(operation id, method, template) of all that is published."""
+    found = [(one.id, one.method, one.template.replace("/{prefix}/", "/")) for one in operations()]
+    for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
+        found += [(one["operationId"], method.upper(), template) for method, one in methods.items()]
+    return tuple(dict.fromkeys(found))
+
+
+async def attack_route(c: Campaign, operation: str, method: str, template: str) -> None:
+    """One request to one route."""
+    c.drawn.add(operation)
+    who = c.rng.choice(HOSTILE)
+    names = _Names(c)
+    path = template
+    for variable in ("namespace", "table", "view", "function", "index", "build", "column", "id", "name", "plan-id"):
+        path = path.replace(f"{{{variable}}}", quote(names.of(variable), safe=""))
+    assert "{" not in path, path
+    body = _BODIES[operation](names) if operation in _BODIES else None
+    headers = {}
+    if method == "POST" and c.rng.random() < 0.3:
+        headers["Idempotency-Key"] = c.hint("idempotency key", new_key())
+    if operation == "getToken":
+        headers["Content-Type"] = "application/x-www-form-urlencoded"
+    if operation == "leasePlanSnapshots" or c.rng.random() < 0.2:
+        headers["X-Seamark-Plans"] = c.hint("audience")
+    if c.rng.random() < 0.1:
+        headers["Accept"] = "application/vnd.apache.arrow.stream"
+    if c.rng.random() < 0.05 and isinstance(body, dict):
+        body = {**body, "unknown": [c.hint("location"), c.hint("uuid")]}
+    query = _QUERIES.get(operation)
+    if query is not None:
+        path += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query(names).items())
+    await c.ask(who, method, path, body, headers)
+
+
+class _Names:
+    """Draws names: the attacker's own, those that the attacker was told, and guesses."""
+
+    def __init__(self, c: Campaign) -> None:
+        self.c = c
+        self.rng = c.rng
+
+    def of(self, variable: str) -> str:
+        c, rng = self.c, self.rng
+        match variable:
+            case "namespace":
+                below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.hint('namespace')}")
+                return rng.choice((EVIL, EVIL, c.hint("namespace"), *below))
+            case "table":
+                named = (c.hint("table"), c.hint("plan table"), c.hint("dropped name"), c.hint("view"))
+                return rng.choice(("own", "own", "moved", *named))
+            case "view":
+                return rng.choice(("own_view", c.hint("view"), c.hint("table")))
+            case "function":
+                return rng.choice(("own_function", c.hint("function")))
+            case "index":
+                return rng.choice(("own_index", c.hint("index")))
+            case "build" | "plan-id":
+                return c.hint("build") if variable == "build" else c.hint("plan task")
+            case "id":
+                return c.hint("dropped")
+            case "name":
+                return rng.choice(("mallory", "root", "nobody", "rita"))
+            case "column":
+                return rng.choice(("id", "data", c.hint("uuid")))
+        raise AssertionError(variable)
+
+    def namespace(self) -> list[str]:
+        return self.of("namespace").split("\x1f")
+
+    def place(self) -> str:
+        kinds = ("location", "metadata file", "manifest list", "manifest", "data file", "moved location")
+        place = self.c.hint(self.rng.choice(kinds), f"{self.c.world.warehouse}/elsewhere")
+        return place + self.rng.choice(("", "", "/", "/x", "/../x", "%2F..%2Fx"))
+
+    def identifier(self) -> dict[str, Any]:
+        return {"namespace": self.namespace(), "name": self.of("table")}
+
+    def snapshot(self) -> int:
+        text = self.c.hint(self.rng.choice(("snapshot", "plan snapshot")), "1")
+        return int(text) if text.isdigit() else 1
+
+    def join(self) -> dict[str, Any]:
+        table = [*self.namespace(), self.of("table")]
+        return {"table": table, "on": {"id": "id"}, "predicate": "data = 'x'"}
+
+
+_Body = Callable[[_Names], Any]
+
+
+def _updates(n: _Names) -> list[dict[str, Any]]:
+    """Of a commit."""
+    return [
+        n.rng.choice(
+            (
+                {"action": "set-location", "location": n.place()},
+                {"action": "set-properties", "updates": {"write.data.path": n.place(), "x": "1"}},
+                {"action": "assign-uuid", "uuid": n.c.hint("uuid", "0")},
+                {"action": "set-statistics", "statistics": _statistics(n)},
+                {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": n.snapshot()},
+                {"action": "remove-snapshots", "snapshot-ids": [n.snapshot()]},
+            )
+        )
+    ]
+
+
+def _statistics(n: _Names) -> dict[str, Any]:
+    return {
+        "snapshot-id": n.snapshot(),
+        "statistics-path": n.place(),
+        "file-size-in-bytes": 100,
+        "file-footer-size-in-bytes": 10,
+        "blob-metadata": [],
+    }
+
+
+def _requirements(n: _Names) -> list[dict[str, Any]]:
+    uuid = {"type": "assert-table-uuid", "uuid": n.c.hint("uuid", "0")}
+    return n.rng.choice(([], [{"type": "assert-create"}], [uuid]))
+
+
+def _snapshot_query(n: _Names) -> dict[str, Any]:
+    query: dict[str, Any] = {"limit": 1}
+    if n.rng.random() < 0.5:
+        query["page-token"] = n.c.hint("page token")
+    if n.rng.random() < 0.3:
+        query["snapshot-id"] = n.snapshot()
+    return query
+
+
+def _change(n: _Names) -> dict[str, Any]:
+    file = {"spec-id": 0, "content": "data", "file-path": n.place(), "file-format": "parquet", "partition": []}
+    return {
+        "add": [{**file, "file-size-in-bytes": 100, "record-count": 3}],
+        "remove": [{"file-path": n.place()}],
+        "read-snapshot-id": n.snapshot(),
+        "index-files": [{"location": n.place(), "size-in-bytes": 100}],
+        "producer": {"id": n.c.hint("uuid"), "sequence": 1},
+    }
+
+
+def _form(n: _Names) -> bytes:
+    token = n.rng.choice((n.c.hint("stage"), n.c.hint("plan task"), n.c.world.tokens["nobody"]))
+    exchange = "urn:ietf:params:oauth:grant-type:token-exchange"
+    grant = n.rng.choice((f"client_credentials&client_secret={token}", f"{exchange}&subject_token={token}"))
+    return f"grant_type={grant}&scope=catalog".encode()
+
+
+def _token(n: _Names) -> str:
+    return n.rng.choice(("", n.c.hint("page token"), "AAAA"))
+
+
+_BODIES: dict[str, _Body] = {
+    "createNamespace": lambda n: {"namespace": n.namespace(), "properties": {"location": n.place()}},
+    "updateProperties": lambda n: {"removals": ["x"], "updates": {"location": n.place()}},
+    "createTable": lambda n: {
+        "name": n.of("table"),
+        "schema": SCHEMA,
+        "location": n.place(),
+        "stage-create": n.rng.random() < 0.5,
+    },
+    "registerTable": lambda n: {"name": n.of("table"), "metadata-location": n.place(), "overwrite": True},
+    "registerView": lambda n: {"name": n.of("view"), "metadata-location": n.c.hint("view file")},
+    "updateTable": lambda n: {"requirements": _requirements(n), "updates": _updates(n)},
+    "renameTable": lambda n: {"source": n.identifier(), "destination": n.identifier()},
+    "renameView": lambda n: {"source": n.identifier(), "destination": n.identifier()},
+    "createView": lambda n: {
+        "name": n.of("view"),
+        "schema": SCHEMA,
+        "view-version": {**VIEW_VERSION, "default-namespace": n.namespace()},
+        "location": n.place(),
+        "properties": {},
+    },
+    "replaceView": lambda n: {"updates": [{"action": "set-location", "location": n.place()}], "requirements": []},
+    "commitTransaction": lambda n: {
+        "table-changes": [
+            {"identifier": n.identifier(), "requirements": _requirements(n), "updates": _updates(n)} for _ in range(2)
+        ]
+    },
+    "reportMetrics": lambda n: {"report-type": "scan-report", "table-name": n.of("table"), "snapshot-id": n.snapshot()},
+    "signRequest": lambda n: {"region": "us-east-1", "uri": n.place(), "method": "GET", "headers": {}},
+    "planTableScan": lambda n: {"snapshot-id": n.snapshot(), "filter": _TRUE},
+    "fetchScanTasks": lambda n: {"plan-task": n.c.hint("plan task")},
+    "undrop": lambda n: n.rng.choice((None, {"namespace": [EVIL], "name": "undropped"}, {"namespace": n.namespace()})),
+    "putFunction": lambda n: {**function_document(), "function-uuid": str(UUID(int=n.rng.getrandbits(128), version=4))},
+    "addGrant": lambda n: {"principal": "mallory", "role": "admin", "namespace": n.namespace()},
+    "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
+    "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
+    "commitChange": _change,
+    "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
+    "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
+    "recordIndexAudit": lambda n: {"index-files": 1},
+    "registerIndexFiles": lambda n: {"index-files": [{"location": n.place(), "size-in-bytes": 100}]},
+    "finishIndexBuild": lambda n: {"outcome": "rolled-back", "reason": "x"},
+    "quarantineIndexFile": lambda n: {"location": n.place(), "reason": "x", "check": True},
+    "listUnheldFiles": lambda n: {"index-files": [n.place()]},
+    "renewPlanTable": lambda n: {"lease-s": 60},
+    "lookupKeys": lambda n: {"columns": ["id"], "keys": [[1]], "snapshot-id": n.snapshot()},
+    "leasePlanSnapshots": lambda n: {"snapshot-ids": [n.snapshot()], "lease-s": n.rng.choice((0, 600))},
+    "makePlanTable": lambda n: {"predicate": "id > 0", "joins": [n.join()]},
+    "makePlanView": lambda n: {
+        "metadata-location": n.c.hint("view file"),
+        "predicate": "id > 0",
+        "tables": [{"start": 0, "end": 1, "plan": [*n.namespace(), n.c.hint("plan table")]}],
+    },
+    "getToken": _form,
+}
+
+_QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
+    "getConfig": lambda n: {"warehouse": n.place()},
+    "listNamespaces": lambda n: (
+        {"parent": n.of("namespace"), "pageToken": _token(n)}
+        if n.rng.random() < 0.5
+        else {"pageToken": _token(n), "pageSize": 1}
+    ),
+    "listTables": lambda n: {"pageToken": _token(n), "pageSize": 1},
+    "listViews": lambda n: {"pageToken": _token(n), "pageSize": 1},
+    "dropTable": lambda n: {"purgeRequested": "true"},
+    "signRequest": lambda n: {"stage": n.c.hint("stage")} if n.rng.random() < 0.5 else {},
+    "listDropped": lambda n: {"namespace": n.of("namespace")} if n.rng.random() < 0.7 else {},
+    "listGrants": lambda n: {"principal": n.rng.choice(("mallory", "rita", "root"))} if n.rng.random() < 0.5 else {},
+    "removeGrant": lambda n: {"principal": "rita", "role": "reader", "namespace": n.of("namespace")},
+    "listTimeline": lambda n: {"limit": 100},
+    "listTableTimeline": lambda n: {"limit": 100, "order": n.rng.choice(("asc", "desc"))},
+    "listFiles": _snapshot_query,
+    "listColumnStats": _snapshot_query,
+    "listPartitions": _snapshot_query,
+    "listIndexBuildFiles": _snapshot_query,
+}
+_BODILESS = """
+    getConfig listNamespaces loadNamespaceMetadata namespaceExists dropNamespace listTables loadTable
+    tableExists dropTable unregisterTable loadCredentials listViews loadView viewExists dropView listFunctions
+    loadFunction fetchPlanningResult cancelPlanning listAudit listDropped purgeDropped dropFunction listGrants
+    removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
+    listIndexBuildFiles listTableMetrics listPartitions listColumnStats listTableTimeline listTimeline
+    listTokens revokeToken
+"""
+BODILESS = frozenset(_BODILESS.split())
+"""Operations whose path and query are all that there is to draw."""
+BODIED = frozenset(_BODIES)

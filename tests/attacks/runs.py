@@ -1,0 +1,53 @@
+"""A whole campaign: each published route, each crafted attack, in a random order, and what is left of the victim's."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.api.client import VIEW_VERSION
+from tests.attacks import routes
+from tests.attacks.campaign import Campaign
+from tests.attacks.crafted import CRAFTED, new_table
+from tests.attacks.world import NAMES, SCHEMA, open_world
+from tests.services.s3 import S3
+
+
+async def run(
+    home: Path, seed: int, *, requests: int, s3: S3 | None = None, hints: tuple[str, ...] | None = None
+) -> Campaign:
+    """Each route once at least, where there are enough requests, and each crafted attack."""
+    rng = random.Random(seed)
+    async with open_world(home, rng, s3) as world:
+        c = Campaign(world, rng, seed)
+        c.hand_out(hints)
+        before = await world.fingerprint()
+        await _own_things(c)
+        plan: list[Any] = [*routes.routes(), *CRAFTED]
+        while len(plan) < requests:
+            plan.append(rng.choice(routes.routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
+        rng.shuffle(plan)
+        for one in plan:
+            if isinstance(one, tuple):
+                if one[0] not in routes.HARMLESS:
+                    await routes.attack_route(c, *one)
+            else:
+                await one(c)
+        await compare(c, before)
+    return c
+
+
+async def _own_things(c: Campaign) -> None:
+    await new_table(c, "own")
+    view = {"name": "own_view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+    await c.ask("mallory", "POST", f"{NAMES}/views", view)
+
+
+async def compare(c: Campaign, before: dict[str, str]) -> None:
+    """What the victim owns is as it was, byte for byte; nothing was added to it."""
+    after = await c.world.fingerprint()
+    for place in sorted(before.keys() | after.keys()):
+        if before.get(place) != after.get(place):
+            kind = "gone" if place not in after else "new" if place not in before else "changed"
+            c.findings.append(f"the victim's {place} is {kind}")

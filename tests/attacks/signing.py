@@ -1,0 +1,66 @@
+"""Signatures of S3 requests that reach for the victim's objects, asked for through the attacker's own tables."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from tests.attacks.campaign import Campaign
+from tests.attacks.world import EVIL, HOSTILE, NAMES
+
+
+async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
+    """Signatures for the victim's objects, by the attacker's own table; those given out are tried on the store."""
+    world, rng = c.world, c.rng
+    if world.s3 is None:
+        return
+    base = f"{world.s3.endpoint}/{world.bucket}"
+    for kind in ("data file", "manifest", "location"):
+        place = c.hint(kind, f"s3://{world.bucket}/lake/no")
+        key = place.partition(f"{world.bucket}/")[2]
+        loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+        own = loaded.json["metadata"]["location"] if loaded.status == 200 else f"s3://{world.bucket}/lake/{EVIL}/x"
+        mine = own.partition(f"{world.bucket}/")[2]
+        up = "/".join([".."] * (mine.count("/") + 1))
+        uris = (
+            f"{base}/{key}",
+            f"{base}/{mine}/{up}/{key}",
+            f"{base}/{mine}/{up.replace('..', '%2e%2e')}/{key}",
+            f"{base}/{mine}/{up.replace('..', '%252e%252e')}/{key}",
+            f"{base}?list-type=2&prefix={quote(key, safe='')}",
+            f"{base}?list-type=2&prefix={quote(f'{mine}/{up}/{key}', safe='')}",
+            f"{base}?list-type=2&prefix={quote(mine, safe='')}&start-after={quote(key, safe='')}",
+            f"{base}/?list-type=2&prefix=lake/",
+        )
+        method = rng.choice(("GET", "GET", "PUT", "DELETE", "HEAD", "POST"))
+        uri = rng.choice(uris)
+        headers = {"x-amz-copy-source": [f"/{world.bucket}/{key}"]} if method == "PUT" and rng.random() < 0.5 else {}
+        if headers:
+            uri = f"{base}/{mine}/data/copied"
+        body = {"region": world.s3.region, "uri": uri, "method": method, "headers": headers}
+        who = rng.choice(HOSTILE)
+        answer = await c.ask(who, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
+        if answer.status == 200:
+            await _use(c, method, answer.json)
+
+
+async def _use(c: Campaign, method: str, signed: dict[str, Any]) -> None:
+    """Sends what was signed. What it brings, or changes, is found by the oracle and by the fingerprint."""
+    headers = {name: ",".join(values) for name, values in signed["headers"].items()}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(
+            method,
+            URL(signed["uri"], encoded=True),
+            headers=headers,
+            data=b"evil" if method in ("PUT", "POST") else None,
+        ) as answer,
+    ):
+        body = await answer.read()
+    c.steps.append(f"uses the signature for {method} {signed['uri']} -> {answer.status}")
+    found = c.world.secrets.found(body, dict(answer.headers))
+    if found:
+        c.report(f"the signed request brought {', '.join(map(str, found))}")

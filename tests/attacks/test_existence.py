@@ -1,0 +1,115 @@
+"""Whether a foreign name, id or path exists is not to be told from an answer.
+
+Each route is asked twice by each hostile principal: with a handle of the victim's, and with one of the same form that
+exists nowhere. The two answers have to be the same but for the handle itself.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.client import Answer
+from tests.attacks import routes
+from tests.attacks.campaign import Campaign
+from tests.attacks.world import EVIL, HOSTILE, KINDS, World, open_world
+
+_ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
+_TOKENS = ("plan task", "page token", "stage", "idempotent body")
+_IDS = re.compile(rb"[0-9a-f]{3,}")
+_OWN_STATE = ("putFunction", "dropFunction")
+"""In the attacker's own namespace they make and remove things of its own, which the second of a pair then meets."""
+
+
+class _Fakes:
+    """Handles of the same form, each identifier in them replaced by one that exists nowhere."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.known: dict[str, str] = {}
+
+    def of(self, text: str) -> str:
+        return _ATOM.sub(lambda found: self._atom(found[0]), text)
+
+    def _atom(self, atom: str) -> str:
+        if atom not in self.known:
+            digits = "123456789" if atom.isdigit() else "123456789abcdef"
+            # The beginning stays, so that a snapshot's id is a number of 64 bits as before.
+            self.known[atom] = atom[:2] + "".join(self.rng.choice(digits) for _ in atom[2:])
+        return self.known[atom]
+
+
+class _Twins(Campaign):
+    """Sends nothing: keeps the request that an attack would send."""
+
+    request: tuple[Any, ...] = ()
+
+    async def ask(self, who: str, method: str, path: str, body: Any = None, headers: Any = None, **more: Any) -> Answer:
+        self.request = (who, method, path, body, headers)
+        return Answer(200, {}, b"{}")
+
+
+def _attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
+    """Two that draw the same: one with the victim's handles, one with the fakes."""
+    real, fake = (_Twins(world, random.Random(seed), seed) for _ in range(2))
+    for kind in KINDS:
+        if kind in _TOKENS or kind.startswith("moved"):
+            continue  # signed or sealed: a changed one is refused as such; and the place was the attacker's own
+        real.told[kind] = [one for one in world.hints[kind] if f"/{EVIL}/" not in one]
+        fake.told[kind] = [fakes.of(one) for one in real.told[kind]]
+    return real, fake
+
+
+async def _differences(world: World, seeds: range) -> list[str]:
+    fakes, found = _Fakes(random.Random(1)), []
+    c = Campaign(world, random.Random(1), 1)
+    c.hand_out(KINDS)
+    for operation, method, template in routes.routes():
+        if operation in routes.HARMLESS:
+            continue
+        for seed in seeds:
+            real, fake = _attackers(world, fakes, seed)
+            await routes.attack_route(real, operation, method, template)
+            await routes.attack_route(fake, operation, method, template)
+            (who, method_, path, body, headers), other = real.request, fake.request
+            if (path, body) == (other[2], other[3]):
+                continue  # no handle was drawn
+            if operation in _OWN_STATE and f"/{EVIL}/" in path:
+                continue
+            if headers:
+                headers = {name: text for name, text in headers.items() if name != "Idempotency-Key"}
+            first = await world.ask(who, method_, path, body, headers=headers or {})
+            second = await world.ask(other[0], method_, other[2], other[3], headers=headers or {})
+            pair = [(first.status, _plain(first.raw)), (second.status, _plain(second.raw))]
+            made = first.status < 300 and second.status < 300  # a thing of the attacker's own, with ids of its own
+            if pair[0] != pair[1] and not made:
+                shown = f"{who or 'stranger'} {operation} {path} {body}"
+                found.append(f"{shown}\n  real: {pair[0]}\n  fake: {pair[1]}")
+    return found
+
+
+def _plain(body: bytes) -> bytes:
+    """The words of an answer: identifiers, whole or cut off, are left out."""
+    return _IDS.sub(b"#", body)
+
+
+async def test_answers_for_foreign_handles_are_those_for_handles_that_do_not_exist(tmp_path: Path) -> None:
+    async with open_world(tmp_path, random.Random(1)) as world:
+        found = await _differences(world, range(8))
+    assert not found, "\n".join(found[:6])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_no_draw_of_many_tells_whether_a_foreign_handle_exists(tmp_path: Path) -> None:
+    async with open_world(tmp_path, random.Random(2)) as world:
+        found = await _differences(world, range(100, 160))
+    assert not found, "\n".join(found[:6])
+
+
+def test_each_principal_is_hostile_in_some_way() -> None:
+    assert set(HOSTILE) >= {"mallory", "riley", "nobody", ""}

@@ -1,0 +1,105 @@
+"""The campaign covers all that is published, and it can fail: on planted leaks, a grant too many, moved bytes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attacks import crafted, routes
+from tests.attacks.campaign import Campaign
+from tests.attacks.crafted import harvest
+from tests.attacks.runs import compare
+from tests.attacks.world import World, open_world
+
+
+def test_each_published_route_is_attacked_or_named_as_harmless() -> None:
+    published = {operation for operation, _, _ in routes.routes()}
+    assert len(published) > 70
+    attacked = routes.BODIED | routes.BODILESS
+    assert not attacked & set(routes.HARMLESS)
+    assert published == attacked | set(routes.HARMLESS)
+
+
+async def test_each_campaign_draws_each_route_that_is_not_harmless(tmp_path: Path) -> None:
+    async with open_world(tmp_path, random.Random(2)) as world:
+        c = Campaign(world, random.Random(2), 2)
+        c.hand_out(())
+        for one in routes.routes():
+            if one[0] not in routes.HARMLESS:
+                await routes.attack_route(c, *one)
+        assert c.drawn == {operation for operation, _, _ in routes.routes()} - set(routes.HARMLESS)
+        assert not c.findings, c.verdict()
+
+
+# The campaign can fail
+
+
+async def test_an_answer_that_names_the_victims_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaks planted in a hostile answer: a name, a value and a faulty status."""
+    async with open_world(tmp_path, random.Random(3)) as world:
+        c = Campaign(world, random.Random(3), 3)
+        c.hand_out(())
+        await c.ask("mallory", "GET", "/v1/config")
+        assert not c.findings
+        real = World.ask
+
+        async def leaking(self: World, *given: Any, **more: Any) -> Any:
+            answer = await real(self, *given, **more)
+            answer.raw += f" {self.hints['data file'][0]}".encode()
+            return answer
+
+        with monkeypatch.context() as patched:
+            patched.setattr(World, "ask", leaking)
+            await c.ask("mallory", "GET", "/v1/config")
+        assert "data file" in c.verdict()
+        assert "seed 3" in c.verdict()
+
+
+async def test_a_writer_who_may_read_the_other_namespace_is_found_out(tmp_path: Path) -> None:
+    """With a grant too many the same campaign reports leaks: the oracle sees what an answer holds."""
+    rng = random.Random(4)
+    async with open_world(tmp_path, rng) as world:
+        grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
+        await world.good("root", "PUT", "/api/v1/grants", grant)
+        c = Campaign(world, rng, 4)
+        c.hand_out(("namespace", "table"))
+        for table in world.hints["table"]:
+            await c.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
+            await c.ask("mallory", "GET", f"/v1/namespaces/{world.victim}/tables/{table}")
+        assert any("row number" in one for one in c.findings), c.steps
+        assert any("column name" in one for one in c.findings), c.steps
+
+
+async def test_bytes_that_were_moved_are_found(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    async with open_world(tmp_path, rng) as world:
+        c = Campaign(world, rng, 5)
+        before = await world.fingerprint()
+        await compare(c, before)
+        assert not c.findings
+        Path(world.hints["data file"][0].removeprefix("file://")).unlink()
+        world.write(f"{world.hints['location'][0]}/data/planted", b"x")
+        await compare(c, before)
+        assert sorted(one.rpartition(" ")[2] for one in c.findings) == ["gone", "new"]
+
+
+async def test_what_an_honest_client_asks_of_its_own_table_is_answered(tmp_path: Path) -> None:
+    """Otherwise a server that refuses everything would pass each campaign."""
+    rng = random.Random(6)
+    async with open_world(tmp_path, rng) as world:
+        c = Campaign(world, rng, 6)
+        c.hand_out(())
+        name, location = await crafted.own_table(c, "honest")
+        data = crafted.own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
+        manifest = crafted.write_manifest(c, f"{location}/metadata/m0.avro", [data])
+        path = crafted.write_list(c, f"{location}/metadata/snap.avro", [manifest])
+        assert (await crafted.commit_snapshot(c, name, path)).status < 300
+        begun = len(c.steps)
+        await harvest(c, name)
+        statuses = [step.rpartition(" ")[2] for step in c.steps[begun:]]
+        refused = [step for step in c.steps[begun:] if not step.endswith(("200", "204"))]
+        assert len(statuses) >= 15
+        assert all("/lookup" in step for step in refused), refused  # it has no record index

@@ -1,0 +1,385 @@
+"""Two tenants on one server: the victim's namespace full of planted secrets, and the attacker's own beside it.
+
+`open_world` starts a server with logins over a local warehouse or a real S3 store, and lets an ordinary client
+(PyIceberg) write the victim's tables. The attacker owns the namespace `evil`; everything about the other namespace is
+secret, but for what a campaign hands out as hints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog.rest import RestCatalog
+
+from metaserver.access.tokens import create_token
+from metaserver.clock import SystemClock
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant
+from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
+from tests.attacks.oracle import Secrets
+from tests.server.rig import Running, running
+from tests.services.s3 import S3
+
+EVIL = "evil"
+NAMES = f"/v1/namespaces/{EVIL}"
+FIELDS: list[dict[str, Any]] = [
+    {"id": 1, "name": "id", "required": False, "type": "long"},
+    {"id": 2, "name": "data", "required": False, "type": "string"},
+    {"id": 3, "name": "part", "required": False, "type": "string"},
+    {"id": 4, "name": "amount", "required": False, "type": "long"},
+]
+"""Of the attacker's tables: the column ids and types are the victim's, so that foreign bounds would be readable."""
+SCHEMA = {"type": "struct", "schema-id": 0, "fields": FIELDS}
+HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
+"""Confined writer, admin and reader of `evil`, a login without a grant, and a stranger without a login."""
+
+
+@dataclass
+class World:
+    server: Running
+    api: Api
+    secrets: Secrets
+    tokens: dict[str, str]
+    warehouse: str
+    s3: S3 | None
+    bucket: str
+    victim: str
+    """The victim's namespace."""
+    hints: dict[str, list[str]] = field(default_factory=dict)
+    """What an attacker may have come to know, by kind."""
+
+    async def ask(self, who: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        headers = dict(more.pop("headers", {}))
+        if who:
+            headers.setdefault("Authorization", f"Bearer {self.tokens[who]}")
+        return await self.api(method, path, body, headers=headers, **more)
+
+    async def good(self, who: str, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        """The JSON of an answer that has to succeed."""
+        answer = await self.ask(who, method, path, body, **more)
+        assert answer.status < 300, (method, path, answer.raw)
+        return answer.json if answer.raw else None
+
+    # Storage
+
+    def read(self, location: str) -> bytes:
+        if self.s3 is None:
+            return Path(location.removeprefix("file://")).read_bytes()
+        return bytes(self._s3("get_object", location)["Body"].read())
+
+    def write(self, location: str, data: bytes) -> None:
+        """As an engine with access to the storage writes into its own table."""
+        if self.s3 is None:
+            path = Path(location.removeprefix("file://"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        else:
+            self._s3("put_object", location, Body=data)
+
+    def _s3(self, operation: str, location: str, **more: Any) -> Any:
+        assert self.s3 is not None
+        bucket, _, key = location.removeprefix("s3://").partition("/")
+        client = self.s3.client()  # put_object replaces what is there
+        try:
+            return getattr(client, operation)(Bucket=bucket, Key=key, **more)
+        finally:
+            client.close()
+
+    def files(self) -> dict[str, bytes]:
+        """All objects of the warehouse, by location."""
+        if self.s3 is None:
+            root = Path(self.warehouse.removeprefix("file://"))
+            return {f"file://{path}": path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        client = self.s3.client()
+        try:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+            keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
+            return {
+                f"s3://{self.bucket}/{key}": client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+                for key in keys
+            }
+        finally:
+            client.close()
+
+    # The victim's possessions
+
+    def is_victims(self, location: str) -> bool:
+        return any(location.startswith(root + "/") for root in self.hints["location"])
+
+    async def fingerprint(self) -> dict[str, str]:
+        """Digests of the victim's files and of all that the catalog knows of it, as an admin sees it."""
+        found = {place: _digest(data) for place, data in self.files().items() if self.is_victims(place)}
+        names = f"/v1/namespaces/{self.victim}"
+        paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
+        paths += [f"{names}/tables/{name}" for name in self.hints["table"]]
+        paths += [f"{names}/views/{name}" for name in self.hints["view"]]
+        paths += [f"{names}/functions/{name}" for name in self.hints["function"]]
+        paths += [f"/api/v1/dropped?namespace={self.victim}"]
+        for path in paths:
+            found[path] = _digest((await self.ask("root", "GET", path)).raw)
+        for table in self.hints["table"]:
+            listed = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
+            kept = [{**one, "used": None} for one in listed["indexes"]]
+            found[f"indexes of {table}"] = _digest(json.dumps(kept).encode())
+        grants = (await self.good("root", "GET", "/api/v1/grants"))["grants"]
+        grants = [one for one in grants if one["namespace"][:1] != [EVIL]]  # the confined admin gives those
+        found["grants"] = _digest(json.dumps(grants).encode())
+        return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@asynccontextmanager
+async def open_world(home: Path, rng: random.Random, s3: S3 | None = None) -> AsyncIterator[World]:
+    """A server with both tenants; closed, it leaves nothing running."""
+    secrets = Secrets()
+    mark = f"{rng.getrandbits(40):010x}"
+    victim, viola = secrets.plant("namespace", f"vault{mark}"), secrets.plant("principal", f"viola-{mark}")
+    grants = (
+        Grant("root", "admin"),
+        Grant(viola, "writer", (victim,)),
+        Grant("rita", "reader", (victim,)),
+        Grant("rita", "reader", (EVIL,)),
+        Grant("bridge", "writer", (victim,)),
+        Grant("bridge", "writer", (EVIL,)),
+        Grant("mallory", "writer", (EVIL,)),
+        Grant("morgan", "admin", (EVIL,)),
+        Grant("riley", "reader", (EVIL,)),
+    )
+    tokens: dict[str, str] = {}
+    clock = SystemClock()
+    home.mkdir(parents=True, exist_ok=True)
+    async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name in (*dict.fromkeys(grant.principal for grant in grants), "nobody"):
+            wanted = [grant for grant in grants if grant.principal == name]
+            tokens["viola" if name == viola else name] = await create_token(store, clock, name, None, wanted)
+    bucket = s3.create_bucket() if s3 else ""
+    warehouse = f"s3://{bucket}/lake" if s3 else f"file://{home}/lake"
+    settings: dict[str, Any] = {"auth": "token", "warehouse": warehouse, "plan_inline_limit": 1, "plan_page_size": 1}
+    settings["log_level"] = "error"
+    if s3:
+        settings |= {
+            "s3_endpoint": s3.endpoint,
+            "s3_region": s3.region,
+            "s3_access_key_id": s3.access_key,
+            "s3_secret_access_key": s3.secret_key,
+            "s3_client_access": "signing",
+        }
+    async with running(home, **settings) as server:
+        world = World(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim)
+        for who in ("viola", "rita", "root", "bridge"):
+            secrets.plant(f"token of {who}", tokens[who], value=True)
+        for namespace in (EVIL, victim):
+            await world.good("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
+        await _Planting(world, mark, rng).plant()
+        yield world
+
+
+def _arrow_schema(names: Sequence[str]) -> pa.Schema:
+    kinds = (pa.int64(), pa.string(), pa.string(), pa.int64())
+    return pa.schema(list(zip(names, kinds, strict=True)))
+
+
+class _Planting:
+    """Fills the victim's namespace."""
+
+    def __init__(self, world: World, mark: str, rng: random.Random) -> None:
+        self.world, self.mark, self.rng = world, mark, rng
+        self.hints: dict[str, list[str]] = {name: [] for name in KINDS}
+        world.hints = self.hints
+
+    def secret(self, what: str, *, value: bool = True) -> str:
+        return self.world.secrets.plant(what, f"{what.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
+
+    def hint(self, kind: str, text: str | int) -> str:
+        """A handle: planted, and on the list of what an attacker may know."""
+        text = str(text)
+        if len(text) >= 10:
+            self.world.secrets.plant(kind, text)
+        self.hints[kind].append(text)
+        return text
+
+    async def plant(self) -> None:
+        world = self.world
+        names = f"/v1/namespaces/{world.victim}"
+        self.hint("namespace", world.victim)
+        properties = {self.secret("property key"): self.secret("property of namespace")}
+        await world.good("viola", "POST", f"{names}/properties", {"removals": [], "updates": properties})
+        await self._moved_table()
+        await asyncio.to_thread(self._written_tables)
+        for name in [*self.hints["table"], *self.hints["dropped name"]]:
+            await self._handles_of(name)
+        await self._around(self.hints["table"][0])
+        await self._dropped()
+        await self._others()
+
+    async def _moved_table(self) -> None:
+        """A table that the attacker made, and that was renamed into the victim's namespace since."""
+        world = self.world
+        made = await world.good("mallory", "POST", f"/v1/namespaces/{EVIL}/tables", {"name": "moved", "schema": SCHEMA})
+        self.hints["moved location"].append(made["metadata"]["location"])
+        self.hints["moved uuid"].append(made["metadata"]["table-uuid"])
+        name = self.hint("table", f"shipment{self.mark}")
+        ends = {
+            "source": {"namespace": [EVIL], "name": "moved"},
+            "destination": {"namespace": [world.victim], "name": name},
+        }
+        await world.good("bridge", "POST", "/v1/tables/rename", ends)
+
+    def _written_tables(self) -> None:
+        """By PyIceberg, as an ordinary client."""
+        world, secret = self.world, self.secret
+        given: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
+        if world.s3 is not None:
+            given |= world.s3.client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
+        catalog = RestCatalog("victim", **given)
+        part = secret("partition value", value=False)  # it stands in paths, as its column's name does
+        columns = [secret("column name", value=number != 2) for number in range(4)]
+        schema = _arrow_schema(columns)
+        for kind, name in (("table", f"ledger{self.mark}"), ("dropped name", f"gone{self.mark}")):
+            properties = {secret("property key"): secret("property value")}
+            table = catalog.create_table((world.victim, self.hint(kind, name)), schema, properties=properties)
+            with table.update_spec() as change:
+                change.add_identity(columns[2])
+            for _ in range(2):
+                table.append(self._rows(schema, part), snapshot_properties={"note": secret("summary")})
+            snapshot = table.current_snapshot()
+            assert snapshot is not None
+            table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
+        moved = catalog.load_table((world.victim, self.hints["table"][0]))
+        moved.append(self._rows(_arrow_schema([one["name"] for one in FIELDS]), part))
+        # The table written by itself is the first that attacks name.
+        self.hints["table"].reverse()
+
+    def _rows(self, schema: pa.Schema, part: str) -> pa.Table:
+        """Three rows of values that stand in bounds as they are: strings below 16 characters are not truncated."""
+        count = 3
+        numbers = [self.rng.randrange(10**15, 10**18) for _ in range(2 * count)]
+        plant = self.world.secrets.plant
+        texts = [plant("row text", f"row{self.rng.getrandbits(44):011x}", value=True) for _ in range(count)]
+        for number in numbers:
+            plant("row number", number, value=True)
+        return pa.table([numbers[:count], texts, [part] * count, numbers[count:]], schema=schema)
+
+    async def _handles_of(self, name: str) -> None:
+        world = self.world
+        loaded = await world.good("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
+        metadata = loaded["metadata"]
+        self.hint("uuid", metadata["table-uuid"])
+        self.hint("location", metadata["location"])
+        self.hint("metadata file", loaded["metadata-location"])
+        for snapshot in metadata["snapshots"]:
+            self.hint("snapshot", snapshot["snapshot-id"])
+            self.hint("manifest list", snapshot["manifest-list"])
+        files = await world.good("root", "GET", f"/api/v1/tables/{world.victim}/{name}/files")
+        for file in files["files"]:
+            self.hint("data file", file["file-path"])
+        for place in world.files():
+            if place.startswith(metadata["location"]) and place.endswith("-m0.avro"):
+                self.hint("manifest", place)
+
+    async def _around(self, name: str) -> None:
+        """What else a table has: an index and a build of it, plans, pages, a report, staged and recorded answers."""
+        world = self.world
+        own = f"/api/v1/tables/{world.victim}/{name}"
+        standard = f"/v1/namespaces/{world.victim}/tables/{name}"
+        loaded = await world.good("root", "GET", standard)
+        columns = [one["name"] for one in loaded["metadata"]["schemas"][-1]["fields"]]
+        index = self.hint("index", f"byowner{self.mark}")
+        await world.good("viola", "PUT", f"{own}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]})
+        build = await world.good("viola", "POST", f"{own}/indexes/{index}/builds")
+        self.hint("build", build["build-id"])
+        plan = await world.good("rita", "POST", f"{own}/plan-tables", {"predicate": f'"{columns[0]}" > 1'})
+        self.hint("plan table", plan["name"])
+        headers = {"X-Seamark-Plans": self.hint("audience", f"audience{self.mark}")}
+        wanted = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
+        shown = await world.good("rita", "POST", f"{own}/plan-tables", wanted, headers=headers)
+        self.hint("plan snapshot", shown["plan-snapshot-id"])
+        scan = await world.good("rita", "POST", f"{standard}/plan", {})
+        for token in scan.get("plan-tasks", ()):
+            self.hint("plan task", token)
+        page = await world.good("rita", "GET", f"{own}/files?limit=1")
+        self.hint("page token", page["next-page-token"])
+        page = await world.good("rita", "GET", f"{own}/stats/{columns[0]}?limit=1")
+        self.hint("page token", page["next-page-token"])
+        key = new_key()
+        staged = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
+        made = await world.good("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
+        for text in made.get("config", {}).values():
+            if "stage=" in text:
+                self.hint("stage", text.partition("stage=")[2])
+        update = {"action": "set-properties", "updates": {"note": self.secret("property")}}
+        body = {"requirements": [], "updates": [update]}
+        await world.good("viola", "POST", standard, body, key=key)
+        self.hint("idempotency key", key)
+        self.hints["idempotent body"].append(json.dumps(body))
+        report = {
+            "report-type": "scan-report",
+            "table-name": name,
+            "snapshot-id": loaded["metadata"]["current-snapshot-id"],
+            "filter": {"type": "eq", "term": columns[1], "value": self.secret("value in a report")},
+            "schema-id": 0,
+            "projected-field-ids": [1],
+            "projected-field-names": [columns[0]],
+            "metrics": {},
+        }
+        await world.good("rita", "POST", f"{standard}/metrics", report)
+        self.hint("metadata file", (await world.good("root", "GET", standard))["metadata-location"])
+
+    async def _dropped(self) -> None:
+        world, name = self.world, self.hints["dropped name"][0]
+        await world.good("viola", "DELETE", f"/v1/namespaces/{world.victim}/tables/{name}")
+        listed = await world.good("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
+        self.hint("dropped", listed["dropped"][0]["id"])
+
+    async def _others(self) -> None:
+        """A view, a function, an access token."""
+        world = self.world
+        names = f"/v1/namespaces/{world.victim}"
+        sql = f"SELECT 1 AS id, '{self.secret('text of a view')}' AS data"
+        version = {**VIEW_VERSION, "representations": [{"type": "sql", "sql": sql, "dialect": "trino"}]}
+        version["default-namespace"] = [world.victim]
+        view = {"name": self.hint("view", f"report{self.mark}"), "schema": SCHEMA, "view-version": version}
+        view["properties"] = {"comment": self.secret("comment")}
+        made = await world.good("viola", "POST", f"{names}/views", view)
+        self.hint("view file", made["metadata-location"])
+        self.hint("location", made["metadata"]["location"])
+        document = function_document()
+        version = document["definitions"][0]["versions"][0]
+        version["representations"][0]["sql"] = f"x + '{self.secret('body of a function')}'"
+        name = self.hint("function", f"score{self.mark}")
+        await world.good("viola", "PUT", f"/api/v1/functions/{world.victim}/{name}", document)
+        form = f"grant_type=client_credentials&client_secret={world.tokens['viola']}".encode()
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        issued = await world.ask("", "POST", "/v1/oauth/tokens", form, headers=headers)
+        self.world.secrets.plant("access token", issued.json["access_token"], value=True)
+
+
+KINDS = (
+    *("namespace", "table", "view", "function", "index", "dropped name"),
+    *(
+        "uuid",
+        "snapshot",
+        "build",
+        "dropped",
+        "plan table",
+        "plan snapshot",
+        "audience",
+        "idempotency key",
+        "idempotent body",
+    ),
+    *("location", "metadata file", "manifest list", "manifest", "data file", "view file"),
+    *("plan task", "page token", "stage", "moved location", "moved uuid"),
+)
+"""Of hints. In each campaign some are handed out."""

@@ -1,0 +1,19 @@
+"""Each attack for a moment: the good client is answered all the while, and memory stays within the budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.attacks.attackers import ATTACKS
+from bench.attacks.run import run
+
+
+@pytest.mark.slow
+async def test_no_attack_fails_a_request_of_a_good_client_or_takes_the_memory(tmp_path: Path) -> None:
+    report = await run(tmp_path, quick=True)
+    measured = {(row.case, row.measure): row for row in report.rows}
+    for attack in ATTACKS:
+        assert measured[attack, "failed requests"].values["seamark"] == 0, report.notes
+        assert measured[attack, "memory"].goal_met(), attack

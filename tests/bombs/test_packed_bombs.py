@@ -1,0 +1,118 @@
+"""Metadata files, manifests and request bodies that are small and unpack to much."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from pathlib import Path
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.manifest import decode_manifest
+from metaserver.iceberg.table_json import decode_table
+from metaserver.index import keys
+from metaserver.index.keys import keys_of
+from tests.bombs.peak import peak_of
+
+MIB = 1 << 20
+ROWS = 20_000
+
+
+def as_metadata(path: str) -> str:
+    try:
+        decode_table(Path(path).read_bytes(), "file:///t/v1.gz.metadata.json")
+    except Corrupt as error:
+        return error.message
+    return "decoded"
+
+
+def test_a_small_metadata_file_that_unpacks_to_much_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "v1.gz.metadata.json"
+    path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
+    assert path.stat().st_size < MIB
+    size, told = peak_of(as_metadata, path)
+    assert "the gzip stream is cut off, or holds more than" in told
+    assert size < 64 * MIB
+
+
+def as_manifest(path: str) -> str:
+    try:
+        decode_manifest(Path(path).read_bytes(), "file:///t/m.avro")
+    except Corrupt as error:
+        return error.message
+    return "decoded"
+
+
+@pytest.mark.parametrize("codec", ["deflate", "zstandard"])
+def test_a_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: str) -> None:
+    path = tmp_path / "m.avro"
+    out = io.BytesIO()
+    schema = {"type": "record", "name": "manifest_entry", "fields": [{"name": "status", "type": "int"}]}
+    fastavro.writer(out, schema, [{"status": 1}], codec="null")
+    head, sync = out.getvalue(), out.getvalue()[-16:]
+    begin = head.index(sync)
+    rows = bytes(300 * MIB)
+    if codec == "deflate":
+        packer = zlib.compressobj(9, wbits=-15)
+        block = packer.compress(rows) + packer.flush()
+    else:
+        block = pa.Codec("zstd", 3).compress(rows, asbytes=True)
+    made = head[: begin + 16].replace(b"avro.codec\x08null", b"avro.codec" + bytes([2 * len(codec)]) + codec.encode())
+    path.write_bytes(made + _long(1) + _long(len(block)) + block + sync)
+    assert path.stat().st_size < MIB
+    size, told = peak_of(as_manifest, path)
+    assert "inflates to more than" in told
+    assert size < 256 * MIB
+
+
+def _long(value: int) -> bytes:
+    value <<= 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def shared(form: str) -> pa.Array:
+    """One value of 100 KB in 20,000 rows."""
+    value = pa.array(["x" * 100_000])
+    if form == "dictionary":
+        return pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), value)
+    if form == "runs":
+        return pa.RunEndEncodedArray.from_arrays(pa.array([ROWS], pa.int32()), value)
+    view = pa.array(["x" * 100_000], pa.string_view())
+    views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], ROWS)
+    return pa.Array.from_buffers(pa.string_view(), ROWS, [None, pa.py_buffer(views.tobytes()), *view.buffers()[2:]])
+
+
+def as_keys(form: str) -> str:
+    try:
+        keys_of(shared(form), "string")
+    except ValueError as error:
+        return str(error)
+    return "expanded"
+
+
+@pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
+def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
+    size, told = peak_of(as_keys, form)
+    assert told == f"each row with its own value, they take more than {keys.EXPANDED_MAX:,} bytes"
+    assert size < 64 * MIB
+
+
+def test_shared_values_within_the_bound_are_keys_as_ever() -> None:
+    plain = pa.array(["a", "b", None, "a"])
+    forms = [plain.dictionary_encode(), plain.cast(pa.string_view()), pa.array(plain).slice(0)]
+    expected = keys_of(plain, "string")
+    for one in forms:
+        found = keys_of(one, "string")
+        assert found.heap is not None
+        assert expected.heap is not None
+        assert found.heap.tobytes() == expected.heap.tobytes()
+        assert found.rows == 4

@@ -1,0 +1,245 @@
+"""Parquet files that are small and decode to much, as joined tables, delete files and indexed files."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc  # noqa: F401  not counted to what is measured
+import pyarrow.parquet as pq
+import pyroaring
+import pytest
+from isal import isal_zlib
+from pyarrow import fs
+
+from connector.parquet import columns as indexed
+from connector.parquet.columns import Projection, read_columns
+from metaserver.clock import SystemClock
+from metaserver.iceberg.parquet import Unreadable
+from metaserver.iceberg.schema import Field, Schema
+from metaserver.index.delete_files import DeleteFile, decoded
+from metaserver.objects.router import open_objects
+from metaserver.planner.dimension_columns import FileColumn, Wanted
+from metaserver.planner.parquet_columns import DataRows
+from metaserver.settings import Settings
+from tests.bombs.peak import peak_of
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+ROWS = 20_000
+VALUE = "x" * 100_000
+KEY = 1
+
+
+def write(path: Path, column: pa.Array, **options: object) -> Path:
+    field = pa.field("c", column.type, metadata={"PARQUET:field_id": str(KEY)})
+    pq.write_table(pa.table([column], schema=pa.schema([field])), path, compression="zstd", **options)
+    assert path.stat().st_size < MIB
+    return path
+
+
+def repeated(kind: pa.DataType) -> pa.Array:
+    """One long value in all rows."""
+    value = pa.array([VALUE.encode()], pa.binary()).cast(kind)
+    return pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), value)
+
+
+def dictionary(folder: Path) -> Path:
+    return write(folder / "dictionary.parquet", repeated(pa.string()))
+
+
+def fixed(folder: Path) -> Path:
+    return write(folder / "fixed.parquet", repeated(pa.binary(len(VALUE))))
+
+
+def delta(folder: Path) -> Path:
+    column = pa.array([VALUE] * 2_000, pa.large_string())
+    return write(folder / "delta.parquet", column, use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY")
+
+
+def page(folder: Path) -> Path:
+    return write(folder / "page.parquet", pa.array(["y" * (200 * MIB)]), use_dictionary=False, write_statistics=False)
+
+
+def nulls(folder: Path) -> Path:
+    return write(folder / "nulls.parquet", pa.nulls(10_000_000, pa.int64()))
+
+
+BOMBS = {"dictionary": dictionary, "fixed": fixed, "delta": delta, "page": page, "nulls": nulls}
+
+
+def rows_of(path: str) -> int:
+    return int(pq.ParquetFile(path).metadata.num_rows)
+
+
+def as_dimension(path: str, kind: str) -> str:
+    """What a join makes of the column."""
+
+    async def read() -> str:
+        home = Path(path).parent
+        async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
+            reader = DataRows(objects, asyncio.get_running_loop(), 128 * MIB, LIMIT)
+            return await asyncio.to_thread(keys, reader)
+
+    def keys(reader: DataRows) -> str:
+        try:
+            with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, rows_of(path), [KEY]) as found:
+                column = FileColumn.of(found[KEY], kind)
+        except Unreadable as error:
+            return error.reason
+        return f"{len(column.keys_of_rows(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"
+
+    return asyncio.run(read())
+
+
+def as_rows(path: str) -> str:
+    """What a lookup makes of all rows of the column."""
+
+    async def read() -> str:
+        home = Path(path).parent
+        async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
+            reader = DataRows(objects, asyncio.get_running_loop(), 128 * MIB, LIMIT)
+            return await asyncio.to_thread(rows, reader)
+
+    def rows(reader: DataRows) -> str:
+        count = rows_of(path)
+        try:
+            with reader.read(Path(path).as_uri(), Path(path).stat().st_size, count, [KEY], np.arange(count)) as found:
+                return f"{len(found[KEY])} rows"
+        except Unreadable as error:
+            return error.reason
+
+    return asyncio.run(read())
+
+
+def as_equality_delete(path: str, kind: str) -> str:
+    size = Path(path).stat().st_size
+    file = DeleteFile(path, "parquet", 2, size, rows_of(path), None, -1, -1, (KEY,))
+    try:
+        return str(decoded(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
+    except Unreadable as error:
+        return error.reason
+
+
+KINDS = {"fixed": "binary", "nulls": "long"}
+
+
+def test_a_long_value_that_every_row_repeats_is_one_value_in_memory(tmp_path: Path) -> None:
+    size, told = peak_of(as_dimension, dictionary(tmp_path), "string")
+    assert told == f"1 keys of {ROWS} rows, {LIMIT} left"
+    assert size < LIMIT
+
+
+@pytest.mark.parametrize("name", ["fixed", "delta", "page", "nulls"])
+def test_a_column_that_decodes_to_more_than_the_limit_is_no_dimension(tmp_path: Path, name: str) -> None:
+    size, told = peak_of(as_dimension, BOMBS[name](tmp_path), KINDS.get(name, "string"))
+    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    assert size < 2 * LIMIT
+
+
+@pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page"])
+def test_rows_of_a_data_file_that_decode_to_more_than_the_limit_are_not_read(tmp_path: Path, name: str) -> None:
+    size, told = peak_of(as_rows, BOMBS[name](tmp_path))
+    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    assert size < 2 * LIMIT
+
+
+@pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
+def test_an_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(tmp_path: Path, name: str) -> None:
+    size, told = peak_of(as_equality_delete, BOMBS[name](tmp_path), KINDS.get(name, "string"))
+    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    assert size < 2 * LIMIT
+
+
+def as_position_delete(path: str) -> str:
+    file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, rows_of(path), None, -1, -1, ())
+    try:
+        found = decoded(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
+    except Unreadable as error:
+        return error.reason
+    return f"{found.size_bytes} bytes"
+
+
+def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options: object) -> Path:
+    pq.write_table(pa.table({"file_path": paths, "pos": positions}), path, compression="zstd", **options)
+    return path
+
+
+def test_a_long_path_that_every_position_delete_repeats_is_one_path_in_memory(tmp_path: Path) -> None:
+    path = position_deletes(tmp_path / "d.parquet", repeated(pa.string()), pa.array(range(ROWS), pa.int64()))
+    size, told = peak_of(as_position_delete, path)
+    assert told.endswith(" bytes")
+    assert size < LIMIT
+
+
+def test_position_deletes_of_too_many_rows_are_not_read(tmp_path: Path) -> None:
+    rows = 4_000_000
+    path = position_deletes(tmp_path / "d.parquet", pa.array(["f"] * rows), pa.array(np.zeros(rows, dtype=np.int64)))
+    assert path.stat().st_size < MIB
+    size, told = peak_of(as_position_delete, path)
+    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    assert size < LIMIT
+
+
+def as_vector(path: str, records: str) -> str:
+    data = Path(path).read_bytes()
+    file = DeleteFile(path, "puffin", 1, len(data), int(records), "data.parquet", 0, len(data), ())
+    try:
+        return str(decoded(data, file, (), limit_bytes=LIMIT))
+    except Unreadable as error:
+        return error.reason
+
+
+def vector(path: Path, bitmap: pyroaring.BitMap64) -> Path:
+    inside = b"\xd1\xd3\x39\x64" + bitmap.serialize()
+    check = isal_zlib.crc32(inside).to_bytes(4, "big")
+    path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
+    return path
+
+
+def test_a_deletion_vector_of_runs_of_billions_of_rows_is_not_listed(tmp_path: Path) -> None:
+    bitmap = pyroaring.BitMap64()
+    bitmap.add_range(0, 1 << 34)
+    bitmap.run_optimize()
+    path = vector(tmp_path / "v", bitmap)
+    assert path.stat().st_size < 4 * MIB
+    size, told = peak_of(as_vector, path, str(1 << 34))
+    assert "more than memory is given" in told
+    assert size < LIMIT
+
+
+def test_a_deletion_vector_that_is_too_long_to_be_opened_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "v"
+    inside = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
+    check = isal_zlib.crc32(inside).to_bytes(4, "big")
+    path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
+    size, told = peak_of(as_vector, path, "1")
+    assert "is too long" in told
+    assert size < LIMIT
+
+
+def test_a_long_default_of_a_column_that_a_file_lacks_is_one_value() -> None:
+    field = Field(KEY, "c", False, "string", initial_default=VALUE)
+    column = FileColumn.absent([Schema((field,))], Wanted(KEY, "string"), 1_000_000, "f")
+    assert column.rows == 1_000_000
+    assert len(column.keys_of_rows(None)) == 1
+    assert column.size_bytes < 10 * MIB
+
+
+def as_indexed(path: str) -> str:
+    indexed.DECODED_BYTES = LIMIT
+    schema = Schema((Field(KEY, "c", False, "string"),))
+    try:
+        found = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))
+    except Unreadable as error:
+        return error.reason
+    return str(found[KEY].nbytes)
+
+
+@pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
+def test_a_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(tmp_path: Path, name: str) -> None:
+    size, told = peak_of(as_indexed, BOMBS[name](tmp_path))
+    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    assert size < 2 * LIMIT

@@ -1,0 +1,334 @@
+"""No two tables, views or functions overlap, whoever asks; what one has it keeps, wherever its name moves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
+from metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
+from metaserver.objects.locations import location_key, parse_location
+from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
+from tests.catalog.test_confinement import VERSION
+
+CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
+
+
+async def _prepared(it: Rig) -> str:
+    """A table that was made in `a` and moved to `b`; returns its location."""
+    for path in (("a",), ("b",)):
+        await it.catalog.namespaces.create(CALLER, path, {})
+    await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
+    await it.catalog.views.create(CONFINED, ("a",), CreateView(name="view", schema=SCHEMA, view_version=VERSION))
+    moved = await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    await it.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "moved"))
+    return moved.metadata.location
+
+
+def _spellings(location: str) -> list[str]:
+    path = parse_location(location).file_path
+    folder, _, name = path.rpartition("/")
+    return [location, f"file:{path}/data/", f"FILE://{folder}/%2574{name[1:]}", f"file://{folder}/{name.upper()}"]
+
+
+def _created(uuid: str, location: str) -> list[dict[str, Any]]:
+    return [
+        *first_updates(uuid, SCHEMA),
+        {"action": "set-location", "location": location},
+    ]
+
+
+async def _refused(it: Rig, caller: Caller, location: str) -> None:
+    """By every door that takes a location."""
+    catalog = it.catalog
+    uuid = "11111111-2222-4333-8444-555555555555"
+    create = CreateTable(name="x", schema=SCHEMA, location=location)
+    created = TableChange(
+        namespace=("a",), name="x", requirements=[{"type": "assert-create"}], updates=_created(uuid, location)
+    )
+    doors: dict[str, Any] = {
+        "create": lambda: catalog.tables.create(caller, ("a",), create),
+        "stage": lambda: catalog.tables.stage(caller, ("a",), create),
+        "commit of a staged table": lambda: catalog.transactions.commit(caller, [created]),
+        "view": lambda: catalog.views.create(
+            caller, ("a",), CreateView(name="x", schema=SCHEMA, view_version=VERSION, location=location)
+        ),
+        "set-location": lambda: catalog.tables.commit(
+            caller, ("a",), "mine", [], [{"action": "set-location", "location": location}]
+        ),
+        "set-location of a view": lambda: catalog.views.replace(
+            caller, ("a",), "view", [], [{"action": "set-location", "location": location}]
+        ),
+        "namespace": lambda: catalog.namespaces.create(caller, ("a", "x"), {"location": location}),
+        "namespace property": lambda: catalog.namespaces.update_properties(caller, ("a",), [], {"location": location}),
+    }
+    for name in ("write.data.path", "write.metadata.path", "write.object-storage.path"):
+        doors[f"create with {name}"] = lambda name=name: catalog.tables.create(
+            caller, ("a",), CreateTable(name="x", schema=SCHEMA, properties={name: location})
+        )
+        doors[f"set {name}"] = lambda name=name: catalog.tables.commit(
+            caller, ("a",), "mine", [], [{"action": "set-properties", "updates": {name: location}}]
+        )
+    for what, door in doors.items():
+        with pytest.raises(SeamarkError) as refused:
+            await door()
+        assert isinstance(refused.value, (BadRequest, Forbidden)), (what, refused.value)
+        assert not await catalog.tables.exists(("a",), "x"), what
+
+
+@pytest.mark.parametrize("caller", [CONFINED, CALLER])
+async def test_nothing_comes_to_lie_over_a_table_that_moved_away(tmp_path: Path, caller: Caller) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        for spelling in _spellings(location):
+            await _refused(it, caller, spelling)
+
+
+async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/deep"
+        await it.catalog.tables.create(
+            CONFINED, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
+        )
+        with pytest.raises(BadRequest, match="overlaps"):
+            await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=place))
+        await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{place}/in/e"))
+
+
+async def test_what_was_dropped_keeps_its_place_until_it_is_purged(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        await it.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
+        await _refused(it, CONFINED, location)
+        row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
+        await it.catalog.dropped.restore(CALLER, row.id, None, "again")
+        await _refused(it, CONFINED, location)
+        await it.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
+        await _refused(it, CONFINED, location)
+        row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
+        await it.catalog.dropped.purge(CALLER, row.id)
+        await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+
+
+async def test_a_table_that_moves_on_keeps_the_places_where_its_older_files_lie(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        new = f"{it.catalog.warehouse.namespace_location(('b',))}/new"
+        await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
+        for place in (location, new):
+            await _refused(it, CALLER, place)
+        await it.catalog.tables.commit(
+            CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
+        )
+
+
+async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/race"
+        staged = [
+            (await it.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
+            for n, where in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
+        ]
+        changes = [
+            TableChange(
+                namespace=("a",),
+                name=f"r{n}",
+                requirements=[{"type": "assert-create"}],
+                updates=_created(str(one.metadata.table_uuid), one.metadata.location),
+            )
+            for n, one in enumerate(staged)
+        ]
+        outcomes = await asyncio.gather(
+            *(it.catalog.transactions.commit(CALLER, [change]) for change in changes), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
+
+
+async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/staged"
+        await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
+        token = it.catalog.staging.issue(("a",), "s", place)
+        assert await it.catalog.staged_location(token, ("a",), "s") == place
+        await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
+        assert await it.catalog.staged_location(token, ("a",), "s") == place
+        await it.catalog.tables.rename(CALLER, TableIdentifier(("a",), "s"), TableIdentifier(("b",), "s"))
+        with pytest.raises(Forbidden, match="another's"):
+            await it.catalog.staged_location(token, ("a",), "s")
+
+
+async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        folder = Path(parse_location(it.catalog.warehouse.namespace_location(("a",))).file_path)
+        (folder / "link").symlink_to(parse_location(location).file_path)
+        with pytest.raises(BadRequest, match="overlaps"):
+            await it.catalog.tables.create(
+                CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"file://{folder}/link")
+            )
+
+
+async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_caller_says_so(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        common = {"write.data.path": f"{it.catalog.warehouse.namespace_location(('a',))}/common"}
+        for name in ("one", "two"):
+            await it.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
+        with pytest.raises(BadRequest, match="overlaps"):
+            await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common))
+
+
+async def test_claims_of_what_is_older_than_claims_are_made_at_the_start(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
+        gone = (await it.catalog.tables.load(("b",), "gone")).metadata.location
+        await it.catalog.tables.drop(CALLER, ("b",), "gone", purge=False)
+    with sqlite3.connect(tmp_path / "seamark.db") as connection:
+        connection.execute("DELETE FROM claims")
+    async with rig(tmp_path) as it:
+        for place in (location, gone):
+            await _refused(it, CONFINED, place)
+
+
+async def test_what_a_server_from_before_claims_creates_beside_this_one_may_be_written(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        with sqlite3.connect(tmp_path / "seamark.db") as connection:
+            connection.execute("DELETE FROM claims")
+        set_property = {"action": "set-properties", "updates": {"a": "b"}}
+        await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [set_property])
+        assert await it.catalog.owned_location(("b",), "moved") == location
+        await _refused(it, CONFINED, location)
+
+
+async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -> None:
+    """Of tables that overlapped before that was refused."""
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/over"
+        await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
+        outer = (await it.catalog.tables.load(("a",), "outer")).entry
+        inner = (await it.catalog.tables.load(("a",), "mine")).entry
+        assert outer is not None
+        assert inner is not None
+    with sqlite3.connect(tmp_path / "seamark.db") as connection:
+        key = location_key(parse_location(f"{place}/inner"))
+        connection.execute("INSERT INTO claims VALUES (?, ?, 0)", (key, inner.uuid))
+    live, own = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
+    path = Path(parse_location(outer.metadata_location).file_path)
+    document = json.loads(path.read_text())
+    document["statistics"] = [
+        {
+            "snapshot-id": number,
+            "statistics-path": file,
+            "file-size-in-bytes": 4,
+            "file-footer-size-in-bytes": 1,
+            "blob-metadata": [],
+        }
+        for number, file in enumerate((live, own), 1)
+    ]
+    path.write_text(json.dumps(document))
+    async with rig(tmp_path) as it:
+        for file in (live, own):
+            await it.objects.create(file, b"live")
+        await it.catalog.tables.drop(CALLER, ("a",), "outer", purge=True)
+        row = (await it.catalog.dropped.list(("a",), None, None)).items[0]
+        await it.catalog.dropped.purge(CALLER, row.id)
+        assert await it.objects.exists(live)
+        for file in (own, outer.metadata_location):
+            assert not await it.objects.exists(file)
+
+
+async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed_for(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        theirs = await _prepared(it)
+        created = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        assert await it.catalog.owned_location(("a",), "mine")
+        assert created.entry is not None
+        path = Path(parse_location(created.entry.metadata_location).file_path)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "location": theirs}))
+        with pytest.raises(Forbidden, match="table's places"):
+            await it.catalog.owned_location(("a",), "forged")
+
+
+async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_deleted(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        theirs = await _prepared(it)
+        victim = (await it.catalog.tables.load(("b",), "moved")).entry
+        forged = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        assert victim is not None
+        assert forged.entry is not None
+        path = Path(parse_location(forged.entry.metadata_location).file_path)
+        document = json.loads(path.read_text())
+        document["properties"] = {
+            "write.metadata.path": f"{forged.metadata.location}/metadata",
+            "write.metadata.delete-after-commit.enabled": "true",
+            "write.metadata.previous-versions-max": "1",
+        }
+        log = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": victim.metadata_location}]
+        path.write_text(json.dumps({**document, "location": theirs, "metadata-log": log}))
+        set_property = {"action": "set-properties", "updates": {"a": "b"}}
+        await it.catalog.tables.commit(CONFINED, ("a",), "forged", [], [set_property])
+        await asyncio.sleep(0.5)
+        assert await it.objects.exists(victim.metadata_location)
+
+
+async def test_what_was_dropped_may_be_made_anew_by_its_name_and_in_its_place_alone(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        tables, dropped = it.catalog.tables, it.catalog.dropped
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
+
+        def make(name: str, location: str = place, caller: Caller = CONFINED) -> Any:
+            return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
+
+        first = (await make("again")).entry
+        await tables.drop(CONFINED, ("a",), "again", purge=True)
+        for name, location in (("other", place), ("again", f"{place}/in")):
+            with pytest.raises(BadRequest, match="overlaps"):
+                await make(name, location)
+        second = (await make("again")).entry
+        (row,) = (await dropped.list(("a",), None, None)).items
+        with pytest.raises(CommitConflict, match="since it was dropped"):
+            await dropped.restore(CONFINED, row.id, None, "back")
+        await dropped.purge(CALLER, row.id)
+        assert await it.objects.exists(second.metadata_location)
+        assert await it.objects.exists(first.metadata_location), "it lies in a place that is another's now"
+        assert (await tables.load(("a",), "again")).entry == second
+
+
+async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_now(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        tables, views = it.catalog.tables, it.catalog.views
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
+        table = CreateTable(name="again", schema=SCHEMA, location=place)
+        first = (await tables.create(CALLER, ("a",), table)).entry
+        await tables.drop(CALLER, ("a",), "again", purge=False)
+        second = (await tables.create(CALLER, ("a",), table)).entry
+        assert first is not None
+        assert second is not None
+        for overwrite in (False, True):
+            with pytest.raises(CommitConflict, match="since it was dropped"):
+                await tables.register(CALLER, ("a",), "old", first.metadata_location, overwrite=overwrite)
+        assert (await tables.load(("a",), "again")).entry == second
+        # In the place of the other it may come back, and the other after it.
+        for entry in (first, second):
+            name = "again"
+            await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
+            assert (await tables.load(("a",), name)).metadata.table_uuid == entry.uuid
+        view = CreateView(name="seen", schema=SCHEMA, view_version=VERSION, location=f"{place}-view")
+        seen = (await views.create(CALLER, ("a",), view)).entry
+        await views.drop(CALLER, ("a",), "seen")
+        await views.create(CALLER, ("a",), view)
+        with pytest.raises(CommitConflict, match="since it was dropped"):
+            await views.register(CALLER, ("a",), "old", seen.metadata_location)

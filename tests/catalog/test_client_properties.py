@@ -1,0 +1,176 @@
+"""No property of a table, view, namespace or function tells a client where to go, what to send or what to load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.values import CreateTable, CreateView, TableChange
+from metaserver.errors import BadRequest
+from metaserver.iceberg.properties import steers_client
+from metaserver.objects.locations import parse_location
+from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
+from tests.catalog.test_confinement import VERSION
+
+STEERING = (
+    *("s3.signer.uri", "s3.signer", "s3.endpoint", "s3.access-key-id", "s3.proxy-uri", "s3.retry-strategy-impl"),
+    *("py-io-impl", "io-impl", "catalog-impl", "py-catalog-impl", "metrics-reporter-impl", "lock-impl"),
+    *("write.location-provider.impl", "write.py-location-provider.impl", "encryption.kms-impl", "encryption.kms-type"),
+    *("client.factory", "client.region", "client.credentials-provider", "http-client.proxy-endpoint", "ssl.cabundle"),
+    *(
+        "token",
+        "credential",
+        "header.Authorization",
+        "oauth2-server-uri",
+        "token-exchange-enabled",
+        "scope",
+        "resource",
+    ),
+    *("rest.auth.type", "rest.sigv4-enabled", "rest-metrics-reporting-enabled", "auth.manager", "auth", "signer.uri"),
+    *("uri", "warehouse", "prefix", "jdbc.user", "hive.metastore.uris", "glue.endpoint", "dynamodb.endpoint"),
+    *("gcs.service.host", "gcs.oauth2.token", "adls.account-host", "adls.sas-token.x", "hf.endpoint", "hdfs.host"),
+    *("oss.endpoint", "kms.endpoint", "azure.keyvault.url", "gcp.bigquery.project-id", "fs.s3a.endpoint"),
+    *("S3.Signer.URI", " s3.signer.uri", "s3.signer.uri ", "\ts3.endpoint", "PY-IO-IMPL", "\uff53\uff13.endpoint"),
+)
+ORDINARY = (
+    *("write.format.default", "write.parquet.compression-codec", "write.metadata.compression-codec", "read.split.size"),
+    *("commit.retry.num-retries", "history.expire.max-snapshot-age-ms", "schema.name-mapping.default", "gc.enabled"),
+    *("owner", "comment", "team", "presto_query_id", "spark.sql.partitionProvider", "trino.x", "engine.hive.enabled"),
+    *("encryption.key-id", "write.object-storage.enabled", "write.metadata.metrics.column.s3.endpoint", "format"),
+    *("write.parquet.bloom-filter-enabled.column.x-impl", "write.update.mode", "seamark.commit.rebase", "provider"),
+    *(
+        "nessie.commit.id",
+        "polaris.config.x",
+        "option.header",
+        "created-at",
+        "client_name",
+        "description",
+        "transient_lastDdlTime",
+        "flink.max-committed",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", STEERING)
+def test_what_clients_take_hosts_secrets_or_code_from_is_known(name: str) -> None:
+    assert steers_client(name)
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_properties_of_engines_and_users_stay_allowed(name: str) -> None:
+    assert not steers_client(name)
+
+
+async def _prepared(it: Rig) -> None:
+    await it.table()
+    await it.catalog.views.create(CALLER, ("db",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
+
+
+@pytest.mark.parametrize("name", ["s3.signer.uri", " PY-IO-IMPL ", "token"])
+async def test_every_way_to_set_a_property_that_steers_clients_is_closed(tmp_path: Path, name: str) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        catalog, bad = it.catalog, {"team": "x", name: "http://127.0.0.1:9/steal"}
+        update = {"action": "set-properties", "updates": bad}
+        create = CreateTable(name="x", schema=SCHEMA, properties=bad)
+        view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad)
+        staged = (await catalog.tables.stage(CALLER, ("db",), CreateTable(name="y", schema=SCHEMA))).metadata
+        created = [
+            *first_updates(staged.table_uuid, SCHEMA),
+            {"action": "set-location", "location": staged.location},
+            update,
+        ]
+        create_change = TableChange(
+            namespace=("db",), name="y", requirements=[{"type": "assert-create"}], updates=created
+        )
+        document = _function()
+        document["properties"] = bad
+        attempts: dict[str, Any] = {
+            "create": catalog.tables.create(CALLER, ("db",), create),
+            "stage": catalog.tables.stage(CALLER, ("db",), create),
+            "commit": catalog.tables.commit(CALLER, ("db",), "t", [], [update]),
+            "commit of a staged table": catalog.tables.commit(CALLER, ("db",), "y", *_split(create_change)),
+            "transaction": catalog.transactions.commit(
+                CALLER, [TableChange(namespace=("db",), name="t", requirements=[], updates=[update])]
+            ),
+            "create view": catalog.views.create(CALLER, ("db",), view),
+            "replace view": catalog.views.replace(CALLER, ("db",), "v", [], [update]),
+            "namespace": catalog.namespaces.create(CALLER, ("n",), bad),
+            "namespace properties": catalog.namespaces.update_properties(CALLER, ("db",), [], bad),
+            "function": catalog.functions.put(CALLER, ("db",), "f", document),
+        }
+        for what, attempt in attempts.items():
+            with pytest.raises(BadRequest) as refused:
+                await attempt
+            assert repr(name) in refused.value.message, what
+
+
+def _split(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return change.requirements, change.updates
+
+
+def _function() -> dict[str, Any]:
+    return {
+        "function-uuid": "7f1f6a0e-29c8-4f5c-9d7f-1c9d1d0b6c11",
+        "format-version": 1,
+        "definitions": [
+            {
+                "definition-id": "(int)",
+                "parameters": [],
+                "return-type": "int",
+                "versions": [{"version-id": 1}],
+                "current-version-id": 1,
+                "function-type": "udf",
+            }
+        ],
+        "definition-log": [],
+    }
+
+
+def _poison(location: str, **properties: str) -> None:
+    path = Path(parse_location(location).file_path)
+    document = json.loads(path.read_text())
+    document["properties"].update(properties)
+    path.write_text(json.dumps(document))
+
+
+async def test_registered_metadata_with_a_property_that_steers_clients_is_refused(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        table = await it.catalog.tables.unregister(CALLER, ("db",), "t")
+        view = (await it.catalog.views.load(("db",), "v")).entry
+        assert table.entry is not None
+        for entry in (table.entry, view):
+            _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"})
+        with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
+            await it.catalog.tables.register(CALLER, ("db",), "r", table.entry.metadata_location, overwrite=False)
+        with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
+            await it.catalog.views.register(CALLER, ("db",), "s", view.metadata_location)
+
+
+async def test_stored_properties_that_steer_clients_are_not_served_nor_written_again(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        entries = [
+            (await it.catalog.tables.load(("db",), "t")).entry,
+            (await it.catalog.views.load(("db",), "v")).entry,
+        ]
+    for entry in entries:
+        assert entry is not None
+        _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9", "py-io-impl": "evil.IO", "a": "b"})
+    async with rig(tmp_path) as it:
+        table = await it.catalog.tables.load(("db",), "t")
+        view = await it.catalog.views.load(("db",), "v")
+        assert table.entry is not None
+        for properties in (table.metadata.properties, view.metadata.properties):
+            assert properties["a"] == "b"
+            assert not any(map(steers_client, properties))
+        document = await it.catalog.documents.document(table.entry.metadata_location, "all")
+        assert b"signer" not in document
+        update = {"action": "set-properties", "updates": {"c": "d"}}
+        after = await it.catalog.tables.commit(CALLER, ("db",), "t", [], [update])
+        assert after.entry is not None
+        assert b"signer" not in await it.objects.read(after.entry.metadata_location)

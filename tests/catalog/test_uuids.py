@@ -1,0 +1,84 @@
+"""A UUID is one table's for ever: its timeline is found by it, also once the table and its files are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.values import Caller, CreateTable, TableChange
+from metaserver.errors import BadRequest, CommitUnknown, RetryLater
+from metaserver.store.port import CreateEntry, InstantFilter, Operation, PointerStore
+from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+
+CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
+
+
+async def _staged_with(it: Rig, uuid: str | None = None) -> TableChange:
+    """What makes a staged table of namespace a real, with this UUID."""
+    staged = (await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
+    updates: list[dict[str, Any]] = [
+        {"action": "assign-uuid", "uuid": uuid or staged.table_uuid},
+        {"action": "add-schema", "schema": SCHEMA},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "set-location", "location": staged.location},
+    ]
+    return TableChange(namespace=("a",), name="t", requirements=[{"type": "assert-create"}], updates=updates)
+
+
+@pytest.mark.parametrize("ending", ["purged", "unregistered"])
+async def test_the_uuid_of_a_table_that_is_gone_is_nobody_elses(tmp_path: Path, ending: str) -> None:
+    async with rig(tmp_path) as it:
+        for path in (("a",), ("b",)):
+            await it.catalog.namespaces.create(CALLER, path, {})
+        theirs = await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
+        victim = theirs.metadata.table_uuid
+        if ending == "purged":
+            await it.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
+            dropped = (await it.catalog.dropped.list(("b",), None, None)).items[0]
+            await it.catalog.dropped.purge(CALLER, dropped.id)
+        else:
+            await it.catalog.tables.unregister(CALLER, ("b",), "t")
+        with pytest.raises(BadRequest, match="UUID"):
+            await it.catalog.transactions.commit(CONFINED, [await _staged_with(it, victim)])
+        assert not await it.catalog.tables.exists(("a",), "t")
+        assert {one.namespace for one in await it.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
+        await it.catalog.transactions.commit(CONFINED, [await _staged_with(it)])
+        if ending == "unregistered":  # whoever may register brings the table back with its own
+            location = theirs.entry.metadata_location if theirs.entry else ""
+            back = await it.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
+            assert back.metadata.table_uuid == victim
+
+
+class _LosesFirst:
+    """A database that loses the first transaction with a create, before it happens."""
+
+    def __init__(self, store: PointerStore) -> None:
+        self._store = store
+        self.lost = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        if not self.lost and any(isinstance(one, CreateEntry) for one in operations):
+            self.lost += 1
+            raise CommitUnknown("the connection broke before the commit arrived")
+        return await self._store.transact(operations)
+
+
+async def test_a_create_that_the_database_lost_may_be_tried_again_with_its_uuid(tmp_path: Path) -> None:
+    """What stands on the timeline of the first try is rolled back, and has the UUID, too."""
+    async with rig(tmp_path, wrap_store=_LosesFirst) as it:
+        await it.catalog.namespaces.create(CALLER, ("a",), {})
+        change = await _staged_with(it)
+        with pytest.raises(RetryLater):
+            await it.catalog.transactions.commit(CONFINED, [change])
+        uuid = change.updates[0]["uuid"]
+        assert [one.state.value for one in await it.store.instants(InstantFilter(uuid=uuid), 9)] == ["rolled_back"]
+        await it.catalog.transactions.commit(CONFINED, [change])
+        assert await it.catalog.tables.exists(("a",), "t")

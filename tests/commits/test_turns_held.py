@@ -1,0 +1,42 @@
+"""Turns that follow each other: however many there are, nobody else waits much longer than for one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.api.client import Api
+from tests.commits.lake import Lake
+from tests.server.rig import running
+
+CHANGES = 6
+
+
+async def test_turns_that_follow_each_other_hold_back_others_no_longer_than_one(tmp_path: Path) -> None:
+    async with running(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
+        lake = await Lake.create(Api(server))
+        victim = lake.data([(0, 0, "v")])
+        base = await lake.commit({"add": [victim]})
+        remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
+        await lake.commit(remove)
+        async with server.parts.catalog.committer.turn(("db",), "t"):  # all that come meanwhile are one group
+            first = asyncio.create_task(lake.append([(1, 0, "a")]))
+            await asyncio.sleep(0.3)
+            others = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
+            await asyncio.sleep(0.3)
+        await first
+        assert {one.status for one in await asyncio.gather(*others)} == {409}
+
+        async def take_all_turns() -> None:
+            for number in range(CHANGES):
+                await asyncio.sleep(0.7)
+                producer = {"id": f"p{number}", "sequence": 1}
+                assert (await lake.send({"change-id": f"c{number}", "producer": producer})).status == 200
+
+        holding = asyncio.create_task(take_all_turns())
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await lake.append([(1, 0, "a")])
+        waited_s = loop.time() - began_s
+        await holding
+        assert waited_s < 2.8  # seconds; one turn, and what the append itself takes on a busy machine

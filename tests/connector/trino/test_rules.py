@@ -1,0 +1,67 @@
+"""What Trino says of the rules that are in force, and whether a rewritten statement may give its rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from connector.trino.rules import Used, Verdict, judge
+from tests.connector.trino.protocol import rules_of, table
+
+T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")
+JOINED = Used({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=frozenset({U}))
+VIEWED = Used({T: frozenset({"x"})}, views=frozenset({V}))
+
+
+def judged(used: Used, *tables: dict[str, Any], **properties: Any) -> Verdict:
+    return judge(json.dumps(rules_of(*tables, **properties)).encode(), used)
+
+
+@pytest.mark.parametrize(
+    ("used", "tables", "verdict"),
+    [
+        (JOINED, [table("t"), table("u")], Verdict.FREE),
+        (JOINED, [table("t"), table("u"), table("other")], Verdict.FREE),
+        (JOINED, [table("t", filters=["a = 1"]), table("u")], Verdict.QUIET),
+        (JOINED, [table("t", masks={"z": "NULL"}), table("u")], Verdict.QUIET),
+        (JOINED, [table("t"), table("u", masks={"z": "NULL"})], Verdict.QUIET),
+        (JOINED, [table("t"), table("u"), table("other", filters=["a = 1"])], Verdict.QUIET),
+        (JOINED, [table("t"), table("u", filters=["a = 1"])], Verdict.FORBIDDEN),
+        (JOINED, [table("t", masks={"k": "NULL"}), table("u")], Verdict.FORBIDDEN),
+        (JOINED, [table("t"), table("u", masks={"Y": "NULL"})], Verdict.FORBIDDEN),
+        (JOINED, [table("t"), table("t", masks={"x": "1"}), table("u")], Verdict.FORBIDDEN),
+        (JOINED, [table("t", filters=["a IN (SELECT b FROM c)"]), table("u")], Verdict.FORBIDDEN),
+        (JOINED, [table("t", masks={"z": "(select 1)"}), table("u")], Verdict.FORBIDDEN),
+        (JOINED, [table("t")], Verdict.UNKNOWN),
+        (JOINED, [], Verdict.UNKNOWN),
+        (VIEWED, [table("t"), table("v"), table("v~plan~0")], Verdict.FREE),
+        (VIEWED, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], Verdict.FORBIDDEN),
+        (VIEWED, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], Verdict.FORBIDDEN),
+        (VIEWED, [table("t"), table("v"), table("v~plan~0", filters=["a = 1"])], Verdict.FORBIDDEN),
+        (VIEWED, [table("t"), table("v~plan~0")], Verdict.UNKNOWN),
+    ],
+)
+def test_rules_decide_by_what_files_were_left_out_by(
+    used: Used, tables: list[dict[str, Any]], verdict: Verdict
+) -> None:
+    assert judged(used, *tables) is verdict
+
+
+def test_what_is_explained_shows_counts_so_no_rule_may_be_in_force() -> None:
+    explained = Used({T: frozenset({"x"})}, explains=True)
+    assert judged(explained, table("t")) is Verdict.FREE
+    assert judged(explained, table("t", filters=["a = 1"])) is Verdict.FORBIDDEN
+
+
+@pytest.mark.parametrize(("value", "verdict"), [("true", Verdict.FORBIDDEN), ("false", Verdict.FREE)])
+def test_a_demand_for_partition_filters_that_the_session_got_elsewhere_is_respected(
+    value: str, verdict: Verdict
+) -> None:
+    assert judged(VIEWED, table("t"), table("v"), query_partition_filter_required=value) is verdict
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
+def test_an_answer_that_is_not_understood_says_nothing(answer: bytes) -> None:
+    assert judge(answer, Used()) is Verdict.UNKNOWN

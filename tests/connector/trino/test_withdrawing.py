@@ -1,0 +1,143 @@
+"""Plans are shown for as long as a statement needs them, and no statement loses one that it has taken."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from connector.errors import ClientError, ServerFailed
+from connector.plans.seamark import Name
+from connector.trino.withdrawing import Withdrawing
+from tests.connector.trino.rig import until
+
+T, U = ("db", "t"), ("db", "u")
+
+
+class Catalog:
+    """Which plans it shows."""
+
+    def __init__(self) -> None:
+        self.shown: set[tuple[Name, int]] = set()
+        self.asked: list[tuple[Name, list[int], int | None]] = []
+        self.wait_s = 0.0
+        self.fails = False
+
+    def made(self, *plans: tuple[Name, int]) -> None:
+        self.shown.update(plans)
+
+    async def lease(self, of: Name, ids: list[int], lease_s: int | None) -> None:
+        self.asked.append((of, ids, lease_s))
+        await asyncio.sleep(self.wait_s)
+        if self.fails:
+            raise ServerFailed("down")
+        plans = {(of, one) for one in ids}
+        self.shown = self.shown - plans if lease_s == 0 else self.shown | plans
+
+
+@asynccontextmanager
+async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, Withdrawing]]:
+    catalog = Catalog()
+    made = Withdrawing(catalog.lease, idle_s)
+    yield catalog, made
+    await made.close()
+
+
+def note(catalog: Catalog, made: Withdrawing, *plans: tuple[Name, int]) -> None:
+    catalog.made(*plans)
+    for plan in plans:
+        made.note(plan, time.monotonic())
+
+
+async def test_plans_are_withdrawn_once_no_statement_needs_them_one_request_for_each_table() -> None:
+    async with withdrawing() as (catalog, made):
+        plans = [(T, 1), (T, 2), (U, 3)]
+        note(catalog, made, *plans)
+        await made.take(plans)
+        await made.take([(T, 1)])
+        made.release(plans)
+        await until(lambda: catalog.shown == {(T, 1)})
+        assert sorted((of, sorted(ids), lease) for of, ids, lease in catalog.asked) == [(T, [2], 0), (U, [3], 0)]
+        made.release([(T, 1)])
+        await until(lambda: not catalog.shown)
+
+
+async def test_what_was_answered_and_not_used_is_withdrawn_too() -> None:
+    async with withdrawing() as (catalog, made):
+        note(catalog, made, (T, 1))
+        await until(lambda: not catalog.shown)
+
+
+async def test_a_plan_that_is_taken_while_it_is_withdrawn_is_leased_again_afterwards() -> None:
+    async with withdrawing() as (catalog, made):
+        catalog.wait_s = 0.2
+        note(catalog, made, (T, 1))
+        await until(lambda: (T, [1], 0) in catalog.asked)
+        await made.take([(T, 1)])
+        assert catalog.asked == [(T, [1], 0), (T, [1], None)]
+        assert catalog.shown == {(T, 1)}
+        await asyncio.sleep(0.3)
+        assert catalog.shown == {(T, 1)}
+
+
+async def test_an_answer_that_is_older_than_the_withdrawal_is_leased_again() -> None:
+    async with withdrawing() as (catalog, made):
+        asked_s = time.monotonic()
+        note(catalog, made, (T, 1))
+        await until(lambda: not catalog.shown)
+        made.note((T, 1), asked_s)
+        await made.take([(T, 1)])
+        assert catalog.shown == {(T, 1)}
+
+
+async def test_a_plan_that_does_not_come_back_is_an_error_of_who_takes_it() -> None:
+    async with withdrawing() as (catalog, made):
+        catalog.fails = True
+        with pytest.raises(ClientError):
+            await made.take([(T, 1)])
+        catalog.fails = False
+
+
+async def test_all_are_withdrawn_at_the_end_and_a_server_that_is_gone_is_no_failure() -> None:
+    for fails in (False, True):
+        async with withdrawing(600.0) as (catalog, made):
+            note(catalog, made, (T, 1), (U, 2))
+            await made.take([(T, 1)])
+            catalog.fails = fails
+        assert bool(catalog.shown) == fails
+
+
+async def test_those_that_no_statement_needs_are_withdrawn_at_once_for_who_lists_snapshots() -> None:
+    async with withdrawing(600.0) as (catalog, made):
+        note(catalog, made, (T, 1), (T, 2))
+        await made.take([(T, 1)])
+        await made.flush()
+        assert catalog.shown == {(T, 1)}
+
+
+async def test_what_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
+    async with withdrawing() as (catalog, made):
+        note(catalog, made, (T, 1))
+        await made.take([(T, 1)])
+        made.forget([(T, 1)])
+        await asyncio.sleep(0.2)
+    assert catalog.shown == {(T, 1)}
+
+
+async def test_a_client_that_leaves_while_its_plans_come_back_keeps_none() -> None:
+    async with withdrawing() as (catalog, made):
+        catalog.wait_s = 0.2
+        note(catalog, made, (T, 1))
+        await until(lambda: (T, [1], 0) in catalog.asked)
+        taking = asyncio.create_task(made.take([(T, 1)]))
+        await asyncio.sleep(0.01)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await until(lambda: not catalog.shown)
+        catalog.wait_s = 0.0
+        note(catalog, made, (T, 1))
+        await until(lambda: not catalog.shown)

@@ -1,0 +1,422 @@
+"""Row filters, column masks, denied tables and columns, and views with owners, in a stock Trino with access control by
+a file: through the proxy everybody gets the rows and the refusals that they get without it."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trino.exceptions
+from pyiceberg.catalog import load_catalog
+
+from tests.deploy.shop import eventually, post, rows_of
+from tests.services.seamark import Seamark
+from tests.services.trino import NEEDS_TRINO, PLANS, Trino, trino_server
+from tests.services.trino_proxy import TrinoProxy, trino_proxy
+
+pytestmark = NEEDS_TRINO
+FILES, ROWS = 10, 12
+COUNTRIES = ("FR", "DE", "IT")
+EVERYTHING = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
+VIEWS = (
+    ("lent", "DEFINER", "SELECT id, customer, country, card FROM orders WHERE id >= 0"),
+    ("own", "INVOKER", "SELECT id, customer, country, card FROM orders"),
+    ("grouped", "DEFINER", "SELECT customer, count(*) AS n, min(card) AS card FROM orders GROUP BY customer"),
+    ("rich", "DEFINER", "SELECT o.id, o.card, c.name FROM orders o JOIN customers c ON o.customer = c.number"),
+    ("free", "DEFINER", "SELECT id, customer, country FROM orders"),
+    ("outer_lent", "DEFINER", "SELECT id, country FROM lent WHERE country <> 'XX'"),
+)
+
+
+def rule(user: str, table: str, **more: Any) -> dict[str, Any]:
+    return {"user": user, "schema": "ruled", "table": table, "privileges": ["SELECT"], **more}
+
+
+def masked(*columns: str) -> list[dict[str, Any]]:
+    return [{"name": one, "mask": "'XXXX'"} for one in columns]
+
+
+RULES: dict[str, Any] = {
+    "catalogs": [{"allow": "all"}],
+    "schemas": [{"user": "anna", "owner": True}],
+    "tables": [
+        {"user": "anna", "privileges": EVERYTHING},
+        rule("rita", "orders", filter="country = 'FR'", columns=masked("card")),
+        rule("rita", "customers", filter="number < 7"),
+        rule("rita", "own", columns=masked("card")),
+        rule("dan", "orders", columns=[{"name": "card", "allow": False}]),
+        rule("dan", "customers", privileges=[]),
+        rule("dan", "grouped", columns=[{"name": "n", "allow": False}]),
+        rule("sue", "orders|customers", privileges=[]),
+        rule("sue", "lent", filter="country = 'DE'"),
+        rule("sue", "grouped", columns=masked("card")),
+        rule("sue", "rich", privileges=[]),
+        {"schema": "ruled", "privileges": ["SELECT"]},  # the catch-all: plans' names, too
+        {"schema": "information_schema", "privileges": ["SELECT"]},
+    ],
+}
+
+
+@dataclass
+class Ruled:
+    seamark: Seamark
+    trino: Trino
+    proxy: TrinoProxy
+
+
+def fill(seamark: Seamark) -> None:
+    """`orders`: each file has ids of its own, and a card number that no other has; ten customers."""
+    catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
+    catalog.create_namespace("ruled")
+    text, number = pa.string(), pa.int64()
+    schema = pa.schema([("id", number), ("customer", number), ("country", text), ("card", text)])
+    orders = catalog.create_table("ruled.orders", schema=schema)
+    for part in range(FILES):
+        ids = range(part * ROWS, (part + 1) * ROWS)
+        rows = {"id": list(ids), "customer": [part] * ROWS, "country": [COUNTRIES[one % 3] for one in ids]}
+        orders.append(pa.table({**rows, "card": [f"c{part}-{one % 4}" for one in ids]}, schema=schema))
+    people = {
+        "number": list(range(10)),
+        "name": [f"name{one}" for one in range(10)],
+        "tier": [one % 3 for one in range(10)],
+    }
+    given = pa.table(people, schema=pa.schema([("number", number), ("name", text), ("tier", number)]))
+    catalog.create_table("ruled.customers", schema=given.schema).append(given)
+    catalog.close()
+
+
+@contextmanager
+def open_ruled(folder: Path) -> Iterator[Ruled]:
+    (folder / "rules.json").write_text(json.dumps(RULES))
+    control = folder / "access.properties"
+    control.write_text(f"access-control.name=file\nsecurity.config-file={folder}/rules.json\n")
+    with Seamark(folder / "seamark") as seamark:
+        fill(seamark)
+        properties = {"access-control.config-files": str(control)}
+        with (
+            trino_server(folder / "trino", uri=seamark.base_url, properties=properties) as coordinator,
+            trino_proxy(
+                folder / "proxy",
+                *("--trino", coordinator.base_url, "--budget-ms", "5000", "--hold", "20", "--plan-header"),
+                seamark=seamark.base_url,
+            ) as proxy,
+        ):
+            for name, security, text in VIEWS:
+                rows_of(
+                    coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled"
+                )
+            yield Ruled(seamark, coordinator, proxy)
+
+
+@pytest.fixture(scope="module")
+def ruled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
+    with open_ruled(tmp_path_factory.mktemp("ruled")) as opened:
+        yield opened
+
+
+def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
+    """Rows in an order of their own, or Trino's words."""
+    try:
+        return sorted(rows_of(port, sql, user=user, schema="ruled"), key=repr)
+    except trino.exceptions.TrinoQueryError as error:
+        return f"{error.error_name}: {error.message}"
+
+
+def both(ruled: Ruled, sql: str, user: str) -> list[list[Any]] | str:
+    direct = answer(ruled.trino.port, sql, user)
+    assert answer(ruled.proxy.port, sql, user) == direct, f"{user}: {sql}"
+    return direct
+
+
+def outcome(ruled: Ruled, sql: str, user: str) -> str:
+    """What the header says."""
+
+    def settled() -> str:
+        said = post(ruled.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
+        return "" if "lately" in said else said.partition("; ms=")[0]
+
+    return str(eventually(settled))
+
+
+def counted(ruled: Ruled, sql: str, user: str) -> tuple[int, int]:
+    """How many statements became rewritten ones, and how many ran as they came after all."""
+    before = [ruled.proxy.statements(one) for one in ("rewritten", "original")]
+    both(ruled, sql, user)
+    return tuple(  # type: ignore[return-value]
+        ruled.proxy.statements(one) - was for one, was in zip(("rewritten", "original"), before, strict=True)
+    )
+
+
+def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] | int:
+    headers = {} if header is None else {"X-Seamark-Plans": header}
+    request = urllib.request.Request(f"{ruled.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as found:
+            loaded: dict[str, Any] = json.load(found)
+            return loaded
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def shown(ruled: Ruled, header: str | None = PLANS) -> list[int]:
+    """Snapshots of `orders` as a catalog loads them."""
+    loaded = load(ruled, "orders", header)
+    assert isinstance(loaded, dict)
+    return [one["snapshot-id"] for one in loaded["metadata"]["snapshots"]]
+
+
+def plan_name(ruled: Ruled, predicate: str) -> str:
+    """Of a plan table that somebody else had made."""
+    request = urllib.request.Request(
+        f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
+        data=json.dumps({"predicate": predicate}).encode(),
+    )
+    with urllib.request.urlopen(request, timeout=60) as found:
+        return str(json.load(found)["name"])
+
+
+def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(ruled: Ruled) -> None:
+    sql = "SELECT id, country, card FROM orders WHERE id BETWEEN 3 AND 8"
+    assert counted(ruled, sql, "anna") == (1, 0)
+    assert counted(ruled, sql, "rita") == (1, 0)
+    assert both(ruled, sql, "rita") == [[3, "FR", "XXXX"], [6, "FR", "XXXX"]]
+    assert len(both(ruled, sql, "anna")) == 6
+
+
+def test_a_condition_on_a_masked_column_sees_the_mask(ruled: Ruled) -> None:
+    for sql in (
+        "SELECT id FROM orders WHERE card = 'XXXX'",
+        "SELECT id FROM (SELECT id, card AS c FROM orders) WHERE c = 'XXXX'",
+        "SELECT count(*) FROM orders o WHERE o.card IN ('XXXX', 'c3-1')",
+        "SELECT a.id FROM orders a JOIN customers b ON a.customer = b.number AND a.card = 'XXXX' WHERE b.tier = 1",
+        "EXPLAIN ANALYZE SELECT id FROM orders WHERE card = 'c0-1'",
+    )[:4]:
+        found = both(ruled, sql, "rita")
+        assert found
+        assert found != [[0]]
+    assert counted(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
+    assert both(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
+
+
+def test_denied_tables_and_columns_are_refused_in_the_words_for_the_original(ruled: Ruled) -> None:
+    for user, sql in (
+        ("dan", "SELECT card FROM orders WHERE id = 5"),
+        ("dan", "SELECT id FROM orders WHERE card = 'c0-1'"),
+        ("dan", "SELECT * FROM orders WHERE id = 5"),
+        ("dan", "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.tier = 1"),
+        ("sue", "SELECT id FROM orders WHERE id = 5"),
+        ("sue", "SELECT id FROM own WHERE id = 5"),
+        ("sue", "SELECT id FROM rich WHERE id = 5"),
+        ("dan", "SELECT n FROM grouped WHERE customer = 5"),
+    ):
+        refused = both(ruled, sql, user)
+        assert "Access Denied" in refused
+        assert not any(str(one) in refused for one in shown(ruled))
+
+
+def test_the_header_tells_no_counts_to_who_is_subject_to_a_rule(ruled: Ruled) -> None:
+    sql = "SELECT id FROM orders WHERE id = 5"
+    assert outcome(ruled, sql, "anna") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
+    assert outcome(ruled, sql, "rita") == "planned"
+    assert outcome(ruled, "SELECT id FROM orders WHERE card = 'c0-1'", "rita") == "planned"
+    assert outcome(ruled, sql, "sue") == "planned"
+    assert outcome(ruled, sql, "dan") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
+
+
+def test_files_are_not_left_out_by_rows_of_another_table_that_are_hidden(ruled: Ruled) -> None:
+    sql = "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.name = 'name8'"
+    assert counted(ruled, sql, "anna") == (1, 0)
+    assert both(ruled, sql, "rita") == []
+    assert outcome(ruled, sql, "rita") == "planned"
+    eventually(lambda: counted(ruled, sql, "rita") == (0, 1))
+
+
+def test_a_plans_name_that_somebody_has_seen_leads_nowhere(ruled: Ruled) -> None:
+    name = plan_name(ruled, "id = 5")
+    assert load(ruled, name) == 404
+    assert isinstance(load(ruled, name, None), dict)
+    for user in ("rita", "dan", "sue"):
+        found = both(ruled, f'SELECT * FROM "{name}"', user)
+        assert "TABLE_NOT_FOUND" in found
+
+
+def test_a_plan_view_that_somebody_has_seen_gives_its_rows_to_nobody_else(ruled: Ruled) -> None:
+    """While it lasts: in the moment before it is withdrawn."""
+    loaded = urllib.request.urlopen(f"{ruled.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
+    view = json.load(loaded)
+    text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
+    plan = asked(ruled, "tables/ruled/orders/plan-tables", {"predicate": "id = 5"})["plan-snapshot-id"]
+    at = text.index("orders")
+    place = {"start": at, "end": at + len("orders"), "table": ["ruled", "orders"], "plan-snapshot-id": plan}
+    body = {"metadata-location": view["metadata-location"], "predicate": "id BETWEEN 3 AND 8", "tables": [place]}
+    name = asked(ruled, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
+    sql = f'SELECT id FROM "{name}"'
+    assert len(answer(ruled.trino.port, sql, "anna")) == 6
+    for user in ("rita", "dan", "sue"):
+        refused = answer(ruled.trino.port, sql, user)
+        assert "another user" in refused
+    asked(ruled, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
+
+
+def asked(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{ruled.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
+    )
+    with urllib.request.urlopen(request, timeout=60) as found:
+        made: dict[str, Any] = json.load(found)
+        return made
+
+
+def test_plans_are_shown_to_their_catalog_alone_and_gone_soon_after(ruled: Ruled) -> None:
+    eventually(lambda: len(shown(ruled)) == FILES)
+    post(ruled.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
+    assert len(shown(ruled)) == FILES + 1
+    assert len(shown(ruled, None)) == len(shown(ruled, "another")) == FILES
+    eventually(lambda: len(shown(ruled)) == FILES)
+
+
+def test_snapshots_are_expired_through_the_catalog_that_sees_plans(ruled: Ruled) -> None:
+    """Trino deletes the files of what it expires: a plan among them is dropped, and nothing later looks for them."""
+    rows_of(ruled.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
+    for number in range(3):
+        rows_of(
+            ruled.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
+        )
+    made = [asked(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
+    session = {
+        "seamark.expire_snapshots_min_retention": "0s",
+        "seamark.remove_orphan_files_min_retention": "0s",
+    }
+    for _ in range(2):
+        for procedure in ("expire_snapshots", "remove_orphan_files"):
+            rows_of(
+                ruled.trino.port,
+                f"ALTER TABLE kept EXECUTE {procedure}(retention_threshold => '0s')",
+                user="anna",
+                schema="ruled",
+                session_properties=session,
+            )
+    loaded = load(ruled, "kept")
+    assert isinstance(loaded, dict)
+    assert len(loaded["metadata"]["snapshots"]) == 1
+    assert made[0]["plan-snapshot-id"] not in [one["snapshot-id"] for one in loaded["metadata"]["snapshots"]]
+    for number in (1000, 1001, 5):
+        found = both(ruled, f"SELECT id FROM kept WHERE id = {number}", "anna")
+        assert found == [[number]]
+    rows_of(ruled.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
+
+
+def test_where_trino_demands_partition_filters_a_statement_runs_as_it_came(ruled: Ruled) -> None:
+    session = {"seamark.query_partition_filter_required": "true"}
+    before = ruled.proxy.statements("rewritten")
+    rows_of(
+        ruled.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
+    )
+    assert ruled.proxy.statements("rewritten") == before
+
+
+# Whatever else is asked
+
+
+class Statements:
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def condition(self, prefix: str, columns: tuple[str, ...]) -> str:
+        rng, parts = self.rng, []
+        for _ in range(rng.choice([1, 1, 2])):
+            column = rng.choice(columns)
+            parts.append(
+                {
+                    "id": lambda: f"{prefix}id {rng.choice(['=', '<', '>'])} {rng.randrange(FILES * ROWS)}",
+                    "customer": lambda: f"{prefix}customer IN ({rng.randrange(10)}, {rng.randrange(10)})",
+                    "number": lambda: f"{prefix}number = {rng.randrange(10)}",
+                    "n": lambda: f"{prefix}n > {rng.randrange(20)}",
+                    "tier": lambda: f"{prefix}tier = {rng.randrange(3)}",
+                    "country": lambda: f"{prefix}country = '{rng.choice(COUNTRIES)}'",
+                    "name": lambda: f"{prefix}name = 'name{rng.randrange(10)}'",
+                    "card": lambda: (
+                        f"{prefix}card = '{rng.choice(['XXXX', f'c{rng.randrange(10)}-{rng.randrange(4)}'])}'"
+                    ),
+                }[column]()
+            )
+        return rng.choice([" AND ", " AND ", " OR "]).join(parts)
+
+    def table(self) -> tuple[str, tuple[str, ...]]:
+        orders = ("id", "id", "customer", "country", "card")
+        return self.rng.choice(
+            [
+                ("orders", orders),
+                ("orders", orders),
+                ("ruled.orders", orders),
+                ("customers", ("number", "name", "tier")),
+                ("lent", orders),
+                ("own", orders),
+                ("grouped", ("customer", "n", "card")),
+                ("rich", ("id", "card", "name")),
+                ("outer_lent", ("id", "country")),
+                ("free", ("id", "id", "customer")),
+            ]
+        )
+
+    def query(self, user: str) -> str:
+        """Of who may read no table, most are over views."""
+        rng = self.rng
+        name, columns = self.table()
+        kind = rng.randrange(6)
+        if user == "sue" and rng.random() < 0.6:
+            name, columns, kind = "free", ("id", "id", "customer"), rng.choice([0, 1, 4, 5])
+        shown = ", ".join(sorted(rng.sample(sorted(set(columns)), rng.randrange(1, len(set(columns)) + 1))))
+        match kind:
+            case 0:
+                return f"SELECT {rng.choice(['*', shown])} FROM {name} WHERE {self.condition('', columns)}"
+            case 1:
+                return f"SELECT count(*), min({columns[0]}) FROM {name} x WHERE {self.condition('x.', columns)}"
+            case 2:
+                kept = self.condition("c.", ("number", "name", "tier"))
+                left = rng.choice(["orders", "orders", "lent", "own"])
+                more = rng.choice(["", f" AND {self.condition('o.', ('id', 'country', 'card'))}"])
+                return f"SELECT o.id, c.name FROM {left} o JOIN customers c ON o.customer = c.number WHERE {kept}{more}"
+            case 3:
+                inner = f"SELECT customer FROM orders WHERE {self.condition('', ('id', 'country', 'card'))}"
+                return f"SELECT id FROM orders WHERE customer IN ({inner}) AND {self.condition('', ('id', 'card'))}"
+            case 4:
+                return f"WITH q AS (SELECT {shown} FROM {name} WHERE {self.condition('', columns)}) SELECT * FROM q"
+            case _:
+                text = f"SELECT {shown} FROM {name} WHERE {self.condition('', columns)}".replace("'", "''")
+                return f"EXECUTE IMMEDIATE '{text}'"
+
+
+@pytest.mark.parametrize("queries", [45, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_random_statements_of_three_users(ruled: Ruled, queries: int) -> None:
+    statements = Statements(random.Random(queries))
+    told: Counter[str] = Counter()
+    before = {one: ruled.proxy.statements(one) for one in ("rewritten", "original", "unchanged")}
+    rewritten: Counter[str] = Counter()
+    for number in range(queries):
+        user = ("rita", "dan", "sue")[number % 3]
+        was = ruled.proxy.statements("rewritten")
+        found = both(ruled, statements.query(user), user)
+        rewritten[user] += ruled.proxy.statements("rewritten") - was
+        if isinstance(found, str):
+            told["refused" if "Access Denied" in found else "failed"] += 1
+        else:
+            told["rows" if found else "empty"] += 1
+    done = {one: ruled.proxy.statements(one) - was for one, was in before.items()}
+    print(dict(told), done, dict(rewritten))
+    assert told["failed"] == 0
+    assert told["rows"] > 0.25 * queries
+    assert told["refused"] > 0.1 * queries
+    assert done["rewritten"] > 0.2 * queries
+    assert set(rewritten) == {"rita", "dan", "sue"}
+    assert min(rewritten.values()) > 0

@@ -1,0 +1,38 @@
+"""Each attack on the security page has a test that exists, by the name that stands there."""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs.pages import REPO
+
+PAGE = REPO / "docs" / "explanation" / "security.md"
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+_DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
+
+
+def _rows() -> list[str]:
+    """Of the table of attacks, without its head."""
+    section = PAGE.read_text().partition("\n## Attacks and answers\n")[2].partition("\n## ")[0]
+    return [line for line in section.splitlines() if line.startswith("|")][2:]
+
+
+def test_each_attack_names_its_answer_and_one_test() -> None:
+    rows = _rows()
+    assert len(rows) > 50
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) == 3, row
+        assert all(cells), row
+        assert _NAMED.fullmatch(cells[2]), row
+
+
+def test_each_test_that_the_page_names_exists() -> None:
+    named = _NAMED.findall(PAGE.read_text())
+    assert len(named) == len(_rows())
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (REPO / path).is_file() or name not in _DEFINED.findall((REPO / path).read_text())
+    ]
+    assert not missing

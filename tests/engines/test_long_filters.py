@@ -1,0 +1,102 @@
+"""Filters of thousands of values, planned by a server that shortens every long residual for whoever filters rows again:
+Spark, PyIceberg and Iceberg's own reader in Java read and count the rows that match and no others."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.expressions import In
+from pyspark.sql import SparkSession
+
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
+SHORT = {"X-Seamark-Residuals": "short"}
+
+
+def plan(server: Seamark, table: str, where: Any, headers: dict[str, str]) -> Any:
+    url = f"{server.base_url}/v1/namespaces/db/tables/{table}/plan"
+    request = urllib.request.Request(url, json.dumps({"filter": where}).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def residuals(server: Seamark, table: str, where: Any, headers: dict[str, str]) -> list[Any]:
+    return [task.get("residual-filter") for task in plan(server, table, where, headers)["file-scan-tasks"]]
+
+
+def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
+    """The ids that Java's `IcebergGenerics`, which filters rows by residuals alone, reads by an IN of these values."""
+    jvm: Any = spark._jvm
+    iceberg = jvm.org.apache.iceberg
+    catalog = iceberg.rest.RESTCatalog()
+    properties = jvm.java.util.HashMap()
+    properties.put("uri", uri)
+    catalog.initialize("generics", properties)
+    try:
+        opened = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
+        listed = jvm.java.util.ArrayList()
+        for value in values:
+            listed.add(value)
+        where = getattr(iceberg.expressions.Expressions, "in")(name, listed)
+        records = iceberg.data.IcebergGenerics.read(opened).where(where).build()
+        try:
+            found, rows_left = [], records.iterator()
+            while rows_left.hasNext():
+                found.append(rows_left.next().getField("id"))
+            return sorted(found)
+        finally:
+            records.close()
+    finally:
+        catalog.close()
+
+
+def test_rows_are_right_where_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
+    """Every fourth id matches; the others lie in the same files and ranges, so a weaker residual taken for the filter
+    would show."""
+    with (
+        Seamark(tmp_path / "home", env={"SEAMARK_PLAN_RESIDUAL_BYTES": "0"}) as server,
+        RestCatalog("python", uri=server.base_url) as python,
+    ):
+        catalog = new_catalog(spark, server.base_url)
+        spark.sql(f"CREATE NAMESPACE {catalog}.db")
+        for table, partitioned in (("plain", ""), ("parts", "PARTITIONED BY (p)"), ("hashed", "PARTITIONED BY (s)")):
+            spark.sql(f"CREATE TABLE {catalog}.db.{table} (id bigint, s string, p int) USING iceberg {partitioned}")
+            spark.sql(
+                f"INSERT INTO {catalog}.db.{table} "
+                "SELECT id, concat('n', id % 4), int(id % 3) FROM range(0, 6000, 1, 2)"
+            )
+            wanted = list(range(0, 6000, 4))
+            where = {"type": "in", "term": "id", "values": wanted}
+            told = residuals(server, table, where, {**JAVA, **SHORT})
+            assert told
+            assert all(one["type"] == "and" for one in told)
+            assert read_by_generics(spark, server.base_url, table, "id", wanted) == wanted
+            assert len(plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
+            assert set(residuals(server, table, where, {})) == {None}
+            listed = ", ".join(map(str, wanted))
+            read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({listed}) ORDER BY id")
+            assert [one for (one,) in rows(read)] == wanted
+            counted = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({listed})")
+            assert rows(counted) == [(len(wanted),)]
+            narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({listed})")
+            assert rows(narrowed) == [(len([one for one in wanted if one % 3 == 1]),)]
+            scan = python.load_table(f"db.{table}").scan(row_filter=In("id", wanted))
+            assert sorted(scan.to_arrow()["id"].to_pylist()) == wanted
+            assert scan.count() == len(wanted)
+            names = [f"n{number}" for number in range(500) if number != 1]
+            texts = python.load_table(f"db.{table}").scan(row_filter=In("s", names))
+            assert texts.count() == 4500
+            said = ", ".join(f"'{one}'" for one in names)
+            assert rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({said})")) == [(4500,)]

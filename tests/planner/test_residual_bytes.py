@@ -1,0 +1,166 @@
+"""Residuals of long filters: what the files of an answer repeat is bounded, and is true of every row that matches."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from pydantic import TypeAdapter
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions.visitors import expression_evaluator
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType
+
+from metaserver.iceberg.binding import bind
+from metaserver.iceberg.expression_json import expression_json, parse_expression
+from metaserver.iceberg.expressions import TRUE, predicates_of
+from metaserver.iceberg.residuals import tautology, weakened
+from metaserver.planner.answer import Answer, TaskForm
+from metaserver.planner.partition_text import JAVA, PYICEBERG, STANDARD, Dialect, dialect_of
+from tests.planner.manifests import PartitionField
+from tests.planner.test_answer import a_file, block, metadata, scan
+
+BUDGET = 1 << 20
+TABLE = metadata((), kinds={1: "long", 2: "string", 13: "double"})
+PYTHON = Schema(
+    NestedField(1, "c1", LongType()), NestedField(2, "c2", StringType()), NestedField(13, "c13", DoubleType())
+)
+JSON: TypeAdapter[Any] = TypeAdapter(BooleanExpression)
+
+
+def values(name: str, rng: random.Random, count: int) -> list[Any]:
+    draw = {"c1": lambda: rng.randrange(10), "c2": lambda: rng.choice("abcdefgh"), "c13": lambda: rng.randrange(9) / 2}
+    return [draw[name]() for _ in range(count)]
+
+
+def drawn(rng: random.Random, depth: int = 0) -> Any:
+    if depth < 3 and rng.random() < 0.4:
+        sides = {"left": drawn(rng, depth + 1), "right": drawn(rng, depth + 1)}
+        return {"type": rng.choice(["and", "or"]), **sides}
+    name = rng.choice(["c1", "c2", "c13"])
+    op = rng.choice(["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq", "in", "not-in", "is-null", "not-null"])
+    said: dict[str, Any] = {"type": op, "term": name}
+    if op in ("in", "not-in"):
+        return {**said, "values": values(name, rng, 4)}
+    return said if op.endswith("null") else {**said, "value": values(name, rng, 1)[0]}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_weakened_residual_holds_for_every_row_of_the_residual_and_is_never_true(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(60):
+        where = drawn(rng)
+        bound = bind(parse_expression(where), TABLE.current_schema, TABLE.schemas, case_sensitive=True)
+        if not predicates_of(bound):
+            continue
+        weak = weakened(bound)
+        assert weak != TRUE
+        told = JSON.validate_python(expression_json(weak))
+        assert told != AlwaysTrue()
+        strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
+        wide = expression_evaluator(PYTHON, told, case_sensitive=True)
+        always = expression_evaluator(
+            PYTHON, JSON.validate_python(expression_json(tautology(predicates_of(bound)[0]))), case_sensitive=True
+        )
+        for _ in range(40):
+            row = Record(*(rng.choice([None, values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
+            assert always(row)
+            assert wide(row) or not strict(row)
+
+
+def answered(
+    files: int, where: Any, dialect: Dialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
+) -> Any:
+    entries = [a_file(f"f{one}", (one,) if spec else ()) for one in range(files)]
+    plan = scan(metadata(spec), [block(entries, 0, spec)], where=where)
+    answer = Answer(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
+    pieces = list(answer.tasks(plan.rows))
+    return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
+
+
+def listed(count: int) -> dict[str, Any]:
+    return {"type": "in", "term": "c1", "values": list(range(1, count + 1))}
+
+
+@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+def test_residuals_of_all_files_take_no_more_than_their_bytes(dialect: Dialect) -> None:
+    tasks, size = answered(500, listed(20_000), dialect)
+    assert size < BUDGET
+    residuals = [task.get("residual-filter") for task in tasks]
+    span = {
+        "type": "and",
+        "left": {"type": "gt-eq", "term": "c1", "value": 1},
+        "right": {"type": "lt-eq", "term": "c1", "value": 20_000},
+    }
+    assert residuals == [span if dialect.needs_residuals else None] * 500
+
+
+@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+def test_few_files_and_short_filters_have_their_residual_whole(dialect: Dialect) -> None:
+    for files, where in ((5, listed(20_000)), (500, listed(100))):
+        tasks, _ = answered(files, where, dialect)
+        assert [task["residual-filter"] for task in tasks] == [where] * files
+
+
+@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluated(dialect: Dialect) -> None:
+    spec = (PartitionField(1000, "p", 1, "identity"),)
+    terms = [{"type": "eq", "term": "c2", "value": f"value {one}"} for one in range(20_000)]
+    where: Any = {"type": "eq", "term": "c1", "value": -1}
+    for one in terms:
+        where = {"type": "or", "left": where, "right": one}
+    tasks, size = answered(500, where, dialect, spec=spec)
+    assert size < BUDGET
+    assert all(("residual-filter" in task) is dialect.needs_residuals for task in tasks)
+    assert not any(task.get("residual-filter") in (True, False) for task in tasks)
+
+
+def test_a_long_value_makes_no_long_residual_for_whoever_needs_one() -> None:
+    tasks, _ = answered(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG)
+    assert tasks[0]["residual-filter"] == {"type": "not-null", "term": "c2"}
+
+
+@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+def test_exact_residuals_are_whole_however_long_they_are(dialect: Dialect) -> None:
+    tasks, _ = answered(500, listed(20_000), dialect, exact=True)
+    assert [task["residual-filter"] for task in tasks] == [listed(20_000)] * 500
+
+
+@pytest.mark.parametrize("count", [10, 100, 1_000, 20_000, 190_000])
+def test_the_files_of_one_answer_with_exact_residuals_stay_within_their_bytes(count: int) -> None:
+    table = metadata((), kinds={1: "long"})
+    plan = scan(table, [block([a_file("f")], 0)], where=listed(count))
+    form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
+    most = Answer(plan, dialect=JAVA, form=form).files_max
+    if most is not None:
+        _, size = answered(most, listed(count), JAVA, exact=True)
+        whole = len(json.dumps(listed(count), separators=(",", ":")))
+        assert most == 1 or most * whole <= BUDGET < (most + 1) * whole
+        assert size < max(BUDGET, whole) + most * 1000
+    assert (most is None) is (count <= 100)
+    assert Answer(plan, dialect=JAVA, form=TaskForm(residual_bytes=BUDGET)).files_max is None
+    assert Answer(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
+
+
+def test_residuals_that_cannot_be_bound_by_name_are_wide_for_java_and_whole_for_others() -> None:
+    """PyIceberg counts by metadata the files whose residual is true; the standard has the filter in place of none."""
+    named = metadata((), kinds={1: "long"})
+    plan = scan(named, [block([a_file("f")], 0)], where=listed(3))
+    [field] = named.current_schema.fields
+    renamed = replace(named.current_schema, fields=(replace(field, name="other"),))
+    plan.metadata = replace(named, schemas=(renamed,))
+    found = {}
+    for dialect in (STANDARD, JAVA, PYICEBERG):
+        [task] = json.loads(b"[" + b"".join(Answer(plan, dialect=dialect).tasks(plan.rows)) + b"]")
+        found[dialect] = task.get("residual-filter")
+    assert found == {STANDARD: None, JAVA: True, PYICEBERG: listed(3)}
+
+
+def test_javas_client_is_known_by_what_it_sends() -> None:
+    assert dialect_of("Apache-HttpClient/5.5 (Java/21.0.1)") == JAVA
+    assert dialect_of("whatever", "Apache Iceberg 1.12.0 (commit 1)") == JAVA
+    assert dialect_of("DuckDB/1.5") == STANDARD

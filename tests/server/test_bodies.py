@@ -1,0 +1,349 @@
+"""What bodies may cost: size by operation while they arrive, unpacked; time; and no place of others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import structlog
+from aiohttp import web
+
+from metaserver.access.tokens import create_token
+from metaserver.api.app import add_routes
+from metaserver.api.describe import description_of
+from metaserver.api.keys import SETTINGS
+from metaserver.api.slots import Bound, Bounds, Place
+from metaserver.clock import SystemClock
+from metaserver.errors import RetryLater, TooManyRequests
+from metaserver.settings import Settings
+from metaserver.store.open import open_store
+from metaserver.store.port import Grant
+from tests.server.rig import Running, running
+from tests.server.test_connections import Wire
+
+ROLES = {"rita": "reader", "ron": "reader", "wendy": "writer", "root": "admin", "nobody": ""}
+TABLE = "/v1/namespaces/db/tables/t"
+
+
+def head_of(method: str, path: str, *headers: str) -> bytes:
+    return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
+
+
+def chunked(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Logins:
+    """A server with logins for a reader of `db`, another, a writer, an admin, and somebody without any right."""
+
+    def __init__(self, server: Running, secrets: dict[str, str]) -> None:
+        self.server = server
+        self.secrets = secrets
+
+    def header(self, name: str) -> str:
+        return f"Authorization: Bearer {self.secrets[name]}"
+
+
+@pytest.fixture
+async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
+    secrets = await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=2) as server:
+        yield Logins(server, secrets)
+
+
+async def make_tokens(home: Path) -> dict[str, str]:
+    clock, secrets = SystemClock(), {}
+    async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, role in (
+            ("rita", "reader"),
+            ("ron", "reader"),
+            ("wendy", "writer"),
+            ("root", "admin"),
+            ("nobody", ""),
+        ):
+            grants = [Grant(name, role, () if role == "admin" else ("db",))] if role else []
+            secrets[name] = await create_token(store, clock, name, None, grants)
+    return secrets
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
+async def test_a_login_reads_no_more_of_a_strangers_body_than_a_login_needs(logins: Logins, coding: str) -> None:
+    """Chunked, so that nothing announces the size; packed, so that little becomes much."""
+    body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
+    packed = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
+    headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
+    if coding != "identity":
+        headers.append(f"Content-Encoding: {coding}")
+    async with await Wire.open(logins.server) as wire:
+        await wire.send(head_of("POST", "/v1/oauth/tokens", *headers))
+        # Never finished: who waits for the end of the body does not answer.
+        wire.writer.write(b"".join(chunked(packed[at : at + 4096]) for at in range(0, len(packed), 4096)))
+        status, answer = await wire.answer()
+        assert status == 400
+        assert "too large" in json.loads(answer)["error_description"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_ordinary_operations_take_small_bodies_and_those_with_lists_large_ones(
+    tmp_path: Path, announced: bool
+) -> None:
+    async with running(tmp_path, small_body_limit_bytes=2000, body_limit_bytes=100_000) as server:
+        for path, size, status in (
+            ("/v1/namespaces", 3000, 413),
+            (f"{TABLE}/metrics", 3000, 413),
+            (f"{TABLE}/sign", 3000, 413),
+            (f"{TABLE}/plan", 3000, 404),
+            ("/v1/namespaces/db/tables", 3000, 400),
+            ("/v1/namespaces/db/tables", 200_000, 413),
+        ):
+            body = b'{"x":"' + b"y" * size + b'"}'
+            async with await Wire.open(server) as wire:
+                if announced:
+                    await wire.send(head_of("POST", path, f"Content-Length: {len(body)}"))
+                    wire.writer.write(body)
+                else:
+                    await wire.send(head_of("POST", path, "Transfer-Encoding: chunked"))
+                    wire.writer.write(chunked(body) + b"0\r\n\r\n")
+                assert (path, (await wire.answer())[0]) == (path, status)
+
+
+async def test_a_bomb_is_refused_when_it_has_unpacked_to_the_limit(tmp_path: Path) -> None:
+    async with running(tmp_path, body_limit_bytes=1 << 20) as server, await Wire.open(server) as wire:
+        bomb = gzip.compress(b" " * (64 << 20))
+        await wire.send(
+            head_of("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
+        )
+        assert (await wire.answer())[0] == 413
+
+
+async def test_what_unpacks_to_hundreds_of_times_its_size_is_refused_early(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, await Wire.open(server) as wire:
+        bomb = gzip.compress(b" " * (60 << 20))
+        await wire.send(
+            head_of("POST", "/v1/namespaces/db/tables", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
+        )
+        await wire.send(bomb)
+        status, answer = await wire.answer()
+        assert (status, "200 times" in answer.decode()) == (413, True)
+
+
+async def test_clients_that_send_slowly_take_no_place_of_others_and_are_let_go(logins: Logins) -> None:
+    async with AsyncExitStack() as stack:
+        slow = []
+        for _ in range(4):
+            wire = await stack.enter_async_context(await Wire.open(logins.server))
+            await wire.send(
+                head_of("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000") + b"{"
+            )
+            slow.append(wire)
+        await asyncio.sleep(0.2)
+        good = await stack.enter_async_context(await Wire.open(logins.server))
+        for _ in range(5):
+            await good.send(head_of("GET", "/v1/namespaces/db/tables", logins.header("rita")))
+            assert (await good.answer())[0] == 200
+        body = b'{"namespace":["db","n"]}'
+        await good.send(head_of("POST", "/v1/namespaces", logins.header("root"), f"Content-Length: {len(body)}"))
+        await good.send(body[:5])
+        await asyncio.sleep(0.1)
+        await good.send(body[5:])
+        assert (await good.answer())[0] == 200
+        for wire in slow:
+            status, answer = await wire.answer()
+            assert status == 408
+            assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
+
+
+async def test_one_principal_cannot_have_all_bodies_under_way(logins: Logins) -> None:
+    async with AsyncExitStack() as stack:
+        statuses = []
+        for number in range(8):
+            wire = await stack.enter_async_context(await Wire.open(logins.server))
+            head = head_of("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000")
+            await wire.send(head + b"{")
+            if number >= 4:
+                statuses.append((await wire.answer())[0])
+            else:
+                await asyncio.sleep(0.05)
+        assert statuses == [429] * 4
+
+
+async def test_one_principal_cannot_have_all_places_and_others_are_answered(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = asyncio.Event()
+    tables = type(logins.server.parts.catalog.tables)
+    before = tables.list
+
+    async def slow(self: object, namespace: tuple[str, ...], *rest: object) -> object:
+        if not go.is_set():
+            await go.wait()
+        return await before(self, namespace, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tables, "list", slow)
+
+    async def ask(name: str, path: str) -> int:
+        headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
+        async with logins.server.http.get(logins.server.url + path, headers=headers) as answer:
+            assert (answer.status == 429) is ("Retry-After" in answer.headers)
+            return answer.status
+
+    held = [asyncio.create_task(ask("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
+    await asyncio.sleep(0.3)
+    assert await ask("ron", "/v1/namespaces/db") == 200
+    go.set()
+    assert sorted(await asyncio.gather(*held)) == [200] * 4 + [429] * 6
+
+
+async def test_without_a_login_there_is_no_share(tmp_path: Path) -> None:
+    bounds = Bounds(requests=4, watchers=4, body_bytes=100)
+    places = [Place(bounds, None, "working") for _ in range(4)]
+    with pytest.raises(RetryLater) as refused:
+        Place(bounds, None, "working")
+    assert refused.value.code == 503
+    for place in places:
+        place.leave()
+    bounds.check_invariants()
+
+
+def test_places_and_bytes_come_back_whatever_happened() -> None:
+    bounds = Bounds(requests=4, watchers=4, body_bytes=100)
+    place = Place(bounds, "ann", "working")
+    place.begin_reading()
+    assert (bounds.working.taken, bounds.reading.taken) == (0, 1)
+    place.keep(50)
+    with pytest.raises(TooManyRequests):
+        place.keep(1)
+    others = [Place(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
+    with pytest.raises(RetryLater):
+        place.end_reading()
+    bounds.check_invariants()
+    for one in (place, *others):
+        one.leave()
+        one.leave()
+    bounds.check_invariants()
+    assert {bound.taken for bound in vars(bounds).values() if isinstance(bound, Bound)} == {0}
+
+
+async def test_a_client_that_leaves_before_its_body_is_no_error_of_the_server(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as events:
+        async with running(tmp_path) as server:
+            async with await Wire.open(server) as wire:
+                await wire.send(head_of("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
+                await asyncio.sleep(0.1)
+            async with asyncio.timeout(10):
+                while b'operation="createNamespace",status="499"' not in server.parts.metrics.render():
+                    await asyncio.sleep(0.02)
+    assert not [event for event in events if event["event"] == "unexpected error"]
+    assert [event["status"] for event in events if event.get("operation") == "createNamespace"] == [499]
+
+
+def routes() -> list[tuple[str, str, str]]:
+    """(method, template, operation) of every route that asks who it is."""
+    app = web.Application()
+    app[SETTINGS] = Settings()
+    add_routes(app)
+    found = []
+    for route in app.router.routes():
+        described = description_of(route.handler)
+        if route.resource is not None and not described.public and route.method != "*":
+            found.append((route.method, route.resource.canonical, described.operation))
+    return found
+
+
+ANYBODY = {"getConfig", "listNamespaces", "metrics", "listGrants"}
+"""What every login may ask, and what is answered without a namespace's rights."""
+WITH_ROWS = {"removeGrant"}
+"""Their query says where; without one they are no request."""
+
+
+@pytest.mark.parametrize("who", ["nobody", "stranger"])
+async def test_every_route_refuses_before_it_reads_the_body(logins: Logins, who: str) -> None:
+    """The body is announced and never sent: whoever waits for it does not answer within the second."""
+    listed = routes()
+    assert len(listed) > 60
+    seen = set()
+    for method, template, operation in listed:
+        path = template
+        for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
+            path = path.replace(f"{{{variable}}}", value)
+        path = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
+        if who == "nobody" and operation in ANYBODY | WITH_ROWS:
+            continue
+        headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []
+        if who == "nobody":
+            headers.append(logins.header("nobody"))
+        async with await Wire.open(logins.server) as wire:
+            await wire.send(head_of(method, path, *headers))
+            async with asyncio.timeout(1):
+                status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
+        seen.add(operation)
+        allowed = {401} if who == "stranger" else {403, 404}
+        assert status in allowed, (method, path, operation, status)
+    assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= seen
+
+
+async def test_rights_are_asked_before_a_body_whoever_the_reader_is(logins: Logins) -> None:
+    """A reader's changes: the right to read the table does not get a body read."""
+    for path in (
+        "/v1/namespaces",
+        "/v1/namespaces/db/tables",
+        TABLE,
+        "/v1/tables/rename",
+        "/v1/views/rename",
+        "/v1/transactions/commit",
+        "/api/v1/dropped/x/undrop",
+    ):
+        async with await Wire.open(logins.server) as wire:
+            await wire.send(head_of("POST", path, logins.header("rita"), "Content-Length: 1000"))
+            async with asyncio.timeout(1):
+                assert (await wire.answer())[0] == 403
+
+
+async def test_all_places_are_given_back_after_all_of_this(logins: Logins) -> None:
+    for path in ("/v1/namespaces/db/tables", TABLE, "/nowhere"):
+        for name in ("rita", "nobody"):
+            headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
+            await logins.server.http.post(logins.server.url + path, headers=headers, data=b"{}")
+    app_bounds = _living(Bounds)
+    assert app_bounds
+    for one in app_bounds:
+        one.check_invariants()
+        assert (one.working.taken, one.reading.taken, one.bodies.taken) == (0, 0, 0)
+
+
+def _living(kind: type[Bounds]) -> list[Bounds]:
+    return [one for one in gc.get_objects() if isinstance(one, kind)]
+
+
+@pytest.mark.parametrize("path", [TABLE, "/nowhere"])
+async def test_a_strangers_flood_writes_neither_the_log_nor_the_audit_full(logins: Logins, path: str) -> None:
+    with structlog.testing.capture_logs() as events:
+        for _ in range(200):
+            async with logins.server.http.get(logins.server.url + path) as answer:
+                assert answer.status == 401
+    assert 10 <= sum(event["event"] == "request" for event in events) <= 50
+    await logins.server.parts.audit.flush()
+    records = await logins.server.parts.store.audit(None, 1000)
+    assert len(records) <= 50
+
+
+async def test_what_follows_a_refusal_is_not_read(logins: Logins) -> None:
+    """What the operating systems hold is sent; the server takes no more of it than it must."""
+    async with await Wire.open(logins.server) as wire:
+        await wire.send(head_of("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
+        assert (await wire.answer())[0] == 401
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                while sent < 100 << 20:
+                    await wire.send(b" " * 65536)
+                    sent += 65536
+        assert sent < 32 << 20

@@ -1,0 +1,292 @@
+"""What strangers can make of connections: silence, halves of headers, floods, and what is not HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from aiohttp import web
+
+from metaserver.api.connections import (
+    Connection,
+    ConnectionLimits,
+    ConnectionRunner,
+    Connections,
+    limits_of,
+    raise_descriptor_limit,
+)
+from metaserver.api.metrics import Metrics
+from metaserver.settings import Settings
+from tests.server.rig import Running, running
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Wire:
+    """A connection that sends what it is told."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, server: Running, source: str = "127.0.0.1") -> Wire:
+        port = int(server.url.rpartition(":")[2])
+        return cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def rest(self) -> bytes:
+        """All until the server ends the connection."""
+        try:
+            async with asyncio.timeout(10):
+                return await self.reader.read()
+        except ConnectionError:
+            return b""
+
+    async def answer(self) -> tuple[int, bytes]:
+        """(status, body) of one answer with a Content-Length."""
+        async with asyncio.timeout(10):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+            return int(head.split()[1]), await self.reader.readexactly(length)
+
+    async def healthy(self) -> bool:
+        await self.send(HEALTH)
+        return (await self.answer())[0] == 200
+
+    async def __aenter__(self) -> Wire:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.transport.abort()
+
+
+def error_of(raw: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(raw)["error"]
+    return error
+
+
+@contextmanager
+def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
+    """What structlog and `logging` say while the block runs, all in text."""
+    lines: list[str] = []
+    with structlog.testing.capture_logs() as events:
+        yield lines
+    out, err = capfd.readouterr()
+    lines += [out, err, *(str(event) for event in events)]
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HT", HEALTH[:-2]])
+async def test_a_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, begun: bytes) -> None:
+    async with running(tmp_path, header_timeout_s=0.2) as server, await Wire.open(server) as wire:
+        await wire.send(begun)
+        rest = await wire.rest()
+        assert b"HTTP/1.1 408 " in rest
+        assert error_of(rest.rpartition(b"\r\n\r\n")[2])["code"] == 408
+
+
+async def test_a_header_that_dribbles_has_no_more_time_than_one_that_stops(tmp_path: Path) -> None:
+    async with running(tmp_path, header_timeout_s=0.3) as server, await Wire.open(server) as wire:
+        await wire.send(HEALTH[:-2] + b"x: ")
+        async with asyncio.timeout(10):
+            while not wire.reader.at_eof():
+                try:
+                    await wire.send(b"y")
+                    await asyncio.wait_for(wire.reader.read(100), 0.05)
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+
+
+async def test_a_connection_that_has_asked_may_be_idle_for_longer_than_a_header_takes(tmp_path: Path) -> None:
+    async with running(tmp_path, header_timeout_s=0.1) as server, await Wire.open(server) as wire:
+        assert await wire.healthy()
+        await asyncio.sleep(0.3)
+        assert await wire.healthy()
+
+
+async def test_an_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
+    async with running(tmp_path, idle_timeout_s=1) as server, await Wire.open(server) as wire:
+        assert await wire.healthy()
+        assert await wire.rest() == b""
+
+
+async def test_silent_connections_make_room_for_those_that_ask(tmp_path: Path) -> None:
+    async with running(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
+        old = await stack.enter_async_context(await Wire.open(server))
+        assert await old.healthy()
+        for number in range(30):
+            await stack.enter_async_context(await Wire.open(server, f"127.0.0.{2 + number % 4}"))
+        fresh = await stack.enter_async_context(await Wire.open(server, "127.0.0.9"))
+        assert await fresh.healthy()
+        assert await old.healthy()
+
+
+async def test_an_address_has_its_share_of_connections_and_idle_ones_make_room(tmp_path: Path) -> None:
+    async with running(tmp_path, connections_limit=100, connections_per_address=3) as server, AsyncExitStack() as stack:
+        other = await stack.enter_async_context(await Wire.open(server, "127.0.0.2"))
+        assert await other.healthy()
+        wires = [await stack.enter_async_context(await Wire.open(server)) for _ in range(3)]
+        for wire in wires:
+            assert await wire.healthy()
+        fourth = await stack.enter_async_context(await Wire.open(server))
+        assert await fourth.healthy()
+        assert await wires[0].rest() == b""
+        assert await wires[2].healthy()
+        assert await other.healthy()
+
+
+async def test_with_thousands_idle_a_new_connection_costs_no_look_at_all_of_them() -> None:
+    limits = ConnectionLimits(connections=10_000, per_address=5_000, header_timeout_s=10, send_timeout_s=60)
+    runner = ConnectionRunner(web.Application(), limits, Metrics())
+    await runner.setup()
+    guard, loop = runner.server, asyncio.get_running_loop()
+    assert isinstance(guard, Connections)
+
+    def connect(number: int) -> Connection:
+        one = guard.new_connection()
+        one.address = "127.0.0.2"
+        assert guard.admit(one)
+        guard.proven(one)
+        one._waiter, one._next_keepalive_close_time = loop.create_future(), float(number)  # idle since then
+        return one
+
+    all_of_them = [connect(number) for number in range(5_000)]
+    all_of_them[1]._next_keepalive_close_time = 5_000.5  # it has asked again
+    looks = 0
+
+    def looked(one: Connection) -> float | None:
+        nonlocal looks
+        looks += 1
+        return idle_since(one)
+
+    idle_since = Connection.idle_since.fget
+    assert idle_since is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "idle_since", property(looked))
+        all_of_them += [connect(6_000 + number) for number in range(600)]
+    assert looks < 5_000 * 4
+    kept = [one in guard._open for one in all_of_them]
+    assert kept[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
+    assert all(kept[602:])
+    guard.check_invariants()
+    for one in all_of_them:  # other tests count those that there are
+        guard.release(one)
+    await runner.cleanup()
+
+
+async def test_requests_under_way_are_never_cut_off_for_new_connections(tmp_path: Path) -> None:
+    watch = b"GET /api/v1/timeline?since=latest&wait=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with running(tmp_path, connections_limit=2, connections_per_address=2) as server, AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(await Wire.open(server)) for _ in range(2)]
+        for wire in wires:
+            await wire.send(watch)
+        while server.parts.timeline.watchers < 2:
+            await asyncio.sleep(0.01)
+        with structlog.testing.capture_logs() as events:
+            third = await stack.enter_async_context(await Wire.open(server))
+            status, body = await third.answer()
+            assert (status, error_of(body)["type"]) == (429, "TooManyRequestsException")
+            for _ in range(20):
+                await (await stack.enter_async_context(await Wire.open(server))).rest()
+        told = [event for event in events if event["event"] == "an address has too many connections"]
+        assert len(told) == 1, "once, not per connection"
+        for wire in wires:
+            assert (await wire.answer())[0] == 200
+
+
+async def test_an_answer_that_nobody_reads_does_not_stay_in_memory(tmp_path: Path) -> None:
+    async with running(tmp_path, send_timeout_s=0.3, log_level="error") as server, await Wire.open(server) as wire:
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        wire.writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
+        await _until(lambda: _open_connections() == 1)
+        await _until(lambda: _open_connections() == 0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET /v1/config HTTP/1.1\r\nHost: a\r\nAuthorization Bearer sm_verysecret\r\n\r\n", 400),
+        (b"GET /v1/config HTTP/1.1\r\nHost: a\r\nAuthori zation: Bearer sm_verysecret\r\n\r\n", 400),
+        (b"GET /v1/config HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer sm_verysecret\x00\r\n\r\n", 400),
+        (b"GET /v1/config HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer sm_verysecret" + b"x" * 9000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"sm_verysecret" * 900 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
+        (b"sm_verysecret\r\n\r\n", 400),
+        (b"GET http://[sm_verysecret HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/9.9 sm_verysecret\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: sm_verysecret\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nsm_verysecret", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00sm_verysecret\r\n\r\n", 400),
+    ],
+)
+async def test_what_is_not_http_gets_the_standards_shape_and_is_quoted_nowhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
+) -> None:
+    with everything_logged(capfd) as lines:
+        async with running(tmp_path) as server, await Wire.open(server) as wire:
+            await wire.send(raw)
+            answer = await wire.rest()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    assert error_of(body)["code"] == status
+    assert b"server: seamark\r\n" in head.lower() + b"\r\n"
+    for text in (answer.decode(), caplog.text, *lines):
+        assert "verysecret" not in text
+        assert "aiohttp/" not in text
+        assert "Traceback" not in text
+
+
+async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, await Wire.open(server) as wire:
+        await wire.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
+        await wire.rest()
+        assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.parts.metrics.render()
+
+
+def test_the_limit_on_open_files_is_raised_to_what_is_allowed() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
+        raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_bound_on_connections_leaves_files_for_the_rest() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        with structlog.testing.capture_logs() as events:
+            limits = limits_of(Settings())
+        assert 4 <= limits.connections <= 100
+        assert limits.per_address == limits.connections // 2
+        assert any("ulimit" in event["event"] for event in events)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def _until(reached: Any) -> None:
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.02)
+
+
+def _open_connections() -> int:
+    """Of the only server in this process."""
+    found = [one for one in gc.get_objects() if isinstance(one, Connections)]
+    for one in found:
+        one.check_invariants()
+    return sum(one.count for one in found)

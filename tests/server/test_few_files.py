@@ -1,0 +1,68 @@
+"""A server that may open few files goes on under a flood of connections, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tests.services.process import free_port, http_ok
+
+FILES = 64
+
+
+async def test_with_64_files_those_who_are_connected_are_answered_and_a_line_is_logged(tmp_path: Path) -> None:
+    port = free_port()
+    command = [
+        str(Path(sys.executable).parent / "seamark"),
+        "serve",
+        "--home",
+        str(tmp_path / "home"),
+        "--port",
+        str(port),
+    ]
+    quoted = " ".join(f"'{part}'" for part in command)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"ulimit -n {FILES}; exec {quoted}"], stdout=output, stderr=output, env={**os.environ}
+        )
+    try:
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(http_ok, f"http://127.0.0.1:{port}/readyz"):
+                await asyncio.sleep(0.2)
+        async with AsyncExitStack() as stack:
+            good = await _open(stack, port)
+            assert await _asked(good, b"/v1/config") == 200
+            for _ in range(300):
+                await _open(stack, port)
+            assert await _asked(good, b"/v1/config") == 200
+            assert await _asked(await _open(stack, port), b"/readyz") == 200
+        await asyncio.sleep(0.1)  # for the transports to close
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait, 30)
+    told = log.read_text()
+    assert "ulimit -n" in told
+    assert "has too many connections" in told
+    assert told.count("too many connections") < 10
+    assert "Traceback" not in told
+
+
+async def _open(stack: AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    stack.callback(lambda: writer.transport.abort())
+    return reader, writer
+
+
+async def _asked(wire: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: bytes) -> int:
+    reader, writer = wire
+    writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with asyncio.timeout(20):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        await reader.readexactly(length)
+    return int(head.split()[1])

@@ -1,0 +1,220 @@
+"""The home is private to the server's account: on a host shared with hostile accounts, nothing in it can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from metaserver.errors import ConfigError
+from metaserver.home import prepare_home
+from metaserver.settings import Settings
+from tests.services.seamark import Seamark
+
+Start = Callable[..., Seamark]
+SEAMARK = str(Path(sys.executable).parent / "seamark")
+SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "required": True}]}
+
+
+def run(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SEAMARK, *args], capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def open_files(folder: Path) -> list[str]:
+    """Paths, with modes, of all that somebody but the owner has a permission on."""
+    found = (folder, *folder.rglob("*"))
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in found if not path.is_symlink()}
+    return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]
+
+
+@pytest.fixture
+def permissive_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def make_table(server: Seamark) -> str:
+    """The location of its metadata file."""
+    requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=30).raise_for_status()
+    made = requests.post(f"{server.base_url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, timeout=30)
+    made.raise_for_status()
+    return str(made.json()["metadata-location"]).removeprefix("file://")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_new_home_is_private_under_the_most_permissive_umask(
+    permissive_umask: None, start_seamark: Start, workers: str
+) -> None:
+    server = start_seamark(flags=("--workers", workers), env={"SEAMARK_ENCRYPTION_KEY": ""})
+    make_table(server)
+    assert (server.home / "seamark.db-wal").exists()
+    assert (server.home / "encryption.key").exists()
+    assert (server.home / "server.json").exists()
+    # The test itself made the folder and opened the log, as permissive as its umask; the start has repaired both.
+    assert open_files(server.home) == []
+
+
+def test_what_was_open_is_repaired_at_the_next_start_and_logged(start_seamark: Start) -> None:
+    server = start_seamark()
+    make_table(server)
+    server.terminate()
+    (server.home / "cache" / "blocks").mkdir(parents=True, exist_ok=True)
+    (server.home / "cache" / "blocks" / "old").write_bytes(b"values of rows")
+    for path in (server.home, *server.home.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    log_before = server.log.stat().st_size
+    server.restart()
+    assert [one for one in open_files(server.home) if "/warehouse/" not in one] == []
+    logged = server.log.read_bytes()[log_before:].decode()
+    assert "files were open to other accounts" in logged
+    assert str(server.home / "seamark.db") in logged
+
+
+def test_token_commands_make_the_database_private_and_repair_it(permissive_umask: None, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    made = run("token", "create", "ann", "--role", "admin", "--home", str(home))
+    assert made.returncode == 0, made.stderr
+    assert open_files(home) == []
+    (home / "seamark.db").chmod(0o644)
+    again = run("token", "create", "bob", "--home", str(home))
+    assert again.stdout.strip().startswith("smk_")
+    assert "seamark.db was open to other accounts" in again.stderr
+    assert open_files(home) == []
+
+
+def test_a_database_outside_the_home_is_private_too(permissive_umask: None, tmp_path: Path) -> None:
+    database = tmp_path / "elsewhere" / "catalog.db"
+    database.parent.mkdir()
+    args = ("token", "list", "--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
+    assert run(*args).returncode == 0
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
+    database.chmod(0o664)
+    assert run(*args).returncode == 0
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(None, 0o640), ("022", 0o644)])
+def test_tables_outside_the_home_stay_readable_for_engines_of_other_accounts(
+    start_seamark: Start, tmp_path: Path, umask: str | None, mode: int
+) -> None:
+    before = os.umask(0o027)
+    try:
+        flags = () if umask is None else ("--warehouse-umask", umask)
+        server = start_seamark(warehouse=f"file://{tmp_path / 'lake'}", flags=flags)
+    finally:
+        os.umask(before)
+    metadata = Path(make_table(server))
+    assert stat.S_IMODE(metadata.stat().st_mode) == mode
+    assert stat.S_IMODE(metadata.parent.stat().st_mode) == mode | 0o111 & ~int(umask or "027", 8)
+
+
+def settings_of(home: Path) -> Settings:
+    return Settings(home=home)
+
+
+def test_a_home_that_is_a_symbolic_link_is_refused_with_the_folder_to_name(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match=f"symbolic link.*--home {tmp_path / 'real'}"):
+        prepare_home(settings_of(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("name", ["seamark.db", "seamark.db-wal", "server.json", "server.lock", "encryption.key"])
+def test_a_symbolic_link_in_the_place_of_an_own_file_is_refused(tmp_path: Path, name: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "target").write_bytes(b"")
+    (home / name).symlink_to(tmp_path / "target")
+    refused = run("serve", "--home", str(home), "--port", "0")
+    assert refused.returncode == 2
+    assert f"{home / name}" in refused.stderr
+    assert "symbolic link" in refused.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another account")
+@pytest.mark.parametrize("name", ["", "seamark.db"])
+def test_a_home_or_database_of_another_account_is_refused(tmp_path: Path, name: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "seamark.db").write_bytes(b"")
+    os.chown(home / name, 12345, -1)
+    refused = run("serve", "--home", str(home), "--port", "0")
+    assert refused.returncode == 2
+    assert "belongs to uid 12345" in refused.stderr
+    assert "chown" in refused.stderr
+
+
+def test_a_shared_folder_is_no_home(tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with pytest.raises(ConfigError, match="shared with other programs"):
+        prepare_home(settings_of(shared))
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+
+
+def test_files_of_others_in_folders_beside_ours_keep_their_modes(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    script = home / "tools" / "backup.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    prepare_home(settings_of(home))
+    assert stat.S_IMODE(script.stat().st_mode) == 0o755
+    assert stat.S_IMODE(script.parent.stat().st_mode) == 0o700
+
+
+def test_a_configuration_file_with_secrets_that_all_can_read_is_warned_of(tmp_path: Path) -> None:
+    config = tmp_path / "seamark.toml"
+    config.write_text('s3_access_key_id = "a"\ns3_secret_access_key = "very-secret"\n')
+    config.chmod(0o644)
+    args = ("token", "list", "--home", str(tmp_path / "home"), "--config", str(config))
+    warned = run(*args)
+    assert warned.returncode == 0
+    assert f"every account can read {config}" in warned.stderr
+    assert "s3_secret_access_key" in warned.stderr
+    assert "very-secret" not in warned.stderr
+    config.chmod(0o600)
+    assert "every account" not in run(*args).stderr
+
+
+# One server at a time
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_second_server_on_one_home_is_refused_and_leaves_the_first_ones_file(
+    start_seamark: Start, workers: str
+) -> None:
+    first = start_seamark(flags=("--workers", workers))
+    while not (first.home / "server.json").exists():  # one worker may be ready before the supervisor says so
+        time.sleep(0.02)
+    written = (first.home / "server.json").read_bytes()
+    refused = run("serve", "--home", str(first.home), "--port", "0")
+    assert refused.returncode == 2
+    assert f"process {json.loads(written)['pid']}" in refused.stderr
+    assert first.base_url in refused.stderr
+    assert (first.home / "server.json").read_bytes() == written
+    assert requests.get(f"{first.base_url}/readyz", timeout=30).ok
+
+
+def test_a_killed_server_leaves_no_lock_behind(start_seamark: Start) -> None:
+    server = start_seamark()
+    server.kill9()
+    assert (server.home / "server.json").exists()
+    server.start()
+    assert json.loads((server.home / "server.json").read_bytes())["pid"] == server.pid
+
+
+def test_a_server_that_ends_takes_its_file_along(start_seamark: Start) -> None:
+    server = start_seamark()
+    assert server.terminate() == 0
+    assert not (server.home / "server.json").exists()

@@ -1,0 +1,75 @@
+"""Ready means that a commit could be written now."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.errors import RetryLater
+from tests.server.rig import running
+
+Usage = namedtuple("Usage", "total used free")
+
+
+async def test_a_full_disk_is_not_ready_and_one_with_room_again_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metaserver.api.readiness.INTERVAL_S", 0.0)
+    free = [10 << 30]
+    async with running(
+        tmp_path / "home", warehouse=f"file://{tmp_path}/warehouse", free_space_min_bytes=1 << 30
+    ) as server:
+
+        def usage(folder: Any) -> Usage:
+            full = str(folder).startswith(str(tmp_path / "warehouse"))
+            return Usage(100 << 30, 0, free[0] if full else 10 << 30)
+
+        monkeypatch.setattr(shutil, "disk_usage", usage)
+        assert (await server.get("/readyz"))[0] == 200
+        free[0] = (1 << 30) - 1
+        status, body = await server.get("/readyz")
+        assert (status, body["checks"]["disk"]) == (503, "full")
+        assert (await server.get("/healthz"))[0] == 200
+        free[0] = 2 << 30
+        assert (await server.get("/readyz"))[0] == 200
+
+
+async def test_a_small_disk_needs_a_twentieth_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metaserver.api.readiness.INTERVAL_S", 0.0)
+    async with running(tmp_path) as server:
+        for free, status in ((1_000_001, 200), (999_999, 503)):
+            monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(20_000_000, 0, free))
+            assert (await server.get("/readyz"))[0] == status
+
+
+async def test_a_database_that_answers_but_takes_no_writes_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+
+        async def refuses(_: Any) -> None:
+            raise RetryLater("database or disk is full: /secret/path")
+
+        monkeypatch.setattr(server.parts.store, "transact", refuses)
+        status, body = await server.get("/readyz")
+        assert (status, body["checks"]["writes"], body["checks"]["store"]) == (503, "failing", "ok")
+        assert "secret" not in str(body)
+
+
+async def test_many_probes_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as server:
+        writes, before = [], server.parts.store.transact
+
+        async def counted(operations: Any) -> Any:
+            writes.append(operations)
+            return await before(operations)
+
+        monkeypatch.setattr(server.parts.store, "transact", counted)
+        answers = await asyncio.gather(*(server.get("/readyz") for _ in range(50)))
+        assert {status for status, _ in answers} == {200}
+        assert len(writes) == 1

@@ -1,0 +1,161 @@
+"""What a client can make the server keep is bounded: in number, in bytes, and for each principal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.api import idempotency, pending
+from metaserver.catalog.quotas import Quota
+from metaserver.errors import TooManyRequests
+from tests.api.client import SCHEMA, Api, new_key
+from tests.api.planned import append, tens
+from tests.server.rig import Running, running
+from tests.server.test_bodies import make_tokens
+
+TABLE = "/v1/namespaces/db/tables/t"
+REPORT = {
+    "report-type": "commit-report",
+    "table-name": "db.t",
+    "snapshot-id": 1,
+    "sequence-number": 1,
+    "operation": "append",
+    "metrics": {},
+}
+
+
+async def send(server: Running, secret: str | None, method: str, path: str, body: Any, **headers: str) -> Any:
+    """(status, headers, JSON)."""
+    login = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    async with server.http.request(method, server.url + path, json=body, headers={**login, **headers}) as answer:
+        raw = await answer.read()
+        return answer.status, answer.headers, json.loads(raw) if raw else None
+
+
+async def test_of_a_tables_reports_the_newest_stay(tmp_path: Path) -> None:
+    async with running(tmp_path, metrics_reports_limit=5) as server:
+        api = Api(server)
+        uuid, other = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
+        assert (await api("POST", "/v1/namespaces/db/tables/u/metrics", REPORT)).status == 204
+        for number in range(20):
+            assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
+        kept = await server.parts.store.metrics_reports(uuid, None, 100)
+        assert [one.snapshot_id for one in kept] == [15, 16, 17, 18, 19]
+        assert len(await server.parts.store.metrics_reports(other, None, 100)) == 1
+
+
+async def test_a_reader_sends_so_many_bytes_of_reports_a_minute_and_others_are_not_hurt(tmp_path: Path) -> None:
+    secrets = await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token", metrics_rate_bytes=50_000) as server:
+        await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+        large = {**REPORT, "metadata": {"x": "y" * 10_000}}
+        answers = [await send(server, secrets["rita"], "POST", f"{TABLE}/metrics", large) for _ in range(8)]
+        assert [status for status, *_ in answers] == [204] * 4 + [429] * 4
+        assert int(answers[-1][1]["Retry-After"]) >= 1
+        assert (await send(server, secrets["ron"], "POST", f"{TABLE}/metrics", large))[0] == 204
+
+
+async def test_a_table_has_so_many_indexes_and_one_dropped_makes_room(tmp_path: Path) -> None:
+    async with running(tmp_path, indexes_limit=2) as server:
+        api = Api(server)
+        await api.table()
+        path = "/api/v1/tables/db/t/indexes"
+        for number, fpp in enumerate((0.1, 0.01)):
+            body = {"kind": "bloom", "columns": ["id"], "fpp": fpp}
+            assert (await api("PUT", f"{path}/i{number}", body)).status == 200
+        refused = await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})
+        assert refused.error[0] == 400
+        assert "2 indexes" in refused.error[2]
+        assert (await api("PUT", f"{path}/i1", {"state": "paused"})).status == 200
+        assert (await api("DELETE", f"{path}/i1")).status == 204
+        assert (await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})).status == 200
+
+
+@pytest.mark.parametrize("limits", [{"plan_tables_limit": 6}, {"plan_tables_bytes": 60_000}])
+async def test_one_reader_makes_half_of_the_plan_tables_at_most(tmp_path: Path, limits: dict[str, int]) -> None:
+    secrets = await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token", **limits) as server:
+        api = Api(server)
+        rooted = {"Authorization": f"Bearer {secrets['root']}"}
+        assert (
+            await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
+        ).status == 200
+        server.http.headers.update(rooted)
+        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        del server.http.headers["Authorization"]
+
+        async def make(who: str, number: int) -> bool:
+            body = {"predicate": f"id < {number}"}
+            path = "/api/v1/tables/db/t/plan-tables"
+            status, _, made = await send(server, secrets[who], "POST", path, body)
+            assert status == 200
+            return made["name"] is not None
+
+        made = [await make("rita", 10 * number + 15) for number in range(12)]
+        assert 1 <= sum(made) <= 8
+        assert not made[-1]
+        assert await make("ron", 17)
+
+
+async def test_refusals_under_idempotency_keys_are_kept_up_to_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "KEPT_MAX", 3)
+    async with running(tmp_path) as server:
+        api = Api(server)
+        keys = [new_key() for _ in range(6)]
+        for key in keys:
+            assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=key)).status == 409
+        store, now_ms = server.parts.store, server.parts.clock.now_ms()
+        assert [await store.idempotency(key, now_ms) is not None for key in keys] == [True] * 3 + [False] * 3
+        assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=keys[-1])).status == 409
+
+
+async def test_one_principal_watches_with_half_of_the_places(tmp_path: Path) -> None:
+    secrets = await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token", watchers_limit=4) as server:
+        path = "/api/v1/tables/db/t/timeline?since=latest&wait=2"
+        await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+        watched = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        other = await send(server, secrets["ron"], "GET", path, None)
+        assert other[0] == 200
+        assert sorted(status for status, *_ in await asyncio.gather(*watched)) == [200, 200, 429, 429]
+
+
+def test_a_quota_counts_each_amount_until_its_time() -> None:
+    quota = Quota(10)
+    quota.add("a", 0, 100, 6)
+    assert quota.has_room("a", 0, 4)
+    assert not quota.has_room("a", 0, 5)
+    assert quota.has_room("b", 0, 10)
+    assert quota.has_room(None, 0, 1000)
+    quota.add("a", 50, 150, 4)
+    quota.check_invariants()
+    assert not quota.has_room("a", 99)
+    assert quota.has_room("a", 100.5, 6)
+    assert quota.has_room("a", 151, 10)
+    quota.check_invariants()
+
+
+async def test_one_principal_has_half_of_the_plans_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "PENDING_LIMIT", 6)
+    plans, go = pending.Pending(), asyncio.Event()
+
+    async def make() -> Any:
+        await go.wait()
+
+    tasks = [plans.start(f"rita-{number}", "rita", make) for number in range(3)]
+    with pytest.raises(TooManyRequests):
+        plans.start("rita-3", "rita", make)
+    assert plans.start("rita-2", "rita", make) is tasks[2]
+    assert not plans.is_full("ron")
+    tasks += [plans.start(f"other-{number}", "anonymous", make) for number in range(3)]
+    assert plans.is_full("ron")
+    go.set()
+    await asyncio.gather(*tasks)
+    assert not plans.is_full("rita")

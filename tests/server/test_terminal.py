@@ -1,0 +1,67 @@
+"""Commands show what tables are called; the terminal of whoever looks obeys none of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.table import Table
+
+from metaserver.cli import explain, terminal
+from tests.api.client import Api
+from tests.server.rig import running
+
+HOSTILE = {
+    "clears the screen": "a\x1b[2Jb",
+    "writes to the clipboard": "a\x1b]52;c;ZXZpbA==\x07b",
+    "one character of C1": "a\x9b31mb",
+    "goes back over what was shown": "safe\rb",
+    "rubs it out": "a\x08\x7fb",
+    "turns the text around": "a\u202eb\u2066",
+    "half a character": "a\ud800b",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_text_is_shown_without_what_a_terminal_obeys(text: str) -> None:
+    shown = terminal.printable(text)
+    assert all(one.isprintable() for one in shown), shown
+    assert "\\" in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "Übergröße", "日本語", "two\nlines\tand a tab", "", "\\x1b as it is written"]
+)
+def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
+    assert terminal.printable(text) == text
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_tables_and_lines_of_a_console_hold_nothing_that_is_obeyed(text: str) -> None:
+    console = terminal.open_console()
+    console.file = out = io.StringIO()
+    table = Table(title=text)
+    table.add_column(text)
+    table.add_row(text)
+    console.print(table)
+    console.print(text, markup=False)
+    console.print(f"Index {text}", highlight=False)
+    assert all(one.isprintable() or one == "\n" for one in out.getvalue()), out.getvalue()
+
+
+async def test_a_hostile_column_name_is_shown_by_explain_as_an_escape(
+    tmp_path: Path,
+) -> None:
+    name = "id\x1b]0;owned\x07"
+    schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": name, "required": False, "type": "long"}]}
+    async with running(tmp_path) as server:
+        made = await Api(server)("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": schema})
+        assert made.status == 200
+        arguments = ["db.t", f'"{name}" > 5', "--url", server.url]
+        result = await asyncio.to_thread(CliRunner().invoke, explain.explain, arguments)
+    assert "owned" in result.output
+    assert "\x1b" not in result.output
+    assert "\\x1b" in result.output

@@ -1,0 +1,222 @@
+"""TLS of the server's own, with certificates of a test authority, and what is said where there is none."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from connector.client import SeamarkClient
+from connector.errors import ClientError
+from metaserver.cli.main import cli
+from tests.services.process import free_port
+
+SEAMARK = str(Path(sys.executable).parent / "seamark")
+
+
+class Authority:
+    """Signs certificates for 127.0.0.1."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        self.file = folder / "ca.pem"
+        self.file.write_bytes(_pem(self._certificate(self._name, self._key, is_authority=True)))
+        self.certificate, self.key = folder / "server.pem", folder / "server.key"
+
+    def issue(self, name: str, *, key_too: bool = True) -> None:
+        """A fresh pair in the files of the server."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate.write_bytes(_pem(self._certificate(subject, key, is_authority=False)))
+        if key_too:
+            self.key.write_bytes(key_pem(key))
+            self.key.chmod(0o600)
+
+    def _certificate(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=2))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(names, critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.KeyUsage(not is_authority, False, False, False, False, is_authority, is_authority, False, False),
+                critical=True,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+    kind = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, kind)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    made = Authority(tmp_path)
+    made.issue("first")
+    return made
+
+
+class Served:
+    def __init__(self, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.port, self.process, self.log = port, process, log
+        self.url = f"https://127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["1", "2"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[Served]:
+    """A server with TLS, with one worker and with two."""
+    port, log = free_port(), tmp_path / "log"
+    argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
+    argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
+    with log.open("wb") as output, subprocess.Popen(argv, stdout=output, stderr=output) as process:
+        until = time.monotonic() + 60
+        while b"Seamark is ready" not in log.read_bytes() and time.monotonic() < until:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        yield Served(port, process, log)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def name_presented(served: Served, authority: Authority) -> str:
+    context = ssl.create_default_context(cafile=authority.file)
+    with (
+        socket.create_connection(("127.0.0.1", served.port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        found = secured.getpeercert(binary_form=True)
+    assert found is not None
+    subject = x509.load_der_x509_certificate(found).subject
+    return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def test_clients_that_trust_the_authority_are_served_and_others_refuse(
+    served: Served, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert f"Seamark is ready at {served.url}" in served.log.read_text()
+    assert served.url in (tmp_path / "home" / "server.json").read_text()
+    stranger = SeamarkClient(served.url, retries=0)
+    with pytest.raises(ClientError, match=r"(?i)certificate"):
+        list(stranger.timeline())
+    monkeypatch.setenv("SEAMARK_CA", str(authority.file))
+    client = SeamarkClient(served.url, retries=0)
+    assert list(client.timeline()) == []
+    client.close()
+    done = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
+    assert "does not exist" in done.output
+
+
+def test_old_versions_of_tls_and_plain_http_are_refused(served: Served, authority: Authority) -> None:
+    context = ssl.create_default_context(cafile=authority.file)
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    with socket.create_connection(("127.0.0.1", served.port), 10) as plain, pytest.raises(ssl.SSLError):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", served.port), 10) as plain:
+        plain.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        plain.settimeout(10)
+        assert b"200" not in plain.recv(4096)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["SIGHUP", "files watched"])
+def test_a_certificate_that_was_renewed_is_presented_without_a_restart(
+    served: Served, authority: Authority, told: bool
+) -> None:
+    assert name_presented(served, authority) == "first"
+    authority.issue("second")
+    if told:
+        served.process.send_signal(signal.SIGHUP)
+    until = time.monotonic() + 30
+    # Several in a row: each worker has it.
+    while [name_presented(served, authority) for _ in range(8)] != ["second"] * 8:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    # Half a renewal changes nothing.
+    authority.issue("third", key_too=False)
+    served.process.send_signal(signal.SIGHUP)
+    until = time.monotonic() + 30
+    while b"the certificate stays as it was" not in served.log.read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert name_presented(served, authority) == "second"
+    assert served.process.poll() is None
+
+
+@pytest.mark.parametrize("broken", ["missing", "not a certificate", "another key", "passphrase"])
+def test_files_that_are_no_pair_stop_the_start_with_their_names(
+    tmp_path: Path, authority: Authority, broken: str
+) -> None:
+    if broken == "missing":
+        authority.certificate.unlink()
+    elif broken == "not a certificate":
+        authority.certificate.write_text("hello")
+    else:
+        key = ec.generate_private_key(ec.SECP256R1())
+        authority.key.write_bytes(key_pem(key, b"secret" if broken == "passphrase" else None))
+    argv = ["serve", "--home", str(tmp_path / "home"), "--port", "0"]
+    argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
+    done = subprocess.run([SEAMARK, *argv], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert str(authority.key if broken == "passphrase" else authority.certificate) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trino", "http://trino.example:8080", "--url", "http://127.0.0.1:1"],
+        ["--trino", "http://127.0.0.1:1", "--url", "http://seamark.example:8181", "--token", "smk_x"],
+        ["--trino", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1", "--host", "0.0.0.0"],
+    ],
+    ids=["to Trino", "to Seamark", "from clients"],
+)
+def test_a_proxy_that_would_send_passwords_or_its_token_in_the_clear_does_not_start(arguments: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["trino-proxy", "--catalog", "lake", "--port", "0", *arguments])
+    assert done.exit_code == 2, done.output
+    assert "unencrypted" in done.output
+    assert "--allow-plain-http" in done.output
+
+
+def test_a_proxy_that_may_use_plain_http_warns(tmp_path: Path) -> None:
+    port = free_port()
+    argv = [SEAMARK, "trino-proxy", "--catalog", "lake", "--trino", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1"]
+    argv += ["--host", "0.0.0.0", "--port", str(port), "--allow-plain-http", "--home", str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "Trino is ready" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert "Warning: passwords and tokens travel unencrypted from clients to 0.0.0.0" in process.stderr.read()

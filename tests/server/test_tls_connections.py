@@ -1,0 +1,102 @@
+"""Connections that never begin their TLS handshake: they count as all others do, and make room for those that ask."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tests.server.rig import running
+from tests.server.test_connections import HEALTH, Wire
+from tests.server.test_few_files import FILES
+from tests.server.test_tls import Authority
+from tests.services.process import free_port
+
+SILENT = 30
+
+
+def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
+    """And the settings of a server with its certificate."""
+    made = Authority(folder)
+    made.issue("server")
+    return made, {"tls_cert": str(made.certificate), "tls_key": str(made.key)}
+
+
+async def asked(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
+    """A connection with TLS that has been answered."""
+    context = ssl.create_default_context(cafile=str(trusted.file))
+    async with asyncio.timeout(20):
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
+    await stack.enter_async_context(wire)
+    assert await wire.healthy()
+    return wire
+
+
+async def test_connections_count_before_their_handshake(tmp_path: Path) -> None:
+    trusted, tls = authority(tmp_path)
+    async with running(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
+        port = int(server.url.rpartition(":")[2])
+        old = await asked(stack, port, trusted)
+        silent = [await stack.enter_async_context(await Wire.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)]
+        fresh = await asked(stack, port, trusted)
+        ended = 0
+        for wire in silent:
+            try:
+                await asyncio.wait_for(wire.reader.read(), 0.05)
+                ended += 1
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                ended += 1
+        assert ended >= SILENT - 8
+        assert await old.healthy()
+        assert await fresh.healthy()
+
+
+async def test_a_handshake_that_does_not_come_in_time_ends_the_connection(tmp_path: Path) -> None:
+    _, tls = authority(tmp_path)
+    async with running(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
+        for begun in (b"", b"\x16\x03\x01", HEALTH):
+            async with await Wire.open(server) as wire:
+                await wire.send(begun)
+                await wire.rest()
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
+    trusted, tls = authority(tmp_path)
+    async with running(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
+        port = int(server.url.rpartition(":")[2])
+        wires = await asyncio.gather(*(asked(stack, port, trusted) for _ in range(50)))
+        assert all(await asyncio.gather(*(wire.healthy() for wire in wires)))
+
+
+async def test_with_64_files_a_flood_without_handshakes_stops_nobody(tmp_path: Path) -> None:
+    trusted, tls = authority(tmp_path)
+    port = free_port()
+    command = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path / "home")]
+    command += ["--port", str(port), "--tls-cert", tls["tls_cert"], "--tls-key", tls["tls_key"]]
+    limited = ["/bin/sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *command]
+    with (tmp_path / "log").open("wb") as output:
+        process = subprocess.Popen(limited, stdout=output, stderr=output, env={**os.environ})
+    try:
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        good = await asked(stack, port, trusted)
+                        break
+                    except OSError:
+                        await asyncio.sleep(0.2)
+            for _ in range(300):
+                await stack.enter_async_context(Wire(*await asyncio.open_connection("127.0.0.1", port)))
+            assert await good.healthy()
+            await asked(stack, port, trusted)
+        await asyncio.sleep(0.1)  # for the transports to close
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait, 30)
+    assert "Traceback" not in (tmp_path / "log").read_text()

@@ -1,0 +1,111 @@
+"""What every pointer store promises about claims: no two overlap, however they race, and they go with the last name."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from metaserver.errors import BadRequest
+from metaserver.store.driven import DrivenStore
+from metaserver.store.port import (
+    ClaimedLocation,
+    ClaimLocations,
+    CreateEntry,
+    DropEntry,
+    DroppedEntry,
+    ForgetDropped,
+    ReleaseLocations,
+    RenameEntry,
+    RestoreEntry,
+)
+from tests.store.opened import OpenedStores
+from tests.store.samples import NS, TABLE, make_entry, outcome
+
+
+def claim(uuid: str, *keys: str, shared: bool = False, fresh: bool = False, checked: bool = True) -> ClaimLocations:
+    locations = tuple(ClaimedLocation(key=key, shared=shared, shown=key) for key in keys)
+    return ClaimLocations(uuid=uuid, locations=locations, fresh=fresh, checked=checked)
+
+
+async def keys(store: DrivenStore, uuid: str) -> list[str]:
+    return [found.location for found in await store.claims(uuid)]
+
+
+class ClaimsContract(OpenedStores):
+    async def test_no_two_claims_overlap(self, store: DrivenStore, other: DrivenStore) -> None:
+        await store.transact([claim("u", "s3://b/w/t")])
+        for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
+            with pytest.raises(BadRequest, match="overlaps"):
+                await other.transact([claim("v", key)])
+            assert {found.uuid for found in await other.claims_overlapping([key], "v", 9)} == {"u"}
+        free = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
+        for number, key in enumerate(free):
+            await other.transact([claim(f"v{number}", key)])
+        assert await store.claims_overlapping([*free], "", 0) != []
+        assert await store.claims_overlapping(["s3://b/w/none", "s3://c"], "", 9) == []
+
+    async def test_claims_only_grow_and_are_not_taken_twice(self, store: DrivenStore) -> None:
+        await store.transact([claim("u", "s3://b/t")])
+        await store.transact([claim("u", "s3://b/t/in", "s3://b/other")])
+        assert await keys(store, "u") == ["s3://b/other", "s3://b/t"]
+        with pytest.raises(BadRequest, match="UUID"):
+            await store.transact([claim("u", "s3://b/new", fresh=True)])
+
+    async def test_shared_folders_overlap_one_another_and_no_place_of_others(self, store: DrivenStore) -> None:
+        await store.transact([claim("u", "s3://b/t"), claim("u", "s3://b/common", shared=True)])
+        await store.transact([claim("v", "s3://b/common", "s3://b/common/in", shared=True)])
+        for wanted in (claim("w", "s3://b/common"), claim("w", "s3://b/t", shared=True), claim("w", "s3://b/common/x")):
+            with pytest.raises(BadRequest, match="overlaps"):
+                await store.transact([wanted])
+
+    async def test_a_claim_that_is_refused_undoes_its_transaction(self, store: DrivenStore) -> None:
+        await store.transact([claim("u", "s3://b/t")])
+        with pytest.raises(BadRequest):
+            await store.transact([claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
+        assert await store.entry(TABLE, NS, "t") is None
+
+    async def test_claims_stay_with_the_uuid_until_its_last_name_has_gone(self, store: DrivenStore) -> None:
+        uuid = "uuid-of-t"
+        await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
+        await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
+        keep = DroppedEntry(id="d", entry=make_entry("moved"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
+        await store.transact([DropEntry(TABLE, NS, "moved", keep=keep)])
+        await store.transact([ReleaseLocations(uuid)])
+        await store.transact([RestoreEntry("d", NS, "back")])
+        assert await keys(store, uuid) == ["s3://b/t"]
+        await store.transact([DropEntry(TABLE, NS, "back", keep=keep)])
+        await store.transact([ForgetDropped("d", unshared=True)])
+        assert await keys(store, uuid) == ["s3://b/t"], "the purge is not done"
+        await store.transact([ReleaseLocations(uuid)])
+        assert await keys(store, uuid) == []
+        await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
+        await store.transact([DropEntry(TABLE, NS, "t")])
+        assert await keys(store, uuid) == []
+
+    async def test_names_without_claims_are_found_and_claim_without_a_check(self, store: DrivenStore) -> None:
+        await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
+        keep = DroppedEntry(id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
+        await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
+        assert sorted(entry.name for entry in await store.unclaimed(9)) == ["t", "u", "v"]
+        assert len(await store.unclaimed(2)) == 2
+        names = [claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
+        await store.transact(names)
+        assert await store.unclaimed(9) == []
+
+    async def test_of_claims_that_race_no_two_overlap(self, store: DrivenStore, other: DrivenStore) -> None:
+        chosen = random.Random(7)
+        folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
+        wanted = [(f"u{number}", chosen.choice(folders)) for number in range(40)]
+        stores = (store, other)
+        outcomes = await asyncio.gather(
+            *(outcome(stores[n % 2].transact([claim(uuid, key)])) for n, (uuid, key) in enumerate(wanted))
+        )
+        assert set(outcomes) == {"won", "bad_request"}
+        held = [await keys(store, uuid) for uuid, _ in wanted]
+        won = [found[0] for found in held if found]
+        assert len(won) == outcomes.count("won")
+        for one in won:
+            assert not any(another.startswith(f"{one}/") for another in won)
+        assert len(set(won)) == len(won)
