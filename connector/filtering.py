@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from metaserver.iceberg.arrow import arrow_array
 from metaserver.iceberg.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
 from metaserver.iceberg.transforms import IDENTITY, function
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import FLOATS, decimal_scale, unscaled_floor
+from metaserver.iceberg.values import FLOATS, Value, decimal_scale, unscaled_floor
 
 Mask = npt.NDArray[np.bool_]
 

@@ -30,12 +30,12 @@ from connector.parquet.casting import Unwritable, arrow_schema
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, plan
 from connector.reading import TaskReader, wanted_of
-from metaserver.iceberg.expressions import Bound, Expression, Op, Value, all_of, any_of
+from metaserver.iceberg.expressions import Bound, Expression, Op, all_of, any_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.schema import Field, Schema
 from metaserver.iceberg.transforms import IDENTITY, canonical, name_of, width_of
-from metaserver.iceberg.values import FLOATS
+from metaserver.iceberg.values import FLOATS, Value
 from metaserver.index.definitions import RECORD, IndexDefinition, read_definitions
 from metaserver.index.delete_files import merge_zeros
 from metaserver.index.hashing import Hashes, hash_halves

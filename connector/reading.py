@@ -41,14 +41,14 @@ from connector.planning import OpenTable, ScanTask, open_table, plan, with_rows
 from connector.predicates import exactly
 from connector.storage import Storage
 from metaserver.iceberg.arrow import plain_type
-from metaserver.iceberg.expressions import FALSE, TRUE, Expression, Value, predicates_of
+from metaserver.iceberg.expressions import FALSE, TRUE, Expression, predicates_of
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.parquet import InDoubt, Unreadable
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.residuals import Residuals
 from metaserver.iceberg.schema import Field, Schema, StructType
 from metaserver.iceberg.transforms import IDENTITY, canonical, result_type
-from metaserver.iceberg.values import decode_json
+from metaserver.iceberg.values import Value, decode_json
 
 FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of

@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metaserver.iceberg.arrow import arrow_array, plain_type
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.parquet import FIELD_ID, InDoubt, has_ids, id_of
 from metaserver.iceberg.schema import Field, ListType, MapType, StructType, Type
-from metaserver.iceberg.values import decode_json
+from metaserver.iceberg.values import Value, decode_json
 
 Convert = Callable[[pa.Array], pa.Array]
 

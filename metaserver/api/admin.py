@@ -17,8 +17,8 @@ from metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_to
 from metaserver.api.describe import Answer, Parameter, describe
 from metaserver.api.keys import AUTHORIZER, CLOCK, PAGES, PRINCIPAL, STORE
 from metaserver.api.paging import PAGING, page_schema, paging
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, allow_somewhere, read_json
-from metaserver.api.timeline import json_response
 from metaserver.errors import BadRequest
 from metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
 from metaserver.wire import check_name, parse_namespace
@@ -125,7 +125,7 @@ async def list_tokens(request: web.Request) -> web.Response:
     found = sorted((f"{token.name} {token.id}", token) for token in await request.app[STORE].tokens())
     rest = [(key, token) for key, token in found if after is None or key > after]
     page, more = rest[:size], len(rest) > size
-    return json_response(
+    return json_answer(
         {
             "tokens": [_token(token, now_ms) for _, token in page],
             "next-page-token": request.app[PAGES].encode(page[-1][0]) if more else None,
@@ -151,7 +151,7 @@ async def create(request: web.Request) -> web.Response:
     if body.grants is not None:
         grants = [make_grant(body.name, wanted.role, wanted.namespace) for wanted in body.grants]
     secret = await create_token(request.app[STORE], request.app[CLOCK], body.name, body.expires_in_s, grants)
-    response = json_response({"name": body.name, "token": secret}, 201)
+    response = json_answer({"name": body.name, "token": secret}, 201)
     response.headers["Cache-Control"] = "no-store"
     return response
 
@@ -192,7 +192,7 @@ async def list_grants(request: web.Request) -> web.Response:
     found = sorted((_grant_key(grant), grant) for grant in rows)
     rest = [(key, grant) for key, grant in found if after is None or key > after]
     page, more = rest[:size], len(rest) > size
-    return json_response(
+    return json_answer(
         {
             "grants": [_grant(grant) for _, grant in page],
             "next-page-token": request.app[PAGES].encode(page[-1][0]) if more else None,
@@ -251,7 +251,7 @@ async def list_audit(request: web.Request) -> web.Response:
     after, size = _paging(request)
     found = await request.app[STORE].audit(after, size + 1)
     page, more = found[:size], len(found) > size
-    return json_response(
+    return json_answer(
         {
             "records": [_audit(record) for record in page],
             "next-page-token": request.app[PAGES].encode(page[-1].id) if more else None,

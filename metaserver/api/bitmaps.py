@@ -27,13 +27,12 @@ import pyroaring
 from aiohttp import web
 
 from metaserver.api import arrow
-from metaserver.api.describe import Answer, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, describe
 from metaserver.api.keys import CATALOG, CLOCK, PLANNER, SETTINGS
 from metaserver.api.lookups import COVERS, DELETED, paths_at
 from metaserver.api.paging import read_token, write_token
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.snapshots import by_schema, snapshot_of
-from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest, TooLarge
 from metaserver.iceberg.expression_json import parse_expression

@@ -30,15 +30,15 @@ from metaserver.api.build_state import (
     shown,
     tell_progress,
 )
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, Parameter, describe
 from metaserver.api.index_state import READER, Files, held_files, load, missing, snapshots_named
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.api.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
 from metaserver.api.listings import FILE_COLUMNS, items
 from metaserver.api.listings import Files as FileListing
 from metaserver.api.paging import page_size
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_body, read_json
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.errors import BadRequest, CommitConflict
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.packing import Longs
@@ -171,7 +171,7 @@ async def start_index_build(request: web.Request) -> web.Response:
         except CommitConflict:
             await move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was under way"})
             raise
-    return json_response(shown(Build(table, definition, instant)))
+    return json_answer(shown(Build(table, definition, instant)))
 
 
 @describe(
@@ -183,7 +183,7 @@ async def start_index_build(request: web.Request) -> web.Response:
 )
 async def load_index_build(request: web.Request) -> web.Response:
     allow(request, path_namespace(request))
-    return json_response(shown(await load_build(request)))
+    return json_answer(shown(await load_build(request)))
 
 
 @describe(
@@ -250,7 +250,7 @@ async def list_index_build_files(request: web.Request) -> web.Response:
             else request.app[PAGES].encode(msgspec.json.encode(following).decode()),
         }
 
-    return json_response(await asyncio.to_thread(answer))
+    return json_answer(await asyncio.to_thread(answer))
 
 
 def _listed(metadata: TableMetadata, files: Files, rows: Longs) -> list[dict[str, Any]]:
@@ -307,7 +307,7 @@ async def register_index_files(request: web.Request) -> web.Response:
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
     build = await load_build(request)
     await tell_progress(request, build)
-    return json_response(shown(build))
+    return json_answer(shown(build))
 
 
 @describe(
@@ -338,7 +338,7 @@ async def finish_index_build(request: web.Request) -> web.Response:
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
         await move(request, build.instant, states[body.outcome], {**progress_of(build), **reason})
         build = await load_build(request)
-    return json_response(shown(build))
+    return json_answer(shown(build))
 
 
 async def _checked(request: web.Request, build: Build, wanted: _RegisteredFile) -> IndexFile:

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, Parameter, describe
 from metaserver.api.idempotency import HEADER, once
 from metaserver.api.index_state import READER
 from metaserver.api.keys import CATALOG, CLOCK, COMMITS, SETTINGS
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.commit import moved_on
 from metaserver.catalog.values import Caller
 from metaserver.commits.change import (
@@ -188,7 +188,7 @@ async def commit_change(request: web.Request) -> web.Response:
         )
 
     async def answer(landed: Landed) -> web.Response:
-        return json_response({**msgspec.to_builtins(landed.committed), _LOCATION: landed.metadata_location})
+        return json_answer({**msgspec.to_builtins(landed.committed), _LOCATION: landed.metadata_location})
 
     return await _located(request, await once(request, work, answer), namespace, name)
 
@@ -207,7 +207,7 @@ async def _located(request: web.Request, response: web.Response, namespace: Name
         entry = None
     if entry is None or entry.uuid != said["table-uuid"]:
         raise moved_on(namespace, name)
-    return json_response({**said, _LOCATION: entry.metadata_location})
+    return json_answer({**said, _LOCATION: entry.metadata_location})
 
 
 async def _index_files(

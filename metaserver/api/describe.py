@@ -26,6 +26,12 @@ class Parameter(msgspec.Struct, frozen=True):
     required: bool = False
 
 
+NAMESPACE = Parameter(
+    "namespace", "path", "Levels joined by the unit separator 0x1F, percent-encoded as %1F.", {"type": "string"}, True
+)
+TABLE = Parameter("table", "path", "Name of the table or view.", {"type": "string"}, True)
+
+
 class Answer(msgspec.Struct, frozen=True):
     status: int
     description: str

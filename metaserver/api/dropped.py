@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, Parameter, describe
 from metaserver.api.keys import AUTHORIZER, CATALOG, PRINCIPAL
 from metaserver.api.paging import PAGING, page_schema, paging
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, allow_somewhere, caller, path_name, path_namespace, read_body
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.catalog.dropped import no_such_dropped
 from metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
 from metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
@@ -79,7 +79,7 @@ async def list_dropped(request: web.Request) -> web.Response:
     path = parse_namespace(namespace) if namespace is not None else None
     allow(request, path or ())
     page = await request.app[CATALOG].dropped.list(path, *paging(request))
-    return json_response({"dropped": [_dropped(row) for row in page.items], "next-page-token": page.next_token})
+    return json_answer({"dropped": [_dropped(row) for row in page.items], "next-page-token": page.next_token})
 
 
 @describe(
@@ -104,7 +104,7 @@ async def undrop(request: web.Request) -> web.Response:
     row = await _row(request)
     allow(request, row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
     entry = await dropped.restore(caller(request), row.id, namespace, name)
-    return json_response(_entry(entry))
+    return json_answer(_entry(entry))
 
 
 @describe(
@@ -136,7 +136,7 @@ async def list_table_metrics(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
     page = await request.app[CATALOG].metrics.list(namespace, name, *paging(request))
-    return json_response({"reports": [_report(row) for row in page.items], "next-page-token": page.next_token})
+    return json_answer({"reports": [_report(row) for row in page.items], "next-page-token": page.next_token})
 
 
 async def _row(request: web.Request) -> DroppedEntry:

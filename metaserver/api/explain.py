@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.describe import Answer, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, describe
 from metaserver.api.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, told_of
 from metaserver.api.keys import CATALOG, PLANNER, SETTINGS
 from metaserver.api.listings import FILE_COLUMNS, Files, items
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.snapshots import snapshot_of
-from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expression_json import expression_json, parse_expression

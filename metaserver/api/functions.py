@@ -6,12 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, Answer, Parameter, describe
 from metaserver.api.endpoints import add_operations
 from metaserver.api.keys import CATALOG
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, caller, page_query, path_name, path_namespace, read_json
-from metaserver.api.timeline import NAMESPACE
 from metaserver.catalog.values import LoadedFunction
 from metaserver.wire import encode_json
 

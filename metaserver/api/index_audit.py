@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from metaserver.api.describe import Answer, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, describe
 from metaserver.api.index_state import AUDITING, READER, TableIndexes, load
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.api.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
 from metaserver.index.definitions import IndexDefinition, read_definitions
 from metaserver.index.described import Described
@@ -119,7 +119,7 @@ async def quarantine_index_file(request: web.Request) -> web.Response:
     else:
         await request.app[REGISTRY].quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
     file = _registered(await load(request, namespace, path_name(request, "table")), definition, body.location)
-    return json_response({"location": file.location, "state": file.state.value, "reason": file.reason})
+    return json_answer({"location": file.location, "state": file.state.value, "reason": file.reason})
 
 
 def _registered(table: TableIndexes, definition: IndexDefinition, location: str) -> IndexFile:
@@ -191,7 +191,7 @@ async def record_index_audit(request: web.Request) -> web.Response:
     )
     await request.app[STORE].transact([RecordInstant(instant=instant)])
     request.app[TIMELINE].notify()
-    return json_response({"id": instant.id, "audited-ms": now_ms})
+    return json_answer({"id": instant.id, "audited-ms": now_ms})
 
 
 @describe(
@@ -261,7 +261,7 @@ async def rebuild_index_registry(request: web.Request) -> web.Response:
         if needed:
             await _register(request, table, definition, needed)
             registered.append(_told(definition, needed))
-    return json_response(
+    return json_answer(
         {
             "folder": folder,
             "known": sum(one.location in known for one in listed),

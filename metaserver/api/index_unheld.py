@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from metaserver.api.describe import Answer, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, describe
 from metaserver.api.index_state import READER, TableIndexes, load, view_of
 from metaserver.api.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.api.keys import CLOCK
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.errors import BadRequest, CommitConflict
 from metaserver.index.packing import Longs
 from metaserver.planner.coverage import file_ids_of
@@ -90,7 +90,7 @@ async def list_unheld_files(request: web.Request) -> web.Response:
             if numbers := np.flatnonzero(unheld[first:end]).tolist():
                 told[one.location] = numbers
     answer: dict[str, Any] = {"unheld": told, "complete": unheld is not None}
-    return json_response(answer)
+    return json_answer(answer)
 
 
 async def _unheld(

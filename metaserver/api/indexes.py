@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, Parameter, describe
 from metaserver.api.index_state import (
     Files,
     Held,
@@ -30,8 +30,8 @@ from metaserver.api.index_state import (
     snapshots_named,
 )
 from metaserver.api.keys import CATALOG, SETTINGS, USAGE
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, caller, path_name, path_namespace, read_json
-from metaserver.api.timeline import NAMESPACE, TABLE, json_response
 from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.definitions import (
@@ -184,7 +184,7 @@ async def list_indexes(request: web.Request) -> web.Response:
     listed += [_broken(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda one: str(one["name"]))
     listed += [_bucket(table.metadata, stand.files, one) for one in bucket_definitions(table.metadata)]
-    return json_response({"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed})
+    return json_answer({"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed})
 
 
 @describe(
@@ -198,7 +198,7 @@ async def load_index(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
     table = await load(request, namespace, path_name(request, "table"))
-    return json_response(await _shown(request, table, path_name(request, "index")))
+    return json_answer(await _shown(request, table, path_name(request, "index")))
 
 
 @describe(
@@ -226,7 +226,7 @@ async def put_index(request: web.Request) -> web.Response:
 
     await _commit(request, changed)
     table = await load(request, namespace, path_name(request, "table"))
-    return json_response(await _shown(request, table, name))
+    return json_answer(await _shown(request, table, name))
 
 
 @describe(

@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from metaserver.api import arrow
 from metaserver.api.arrow_stream import Columns
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.values import MICROS_PER_DAY, NANOS_PER_MICRO, encode_json
+from metaserver.iceberg.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
 from metaserver.index.packing import MISSING, Form, Longs, value_of
 from metaserver.planner.lookup import Found, Stats, StatsColumn, Strings
 from metaserver.planner.partitions import Grouped, Partition, grouped

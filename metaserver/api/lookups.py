@@ -21,13 +21,12 @@ from aiohttp import web
 
 from metaserver.api import arrow
 from metaserver.api.arrow_body import read_stream
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, Parameter, describe
 from metaserver.api.indexes import defined_index
 from metaserver.api.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
 from metaserver.api.listings import Files
 from metaserver.api.requests import allow, boolean_query, parse_body, path_name, path_namespace, read_body
 from metaserver.api.snapshots import SNAPSHOT, snapshot_of, wanted_snapshot
-from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.errors import BadRequest, TooLarge
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.index.definitions import RECORD, IndexDefinition, read_definitions

@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from metaserver.api import arrow
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, Parameter, describe
 from metaserver.api.keys import CATALOG, PLANNER, SETTINGS
 from metaserver.api.listings import (
     FILE_COLUMNS,
@@ -35,7 +35,6 @@ from metaserver.api.listings import (
 from metaserver.api.paging import page_size, read_token, write_token
 from metaserver.api.requests import allow, path_name, path_namespace
 from metaserver.api.snapshots import SNAPSHOT, wanted_snapshot
-from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.schema import Schema

@@ -24,7 +24,8 @@ from metaserver.api.joins import JOIN_SCHEMA
 from metaserver.api.lookups import LOOKUP_SCHEMA
 from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 from metaserver.api.plan_tables import PLAN_TABLE_SCHEMA
-from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA, json_response
+from metaserver.api.render import json_answer
+from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA
 
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
 
@@ -55,7 +56,7 @@ _ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/
     public=True,
 )
 async def openapi(request: web.Request) -> web.Response:
-    return json_response(request.app[DOCUMENT])
+    return json_answer(request.app[DOCUMENT])
 
 
 def build_document(app: web.Application) -> dict[str, Any]:

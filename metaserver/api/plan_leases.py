@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.describe import Answer, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, describe
 from metaserver.api.keys import CATALOG, SETTINGS
 from metaserver.api.plan_audience import AUDIENCE, HEADER, audience_of
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.errors import BadRequest, NoSuchTable
 from metaserver.iceberg.reading import Int64
 from metaserver.settings import Settings

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
-from metaserver.api.describe import Answer, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, describe
 from metaserver.api.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, add_joins, told_of
 from metaserver.api.keys import CATALOG, CLOCK, OBJECTS, PLANNER, PRINCIPAL, SETTINGS
 from metaserver.api.plan_audience import AUDIENCE, audience_of
@@ -26,7 +26,6 @@ from metaserver.api.plan_leases import check_lease, granted_s
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, parse_body, path_name, path_namespace, read_body
 from metaserver.api.snapshots import snapshot_of
-from metaserver.api.timeline import NAMESPACE, TABLE
 from metaserver.catalog.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from metaserver.catalog.values import LoadedTable
 from metaserver.deferred import Deferred

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, Answer, Parameter, describe
 from metaserver.api.keys import AUTHORIZER, CATALOG, PRINCIPAL, SETTINGS
 from metaserver.api.plan_audience import AUDIENCE, HEADER, audience_of
 from metaserver.api.plan_leases import check_lease, granted_s
 from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.timeline import NAMESPACE
 from metaserver.catalog.catalog import Catalog
 from metaserver.catalog.plan_tables import Holder
 from metaserver.catalog.plan_views import Place, Reader

@@ -17,10 +17,11 @@ import structlog
 from aiohttp import web
 
 from metaserver.access.principal import Role
-from metaserver.api.describe import Answer, Parameter, describe
+from metaserver.api.describe import NAMESPACE, TABLE, Answer, Parameter, describe
 from metaserver.api.errors import error_body
 from metaserver.api.keys import AUTHORIZER, CLOCK, DRAIN, PRINCIPAL, REQUEST_ID, SETTINGS, STORE, TIMELINE
 from metaserver.api.paging import page_size
+from metaserver.api.render import json_answer
 from metaserver.api.requests import allow, may_do, may_see, path_name, path_namespace, recheck
 from metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
 from metaserver.store.port import POSITION, EntryKind, Instant, InstantFilter, InstantState, NamespacePath, PointerStore
@@ -69,10 +70,6 @@ _PAGE_SCHEMA: dict[str, Any] = {
         },
     },
 }
-NAMESPACE = Parameter(
-    "namespace", "path", "Levels joined by the unit separator 0x1F, percent-encoded as %1F.", {"type": "string"}, True
-)
-TABLE = Parameter("table", "path", "Name of the table or view.", {"type": "string"}, True)
 _FILTERS = (
     Parameter(
         "since",
@@ -151,7 +148,7 @@ async def _answer(request: web.Request, where: InstantFilter, namespace: Namespa
         found = await timeline.read(where, limit)
     next_since = found[-1].position if found else (None if where.newest_first else where.since)
     shown = [_shown(request, instant) for instant in found if may_do(request, instant.namespace)]
-    return json_response({"instants": shown, "next-since": next_since})
+    return json_answer({"instants": shown, "next-since": next_since})
 
 
 def _shown(request: web.Request, instant: Instant) -> dict[str, Any]:
@@ -268,10 +265,6 @@ def _events(request: web.Request, found: list[Instant]) -> bytes:
         b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(request, instant)))
         for instant in found
     )
-
-
-def json_response(value: Any, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=encode_json(value), content_type="application/json")
 
 
 def add_routes(app: web.Application) -> None:

@@ -25,12 +25,12 @@ from metaserver.iceberg.content_file import (
     partition_types,
 )
 from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import TRUE, Expression, Value
+from metaserver.iceberg.expressions import TRUE, Expression
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reading import Int32, Int64
 from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.values import LONG_MAX, decode_json, partition_key
+from metaserver.iceberg.values import LONG_MAX, Value, decode_json, partition_key
 from metaserver.wire import INDEX_FILES_MAX, check_name
 
 APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"

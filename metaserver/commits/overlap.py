@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.content_file import partition_types
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.ranges import is_ordered, is_rounded
 from metaserver.iceberg.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
-from metaserver.iceberg.values import partition_key, value_key
+from metaserver.iceberg.values import Value, partition_key, value_key
 from metaserver.planner.partitions import Partition, PartitionField
 from metaserver.planner.view import comparable
 

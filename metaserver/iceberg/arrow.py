@@ -11,10 +11,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.schema import ListType, MapType, StructType, Type
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import decimal_precision, decimal_scale, fixed_length
+from metaserver.iceberg.values import Value, decimal_precision, decimal_scale, fixed_length
 
 _UUID_BYTES = 16
 _PLAIN = {

@@ -34,7 +34,6 @@ from metaserver.iceberg.expressions import (
     Op,
     Or,
     Unbound,
-    Value,
     all_of,
     any_of,
 )
@@ -42,7 +41,7 @@ from metaserver.iceberg.literals import FINITE_MAX, Above, Below, Between, Liter
 from metaserver.iceberg.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from metaserver.iceberg.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
 from metaserver.iceberg.types import canonical_primitive
-from metaserver.iceberg.values import FLOATS, decimal_precision, decimal_scale
+from metaserver.iceberg.values import FLOATS, Value, decimal_precision, decimal_scale
 
 _WIDTH_DIGITS = 10
 """Of the widest truncation, 2³¹ - 1."""

@@ -17,7 +17,6 @@ import msgspec
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg import values
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.reading import Int32
@@ -25,6 +24,7 @@ from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPD
 from metaserver.iceberg.schema import StructType, Type, is_primitive, type_name
 from metaserver.iceberg.transforms import VOID, canonical, is_known, values_type
 from metaserver.iceberg.types import base_name
+from metaserver.iceberg.values import Value
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 UNKNOWN = "unknown"

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 import msgspec
 
-Value: TypeAlias = bool | int | float | str | bytes
+from metaserver.iceberg.values import Value
 
 
 class Op(StrEnum):

@@ -26,7 +26,6 @@ from typing import TypeAlias
 from uuid import UUID
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.types import base_name
 from metaserver.iceberg.values import (
     INT_MAX,
@@ -35,6 +34,7 @@ from metaserver.iceberg.values import (
     LONG_MIN,
     NANOS_PER_DAY,
     NANOS_PER_MICRO,
+    Value,
     decimal_precision,
     decimal_scale,
     fixed_length,

@@ -14,11 +14,10 @@ from uuid import UUID
 from metaserver.errors import Corrupt
 from metaserver.iceberg._manifest import MISSING
 from metaserver.iceberg.content_file import DATA, UNKNOWN, ContentFile
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.manifest import DecodedManifest, PartitionValues, Spans
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import FLOATS, INTS, LONG_MAX, LONG_MIN, LONGS, MICROS_PER_DAY, NANOS_PER_DAY
+from metaserver.iceberg.values import FLOATS, INTS, LONG_MAX, LONG_MIN, LONGS, MICROS_PER_DAY, NANOS_PER_DAY, Value
 
 
 def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:

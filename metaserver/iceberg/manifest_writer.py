@@ -18,12 +18,11 @@ import msgspec
 
 from metaserver.errors import Corrupt
 from metaserver.iceberg.content_file import DATA, ContentFile, partition_types
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
 from metaserver.iceberg.manifest_avro import codec_of, entry_record, list_record, write_container
 from metaserver.iceberg.manifest_files import content_files, numbers
 from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.values import FLOATS, encode
+from metaserver.iceberg.values import FLOATS, Value, encode
 
 EXISTING, ADDED, DELETED = 0, 1, 2
 DATA_MANIFEST, DELETE_MANIFEST = 0, 1

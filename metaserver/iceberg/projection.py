@@ -25,20 +25,7 @@ from msgspec.structs import replace
 
 from metaserver.iceberg.binding import OPPOSITE
 from metaserver.iceberg.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions import (
-    FALSE,
-    TRUE,
-    Always,
-    And,
-    Bound,
-    Expression,
-    Op,
-    Or,
-    Value,
-    all_of,
-    any_of,
-    replaced,
-)
+from metaserver.iceberg.expressions import FALSE, TRUE, Always, And, Bound, Expression, Op, Or, all_of, any_of, replaced
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.ranges import Range, backwards, complement, forwards, is_ordered, is_rounded, next_value
 from metaserver.iceberg.transforms import (
@@ -52,6 +39,7 @@ from metaserver.iceberg.transforms import (
     values_type,
     width_of,
 )
+from metaserver.iceberg.values import Value
 
 RANGES_MAX = 200
 """Ranges that one predicate on a transform may become; Java too stops at 200 values of an `in`."""

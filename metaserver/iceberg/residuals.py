@@ -12,25 +12,13 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from metaserver.iceberg.evaluation import may_match, must_match
-from metaserver.iceberg.expressions import (
-    FALSE,
-    TRUE,
-    And,
-    Bound,
-    Expression,
-    Op,
-    Or,
-    Value,
-    all_of,
-    any_of,
-    predicates_of,
-)
+from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Op, Or, all_of, any_of, predicates_of
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.projection import Projected, project
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import IDENTITY
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import INTS, LONGS, TIMESTAMPS
+from metaserver.iceberg.values import INTS, LONGS, TIMESTAMPS, Value
 
 _Partition: TypeAlias = Mapping[int, Value | None]
 

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.murmur3 import murmur3
 from metaserver.iceberg.types import base_name
+from metaserver.iceberg.values import Value
 
 IDENTITY = "identity"
 VOID = "void"

@@ -15,10 +15,13 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from math import copysign, isfinite, isnan
+from typing import TypeAlias
 from uuid import UUID
 
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.types import base_name
+
+Value: TypeAlias = bool | int | float | str | bytes
+"""A value of a predicate or a partition; its form by Iceberg type is listed in `expressions/expression.py`."""
 
 MICROS_PER_DAY = 86_400_000_000
 NANOS_PER_MICRO = 1000

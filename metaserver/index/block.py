@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.manifest import DecodedManifest, PartitionValues
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import result_type
 from metaserver.iceberg.types import canonical_primitive
+from metaserver.iceberg.values import Value
 from metaserver.index._pack import SOURCES, Packer
 from metaserver.index.packing import (
     ALIGNMENT,

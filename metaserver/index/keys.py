@@ -31,9 +31,8 @@ import pyarrow as pa
 
 from metaserver.deferred import Deferred
 from metaserver.iceberg.budget import expanded_bytes
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import FLOATS, INTS, LONGS, TIMESTAMPS, decimal_precision, decimal_scale
+from metaserver.iceberg.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value, decimal_precision, decimal_scale
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

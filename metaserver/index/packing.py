@@ -22,8 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.expressions import Value
-from metaserver.iceberg.values import decimal_precision
+from metaserver.iceberg.values import Value, decimal_precision
 from metaserver.index._pack import SOURCES
 
 MISSING = -(1 << 63)

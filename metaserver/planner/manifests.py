@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
 from metaserver.iceberg.manifest import FieldSummary, ManifestFile
 from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.values import decode
+from metaserver.iceberg.values import Value, decode
 from metaserver.index.packing import Form, form_of, key_of
 
 Key = int | float | bytes

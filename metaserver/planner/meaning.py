@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from metaserver.iceberg.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions import ORDERED, Bound, Op, Value
+from metaserver.iceberg.expressions import ORDERED, Bound, Op
 from metaserver.iceberg.ranges import after_prefix
-from metaserver.iceberg.values import FLOATS
+from metaserver.iceberg.values import FLOATS, Value
 from metaserver.index.keys import Key, KeyRange, KeyRanges, key_of
 
 _EVERYTHING = (KeyRange(None, None),)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from metaserver.iceberg.expressions import FALSE, TRUE, Bound, Expression, Op, Value, all_of
+from metaserver.iceberg.expressions import FALSE, TRUE, Bound, Expression, Op, all_of
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.projection import inclusive
 from metaserver.iceberg.transforms import IDENTITY
+from metaserver.iceberg.values import Value
 from metaserver.index.key_set import KeySet
 from metaserver.index.keys import has_codes
 from metaserver.index.packing import Form, value_of

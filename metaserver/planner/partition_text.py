@@ -14,11 +14,10 @@ from weakref import WeakKeyDictionary
 
 from cache.memory import MemoryCache
 from metaserver.errors import Corrupt, NotAcceptable
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.transforms import values_type
 from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import MICROS_PER_DAY, NANOS_PER_MICRO, encode_json
+from metaserver.iceberg.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
 from metaserver.index.block import Block
 from metaserver.index.packing import Longs
 from metaserver.planner.located import Located, keys

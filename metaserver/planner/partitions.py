@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaserver.iceberg.expressions import Value
-from metaserver.iceberg.values import value_key
+from metaserver.iceberg.values import Value, value_key
 from metaserver.index.packing import NONE, Column, Form, Longs
 from metaserver.index.strings import strings
 from metaserver.planner.lookup import Found, Segment

@@ -32,14 +32,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions import FALSE, Bound, Expression, Op, Value, all_of
+from metaserver.iceberg.expressions import FALSE, Bound, Expression, Op, all_of
 from metaserver.iceberg.literals import Above, Below, Between, parse_literal
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.schema import Schema
 from metaserver.iceberg.transforms import UNITS_PER_DAY, canonical, name_of, result_type
 from metaserver.iceberg.types import base_name, canonical_primitive
-from metaserver.iceberg.values import decimal_scale, parse_iso_date
+from metaserver.iceberg.values import Value, decimal_scale, parse_iso_date
 from metaserver.index.block import Block
 from metaserver.index.packing import NONE, Form, Longs, key_of
 from metaserver.planner.prune import narrow_by_partition

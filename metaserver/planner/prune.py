@@ -18,10 +18,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or, Value
+from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
 from metaserver.iceberg.projection import source_ranges
 from metaserver.iceberg.ranges import after_prefix
 from metaserver.iceberg.transforms import IDENTITY
+from metaserver.iceberg.values import Value
 from metaserver.index import _scan
 from metaserver.index.block import COUNTS
 from metaserver.index.key_set import KeySet

@@ -8,12 +8,13 @@ from types import MappingProxyType
 import msgspec
 
 from metaserver.iceberg.evaluation import may_match
-from metaserver.iceberg.expressions import Expression, Value
+from metaserver.iceberg.expressions import Expression
 from metaserver.iceberg.metadata import TableMetadata
 from metaserver.iceberg.partition import PartitionSpec
 from metaserver.iceberg.projection import Projected, deciding_fields, project
 from metaserver.iceberg.residuals import Residuals
 from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.values import Value
 from metaserver.index.packing import Longs
 from metaserver.planner.deletes import DeleteIndex
 from metaserver.planner.view import TableView, comparable

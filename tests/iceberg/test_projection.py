@@ -9,10 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from metaserver.iceberg.evaluation import may_match, must_match
-from metaserver.iceberg.expressions import FALSE, TRUE, Always, And, Bound, Expression, Op, Or, Value
+from metaserver.iceberg.expressions import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.projection import RANGES_MAX, inclusive, source_ranges, strict
 from metaserver.iceberg.transforms import apply, result_type
+from metaserver.iceberg.values import Value
 from tests.iceberg.predicates import (
     COLUMNS,
     DAY,

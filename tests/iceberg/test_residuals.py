@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaserver.iceberg.evaluation import may_match, must_match, verdict
-from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Op, Or, Value
+from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Op, Or
 from metaserver.iceberg.partition import UNPARTITIONED, PartitionField, PartitionSpec
 from metaserver.iceberg.residuals import Residuals, nameable
 from metaserver.iceberg.schema import Field, Schema
+from metaserver.iceberg.values import Value
 from tests.iceberg.predicates import (
     COLUMNS,
     DAY,

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions import Value
 from metaserver.iceberg.manifest import Spans
-from metaserver.iceberg.values import encode
+from metaserver.iceberg.values import Value, encode
 from metaserver.index._pack import Packer
 from metaserver.index.packing import (
     LONG_MAX,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions import Value
+from metaserver.iceberg.values import Value
 from metaserver.index import _scan
 from metaserver.index.packing import NONE, Form, Packed, form_of, key_of
 from tests.index.test_packing import VALUES, packed_bounds

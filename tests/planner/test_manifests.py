@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions import Bound, Expression, Op, Value
+from metaserver.iceberg.expressions import Bound, Expression, Op
 from metaserver.iceberg.manifest import FieldSummary, ManifestFile
 from metaserver.iceberg.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.values import Value
 from metaserver.index.packing import Form
 from metaserver.planner import manifests, planner
 from metaserver.planner.manifests import needed
