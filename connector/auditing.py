@@ -23,10 +23,10 @@ from connector.parquet.columns import Projection
 from connector.storage import Storage
 from connector.verifying import Verdict, verify_index_file
 from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index.definitions import of_id
-from metaserver.index.hashing import file_ids
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.files.definitions import of_id
+from metaserver.index.keys.hashing import file_ids
 
 _TRIES = 5
 """To see an index and its snapshot at one time while others commit."""

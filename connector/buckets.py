@@ -30,10 +30,10 @@ from connector.client import CURRENT, At, Name, SeamarkClient
 from connector.commits import back_off
 from connector.errors import BadRequest, Conflict
 from connector.planning import open_table
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.table_json import decode_table
-from metaserver.iceberg.transforms import VOID, canonical, name_of, width_of
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.iceberg.types.transforms import VOID, canonical, name_of, width_of
 
 Longs = npt.NDArray[np.int64]
 

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 from connector.client import Name
 from connector.errors import ClientError
 from connector.indexes import IndexClient
-from connector.indexing import DataFile, IndexTask, Written, index_data_files
+from connector.indexing import DataFile, IndexTask, WrittenIndex, index_data_files
 from connector.parquet.columns import Projection
 from connector.storage import Storage
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.table_json import decode_table
-from metaserver.iceberg.transforms import IDENTITY
-from metaserver.index.definitions import of_id
-from metaserver.index.hashing import file_ids
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.iceberg.types.transforms import IDENTITY
+from metaserver.index.files.definitions import of_id
+from metaserver.index.keys.hashing import file_ids
 
 PASSES_MAX = 64
 """How often a build asks anew for what was committed meanwhile; then it ends, and the next one goes on."""
@@ -39,7 +39,7 @@ _TOLD_MAX = 1000
 
 
 @dataclass(frozen=True)
-class Limits:
+class GroupLimits:
     """Of one group of data files, which become one index file; a larger file is a group by itself.
 
     `size_bytes` is of whole files, of which only the indexed columns are read; `rows` bounds a worker's memory.
@@ -50,7 +50,7 @@ class Limits:
     rows: int = 8_000_000
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = GroupLimits()
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Workers(Protocol):
     def parallelism(self) -> int:
         """Groups that are worked on at the same time."""
 
-    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[Written]:
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[WrittenIndex]:
         """One index file of each group, in any order; what is done may be told before all is."""
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class InProcess:
 
     parallelism = 1
 
-    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         return (index_data_files(task, group) for group in groups)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Adaptive:
     def parallelism(self) -> int:
         return self._cluster.parallelism if self._cluster is not None else os.cpu_count() or 1
 
-    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[Written]:
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[WrittenIndex]:
         files = sum(map(len, groups))
         size_bytes = sum(one.size_bytes for group in groups for one in group)
         if files < SMALL_FILES and size_bytes < SMALL_BYTES:
@@ -141,7 +141,7 @@ def build(
     workers: Workers,
     *,
     exclusive: bool = False,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: GroupLimits = DEFAULT_LIMITS,
     passes_max: int = PASSES_MAX,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> BuildReport:
@@ -182,7 +182,7 @@ class _Run:
         index: str,
         begun: dict[str, Any],
         workers: Workers,
-        limits: Limits,
+        limits: GroupLimits,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._client = client
@@ -238,7 +238,7 @@ class _Run:
                 if file.path in self._why:
                     self._left_why.append((file.path, self._why[file.path]))
 
-    def _take(self, written: Written) -> None:
+    def _take(self, written: WrittenIndex) -> None:
         self._skipped += len(written.skipped)
         for path, why in written.skipped[: _TOLD_MAX - len(self._why)]:
             self._why[path] = why
@@ -246,7 +246,7 @@ class _Run:
             self._json = self._client.register_index_files(*self._at, [(written.location, written.size_bytes)])
         self._on_progress(self._progress(self._json))
 
-    def _shared(self) -> Limits:
+    def _shared(self) -> GroupLimits:
         """Groups small enough for every worker to have some, as far as that leaves them worth an index file."""
         said = self._json["progress"]
         shares = self._workers.parallelism * _GROUPS_A_WORKER
@@ -312,7 +312,7 @@ def _identities(spec: PartitionSpec) -> frozenset[int]:
     return frozenset(source for one in spec.fields if one.transform == IDENTITY for source in one.sources)
 
 
-def grouped(files: Iterable[DataFile], limits: Limits) -> Iterator[tuple[DataFile, ...]]:
+def grouped(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
     """Files in their order, cut into groups within the limits; each has a file at least."""
     group: list[DataFile] = []
     size_bytes = rows = 0

@@ -19,14 +19,14 @@ from typing import NamedTuple
 from connector.client import SeamarkClient
 from connector.errors import BadRequest
 from connector.planning import OpenTable, ScanTask, plan
-from metaserver.iceberg.snapshot import Snapshot
+from metaserver.iceberg.metadata.snapshot import Snapshot
 
 INSERT, DELETE = "insert", "delete"
 OPERATION = "operation"
 APPEND, REPLACE = "append", "replace"
 
 
-class Change(NamedTuple):
+class SnapshotChange(NamedTuple):
     kind: str
     """INSERT or DELETE."""
     task: ScanTask
@@ -53,7 +53,7 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
     return found[::-1]
 
 
-def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[Change]:
+def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
     """From the rows of `start` (none: the empty table) to those of `end`, both snapshots of the table."""
     for before, after in _segments(history(table, start, end), start):
         yield from _between(client, table, before, after)
@@ -72,17 +72,17 @@ def _segments(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tupl
         yield before, after
 
 
-def _between(client: SeamarkClient, table: OpenTable, before: int | None, after: int) -> Iterator[Change]:
+def _between(client: SeamarkClient, table: OpenTable, before: int | None, after: int) -> Iterator[SnapshotChange]:
     earlier: dict[str, ScanTask] = {}
     if before is not None:
         earlier = {one.path: one for one in plan(client, replace(table, snapshot_id=before))}
     for task in plan(client, replace(table, snapshot_id=after)):
         was = earlier.pop(task.path, None)
         if was is None:
-            yield Change(INSERT, task)
+            yield SnapshotChange(INSERT, task)
         elif list(was.deletes) != list(task.deletes):
-            yield Change(DELETE, replace(was, removed_by=task.deletes))
+            yield SnapshotChange(DELETE, replace(was, removed_by=task.deletes))
             if any(one not in task.deletes for one in was.deletes):  # deletes that were taken back, or replaced
-                yield Change(INSERT, replace(task, removed_by=was.deletes))
+                yield SnapshotChange(INSERT, replace(task, removed_by=was.deletes))
     for gone in earlier.values():
-        yield Change(DELETE, gone)
+        yield SnapshotChange(DELETE, gone)

@@ -40,7 +40,7 @@ class Reached:
     on: Mapping[str, str]
 
 
-class Lookup:
+class KeyLookup:
     """Finds rows by their keys. Picklable."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
@@ -80,7 +80,7 @@ class Attributes:
         if not by:
             raise BadRequest("Say by which attributes rows are to be clustered")
         self._tables = {name: one.rows.combine_chunks() for name, one in joins.items()}
-        self._ways: dict[str, tuple[tuple[str, ...], Lookup]] = {}
+        self._ways: dict[str, tuple[tuple[str, ...], KeyLookup]] = {}
         """How rows of ours lead to one of a table: the columns, and the lookup."""
         self._homes: dict[str, str] = {}
         """The table that a table's columns were brought into, where not ours lead to it."""
@@ -109,7 +109,7 @@ class Attributes:
             raise BadRequest(f"Say by which columns {name!r} is reached")
         for column in one.on.values():
             _check_column(column, table.schema, f"{name}.{column}")
-        lookup = Lookup([_whole(table[column]) for column in one.on.values()])
+        lookup = KeyLookup([_whole(table[column]) for column in one.on.values()])
         places = [self._place(each, schema) for each in one.on]
         homes = {home for home, _ in places}
         if len(homes) > 1:

@@ -19,14 +19,14 @@ import pyarrow as pa
 from cache.memory import MemoryCache
 from connector.storage import Storage
 from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.transforms import IDENTITY
-from metaserver.index.delete_files import EQUALITY, Columns, Content, DeleteFile, KeySet, Positions, decoded
-from metaserver.index.hashing import hash_halves
-from metaserver.index.keys import keys_of
-from metaserver.index.packing import MISSING, Longs
-from metaserver.index.terms import resolve_id
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.transforms import IDENTITY
+from metaserver.index.blocks.packing import MISSING, Longs
+from metaserver.index.keys.delete_files import EQUALITY, Columns, Content, DeletedKeys, DeleteFile, Positions, decoded
+from metaserver.index.keys.hashing import hash_halves
+from metaserver.index.keys.keys import keys_of
+from metaserver.index.keys.terms import resolve_id
 
 KEPT_BYTES = 256 << 20
 """Of delete files that apply to many data files."""
@@ -37,11 +37,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Gone:
+class DeletedRowSet:
     """Rows of one data file: `positions` ascending, and those whose key is in one of the sets."""
 
     positions: Longs
-    keys: tuple[tuple[Columns, KeySet], ...]
+    keys: tuple[tuple[Columns, DeletedKeys], ...]
 
     @property
     def column_ids(self) -> set[int]:
@@ -68,7 +68,7 @@ class Gone:
         return mask
 
 
-NOTHING = Gone(np.zeros(0, dtype=np.int64), ())
+NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 
 
 def united(*positions: Longs) -> Longs:
@@ -88,7 +88,7 @@ class Deletes:
         self._metadata = metadata
         self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
 
-    def of(self, path: str, files: Sequence[Mapping[str, Any]]) -> Gone:
+    def of(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
         """What these delete files (REST spec, schema `DeleteFile`) took of a data file. Unreadable."""
         if not files:
             return NOTHING
@@ -104,7 +104,9 @@ class Deletes:
                 keys.append((columns, content))
         if vectors > 1:
             raise Unreadable(path, f"it has {vectors} deletion vectors; a data file has one at most")
-        return Gone(positions[0] if len(positions) == 1 else united(NOTHING.positions, *positions), tuple(keys))
+        return DeletedRowSet(
+            positions[0] if len(positions) == 1 else united(NOTHING.positions, *positions), tuple(keys)
+        )
 
     def _columns(self, file: DeleteFile) -> Columns:
         if file.content != EQUALITY:

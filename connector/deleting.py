@@ -36,11 +36,11 @@ from connector.parquet.writing import FileWriter
 from connector.partitioning import Partitioner
 from connector.storage import Storage
 from connector.target import WriteTarget
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.puffin import MAGIC, Blob, write_puffin
-from metaserver.iceberg.reserved import DELETED_PATH, DELETED_POSITION
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.values import FLOATS
+from metaserver.iceberg.files.puffin import MAGIC, Blob, write_puffin
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.iceberg.types.values import FLOATS
 
 Longs = npt.NDArray[np.int64]
 

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaserver.iceberg.arrow import arrow_array
-from metaserver.iceberg.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.transforms import IDENTITY, function
-from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import FLOATS, Value, decimal_scale, unscaled_floor
+from metaserver.iceberg.expressions.arrow import arrow_array
+from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from metaserver.iceberg.types.transforms import IDENTITY, function
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import FLOATS, Value, decimal_scale, unscaled_floor
 
 Mask = npt.NDArray[np.bool_]
 

@@ -21,15 +21,24 @@ from typing import Any
 import structlog
 
 from connector.auditing import verify_some
-from connector.building import DEFAULT_LIMITS, ClusterFailed, Limits, Source, TableReplaced, Workers, begun_build, build
+from connector.building import (
+    DEFAULT_LIMITS,
+    ClusterFailed,
+    GroupLimits,
+    Source,
+    TableReplaced,
+    Workers,
+    begun_build,
+    build,
+)
 from connector.errors import ClientError, NotFound, Refused, Unauthenticated, Unavailable, Unreachable
 from connector.indexes import Index, IndexClient
 from connector.merging import FANOUT, Registered, due, merge_index_files
 from connector.verifying import Verdict
 from metaserver.clock import SystemClock
 from metaserver.errors import SeamarkError
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index.definitions import read_definitions
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.files.definitions import read_definitions
 
 PASSES_MAX = 8
 """Of one build, so that a table that is written to without a pause keeps no other waiting."""
@@ -110,7 +119,7 @@ class Indexer:
 
     client: IndexClient
     open_workers: Callable[[], AbstractContextManager[Workers]]
-    limits: Limits = DEFAULT_LIMITS
+    limits: GroupLimits = DEFAULT_LIMITS
     now: Callable[[], float] = time.monotonic
     now_ms: Callable[[], int] = SystemClock().now_ms
     audit: AuditLimits | None = None

@@ -20,17 +20,17 @@ import pyarrow.compute as pc
 
 from connector.parquet.columns import Projection, read_columns
 from connector.storage import Storage
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.puffin import Part
-from metaserver.iceberg.transforms import IDENTITY, function
-from metaserver.iceberg.types import base_name
-from metaserver.index import bitmap, bloom, record
-from metaserver.index.definitions import DEFAULT_FPP, IndexDefinition
-from metaserver.index.hashing import file_ids
-from metaserver.index.index_file import FilesTable, assemble
-from metaserver.index.keys import Bits, Key, Keys, bits_of, has_codes, key_of, keys_of
-from metaserver.index.kinds import KINDS
-from metaserver.index.terms import LOWER, Term
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.files.puffin import Part
+from metaserver.iceberg.types.transforms import IDENTITY, function
+from metaserver.iceberg.types.types import base_name
+from metaserver.index.files.definitions import DEFAULT_FPP, IndexDefinition
+from metaserver.index.files.index_file import FilesTable, assemble
+from metaserver.index.keys.hashing import file_ids
+from metaserver.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of, keys_of
+from metaserver.index.keys.terms import LOWER, Term
+from metaserver.index.kinds import bitmap, bloom, record
+from metaserver.index.kinds.kinds import KINDS
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
 """What a key of an integer type is above its value: as a code, and as 16 bytes (`keys.py`)."""
@@ -59,7 +59,7 @@ class IndexTask:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenIndex:
     """`location` is None where no file could be indexed; `skipped` are (path, why)."""
 
     location: str | None
@@ -69,7 +69,7 @@ class Written:
     skipped: tuple[tuple[str, str], ...]
 
 
-def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> Written:
+def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
     """One index file of these data files, written and durable."""
     builts: list[Any] = []
     done: list[DataFile] = []
@@ -85,13 +85,13 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> Written:
 
 def write_index_file(
     task: IndexTask, files: Sequence[DataFile], builts: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
-) -> Written:
+) -> WrittenIndex:
     """Of what `built` made of each data file; no index file for no data file."""
     if not files:
-        return Written(None, 0, 0, 0, tuple(skipped))
+        return WrittenIndex(None, 0, 0, 0, tuple(skipped))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
     size_bytes = task.storage.write(location, index_file(task.table_uuid, task.definition, files, builts))
-    return Written(location, len(files), sum(one.records for one in files), size_bytes, tuple(skipped))
+    return WrittenIndex(location, len(files), sum(one.records for one in files), size_bytes, tuple(skipped))
 
 
 def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:

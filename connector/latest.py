@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.locating import Keys, hashes_of, key_fields
+from connector.locating import BatchKeys, hashes_of, key_fields
 from connector.parquet.casting import Unwritable, arrow_schema, conform
-from metaserver.iceberg.arrow import plain_type
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index.delete_files import merge_zeros
-from metaserver.index.keys import has_codes, keys_of, mask_of
+from metaserver.iceberg.expressions.arrow import plain_type
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.keys.delete_files import merge_zeros
+from metaserver.index.keys.keys import has_codes, keys_of, mask_of
 
 Mask = npt.NDArray[np.bool_]
 Longs = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ class Batch:
     """Row k is that of key k."""
 
     rows: pa.Table
-    keys: Keys
+    keys: BatchKeys
     precombine: Field | None
     partial: bool
     """Whether other columns are to be taken from what is stored."""
@@ -69,7 +69,7 @@ def batch_of(
     combining = None if precombine is None else by_name[precombine]
     rank = Rank.of(None if combining is None else column_of(table, combining), combining, table.num_rows)
     kept = pa.array(latest(hashes_of(fields, found), rank))
-    return Batch(table.take(kept), Keys(fields, [one.take(kept) for one in found]), combining, columns is not None)
+    return Batch(table.take(kept), BatchKeys(fields, [one.take(kept) for one in found]), combining, columns is not None)
 
 
 def refuse_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from connector.parquet.casting import Unwritable
 from connector.target import WriteTarget
-from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.parquet import InDoubt
-from metaserver.iceberg.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from metaserver.iceberg.schema import Field, Schema
+from metaserver.iceberg.files.parquet import InDoubt
+from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from metaserver.iceberg.types.schema import Field, Schema
 
 ROW_ID_NAME, LAST_UPDATED_NAME = "_row_id", "_last_updated_sequence_number"
 LINEAGE = (

@@ -6,7 +6,7 @@ files are read that the server's plan leaves for the keys: by bucket and other p
 bloom filters and bitmaps. What no index says anything about is read.
 
 Keys are equal as to SQL's readers: -0.0 is 0.0; and NaN is NaN. No key has a null. They are compared by hashes of 128
-bits (`metaserver.index.hashing`). Record indexes keep the two zeros apart, so they are asked for both.
+bits (`metaserver.index.keys.hashing`). Record indexes keep the two zeros apart, so they are asked for both.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from connector.parquet.casting import Unwritable, arrow_schema
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, plan
 from connector.reading import TaskReader, wanted_of
-from metaserver.iceberg.expressions import Bound, Expression, Op, all_of, any_of
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.transforms import IDENTITY, canonical, name_of, width_of
-from metaserver.iceberg.values import FLOATS, Value
-from metaserver.index.definitions import RECORD, IndexDefinition, read_definitions
-from metaserver.index.delete_files import merge_zeros
-from metaserver.index.hashing import Hashes, hash_halves
-from metaserver.index.keys import keys_of
+from metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
+from metaserver.iceberg.types.values import FLOATS, Value
+from metaserver.index.files.definitions import RECORD, IndexDefinition, read_definitions
+from metaserver.index.keys.delete_files import merge_zeros
+from metaserver.index.keys.hashing import Hashes, hash_halves
+from metaserver.index.keys.keys import keys_of
 
 Longs = npt.NDArray[np.int64]
 
@@ -56,7 +56,7 @@ _CODE_BYTES = 8
 _LOOKUP_KEYS = 1_000_000
 
 
-class Keys:
+class BatchKeys:
     """The distinct keys of a batch, none of them null; key k is row k of each column."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
@@ -252,7 +252,7 @@ def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRows:
     """Live rows of one data file: int64[rows] each, `positions` ascending. `keys` are the numbers of theirs."""
 
     task: ScanTask
@@ -264,27 +264,27 @@ class Found:
         """Whether they are all rows of the file."""
         return len(self.positions) == self.task.records
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> Found:
+    def of(self, chosen: npt.NDArray[np.bool_]) -> FoundRows:
         """Those of its rows whose keys are chosen, bool[keys]."""
         kept = chosen[self.keys]
-        return Found(self.task, self.positions[kept], self.keys[kept])
+        return FoundRows(self.task, self.positions[kept], self.keys[kept])
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedKeys:
     """Files with at least one row of a key; and the paths of those that had to be read."""
 
-    files: tuple[Found, ...]
+    files: tuple[FoundRows, ...]
     read: frozenset[str]
 
 
-def locate(client: SeamarkClient, table: OpenTable, keys: Keys, way: str | None = None) -> Located:
+def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, way: str | None = None) -> LocatedKeys:
     """Every live row of the table's snapshot that has one of the keys.
 
     `way` is by default `lookup` where there is a record index on the keys, else `scan`. Unreadable names a file.
     """
     if table.snapshot_id is None or not keys.count:
-        return Located((), frozenset())
+        return LocatedKeys((), frozenset())
     index = record_index(table.metadata, keys.fields)
     if way == LOOKUP and index is None:
         named = ", ".join(one.name for one in keys.fields)
@@ -299,11 +299,11 @@ def locate(client: SeamarkClient, table: OpenTable, keys: Keys, way: str | None 
             raise ServerFailed(
                 f"{min(lost)} has rows of the keys by the index {known.index}, and is in no plan for them"
             )
-        found = [Found(tasks[path], *rows) for path, rows in known.rows.items() if path not in known.unsure]
+        found = [FoundRows(tasks[path], *rows) for path, rows in known.rows.items() if path not in known.unsure]
     to_read = [task for path, task in tasks.items() if known is None or path in known.unsure]
     for task, positions, numbers in _scanned(table, keys, to_read):
-        found.append(Found(task, positions, numbers))
-    return Located(tuple(found), frozenset(task.path for task in to_read))
+        found.append(FoundRows(task, positions, numbers))
+    return LocatedKeys(tuple(found), frozenset(task.path for task in to_read))
 
 
 def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
@@ -324,7 +324,7 @@ class _Known:
     unsure: frozenset[str]
 
 
-def _looked_up(client: SeamarkClient, table: OpenTable, keys: Keys, index: IndexDefinition) -> _Known | None:
+def _looked_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _Known | None:
     """None where the index tells too little, or the server cannot ask it: every planned file is to be read then."""
     parts: list[pa.Table] = []
     unsure: set[str] = set()
@@ -362,7 +362,7 @@ def _by_file(files: pa.DictionaryArray, positions: Longs, numbers: Longs) -> Ite
             yield path, (positions[mine], numbers[mine])
 
 
-def _scanned(table: OpenTable, keys: Keys, tasks: Iterable[ScanTask]) -> Iterator[tuple[ScanTask, Longs, Longs]]:
+def _scanned(table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]) -> Iterator[tuple[ScanTask, Longs, Longs]]:
     """The rows of files that have one of the keys, by reading the keys' columns."""
     names = [one.name for one in keys.fields]
     # Rows are matched by hash; the filter is for row groups that statistics rule out, and each row is held against it.

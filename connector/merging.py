@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from connector.indexing import Written
+from connector.indexing import WrittenIndex
 from connector.storage import Storage
-from metaserver.index.index_file import FilesTable, IndexFile, assemble, open_index_file
-from metaserver.index.kinds import KINDS
+from metaserver.index.files.index_file import FilesTable, IndexFile, assemble, open_index_file
+from metaserver.index.kinds.kinds import KINDS
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
@@ -60,7 +60,7 @@ def due(files: Iterable[Registered], *, fanout: int = FANOUT, size_max_bytes: in
 
 def merge_index_files(
     locations: Sequence[str], folder: str, storage: Storage, *, dropped: Mapping[str, Iterable[int]] | None = None
-) -> Written:
+) -> WrittenIndex:
     """One index file of several of one table and definition, oldest first, written and durable.
 
     `dropped` tells, by location, the numbers of data files to leave out. `location` is None where nothing is left.
@@ -72,7 +72,7 @@ def merge_index_files(
         raise ValueError(f"index files of different tables or definitions cannot be merged: {', '.join(locations)}")
     kept = _kept(opened, dropped or {})
     if not any(mask.any() for mask in kept):
-        return Written(None, 0, 0, 0, ())
+        return WrittenIndex(None, 0, 0, 0, ())
     header = opened[0].header
     kind = KINDS[header.kind]
     files = FilesTable.merged(zip((one.files for one in opened), kept, strict=True))
@@ -86,7 +86,7 @@ def merge_index_files(
         level=max(one.header.level for one in opened) + 1,
     )
     location = f"{folder}/{uuid.uuid4()}.puffin"
-    return Written(location, len(files), files.rows, storage.write(location, parts), ())
+    return WrittenIndex(location, len(files), files.rows, storage.write(location, parts), ())
 
 
 def _kept(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:

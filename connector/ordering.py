@@ -13,18 +13,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.partitioning import Term, column_at, term_of, transformed
-from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.sort_order import SortOrder
-from metaserver.iceberg.transforms import IDENTITY, VOID
-from metaserver.index.keys import has_codes, keys_of, mask_of
+from connector.partitioning import PartitionTerm, column_at, term_of, transformed
+from metaserver.iceberg.metadata.sort_order import SortOrder
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.transforms import IDENTITY, VOID
+from metaserver.index.keys.keys import has_codes, keys_of, mask_of
 
 _NAN = np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
 class _Field:
-    term: Term
+    term: PartitionTerm
     descending: bool
     nulls_first: bool
 
@@ -65,7 +65,7 @@ def _keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
     return [(valid if field.nulls_first else ~valid).astype(np.uint64), np.where(valid, ranks, np.uint64(0))]
 
 
-def _ranks(term: Term, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
     """Numbers in the order of the values, and which rows are not null; None for all."""
     column = column_at(rows, term.places)
     if term.transform != IDENTITY:

@@ -1,8 +1,8 @@
 """Rows by partition: the transforms of a spec over Arrow columns, and which rows make the same tuple.
 
-The rule kept: a row goes where `metaserver.iceberg.transforms` says that its values go, which is where Java's writers
-put it. Numbers and strings are computed a column at a time; what is left, wide decimals and the buckets of decimals, by
-that very function, once for each distinct value. Values are in the form of `expressions.py`.
+The rule kept: a row goes where `metaserver.iceberg.types.transforms` says that its values go, which is where Java's
+writers put it. Numbers and strings are computed a column at a time; what is left, wide decimals and the buckets of
+decimals, by that very function, once for each distinct value. Values are in the form of `expressions.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from connector.parquet.casting import UNKNOWN, Unwritable
 from metaserver.errors import BadRequest
-from metaserver.iceberg.murmur3 import murmur3
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.schema import Schema, StructType
-from metaserver.iceberg.transforms import (
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.types.murmur3 import murmur3
+from metaserver.iceberg.types.schema import Schema, StructType
+from metaserver.iceberg.types.transforms import (
     IDENTITY,
     UNITS_PER_DAY,
     VOID,
@@ -32,9 +32,9 @@ from metaserver.iceberg.transforms import (
     result_type,
     width_of,
 )
-from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import FLOATS, decimal_scale, encode_json
-from metaserver.index.keys import Keys, has_codes, keys_of, mask_of
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import FLOATS, decimal_scale, encode_json
+from metaserver.index.keys.keys import Keys, has_codes, keys_of, mask_of
 
 Longs = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
@@ -58,7 +58,7 @@ class Values(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Term:
+class PartitionTerm:
     """A transform of a column. `places` leads to the column through the structs of a batch."""
 
     transform: str
@@ -74,18 +74,18 @@ class Term:
         return result_type(self.transform, self.kind)
 
 
-def term_of(transform: str, sources: Sequence[int], schema: Schema, what: str) -> Term:
+def term_of(transform: str, sources: Sequence[int], schema: Schema, what: str) -> PartitionTerm:
     """Of a column of the table's schema; batches are such as `casting.conform` makes. Unwritable naming `what`."""
     column = schema.column(sources[0]) if len(sources) == 1 else None
     if transform == VOID:
-        return Term(VOID, column.type if column is not None and isinstance(column.type, str) else "int", ())
+        return PartitionTerm(VOID, column.type if column is not None and isinstance(column.type, str) else "int", ())
     if column is None or not isinstance(column.type, str):
         raise Unwritable(f"{what} is of columns {list(sources)}, which are not one column of a primitive type")
     try:
         function(transform, column.type)
     except BadRequest as error:
         raise Unwritable(f"{what} cannot be written: {error.message}") from None
-    return Term(transform, column.type, places_of(column.id, schema))
+    return PartitionTerm(transform, column.type, places_of(column.id, schema))
 
 
 def places_of(column_id: int, schema: Schema) -> tuple[int, ...]:

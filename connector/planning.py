@@ -17,14 +17,25 @@ from connector.client import At, Name, SeamarkClient
 from connector.errors import BadRequest
 from connector.lineage import has_lineage
 from connector.storage import Storage
-from metaserver.iceberg.expression_json import expression_json
-from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Op, Or, all_of, any_of, predicates_of
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.snapshot import MAIN, Snapshot
-from metaserver.iceberg.table_json import decode_table
-from metaserver.iceberg.values import FLOATS
-from metaserver.index.definitions import BITMAP, read_definitions
+from metaserver.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    And,
+    Bound,
+    Expression,
+    Op,
+    Or,
+    all_of,
+    any_of,
+    predicates_of,
+)
+from metaserver.iceberg.expressions.expression_json import expression_json
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.values import FLOATS
+from metaserver.index.files.definitions import BITMAP, read_definitions
 
 Json = Mapping[str, Any]
 

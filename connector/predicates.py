@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from connector.errors import BadRequest
 from metaserver.deferred import Deferred
 from metaserver.errors import RequestError
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import Expression
-from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression import Expression
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.types.schema import Schema
 
 if TYPE_CHECKING:
-    from metaserver.iceberg import sql
+    from metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("metaserver.iceberg.sql")  # every worker of Spark imports this module, and few parse SQL
+    sql = Deferred("metaserver.iceberg.expressions.sql")  # every worker of Spark imports this module, and few parse SQL
 
 
 def exactly(where: str | Any, schema: Schema) -> Expression:

@@ -40,15 +40,15 @@ from connector.parquet.row_groups import RowGroups
 from connector.planning import OpenTable, ScanTask, open_table, plan, with_rows
 from connector.predicates import exactly
 from connector.storage import Storage
-from metaserver.iceberg.arrow import plain_type
-from metaserver.iceberg.expressions import FALSE, TRUE, Expression, predicates_of
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.parquet import InDoubt, Unreadable
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.residuals import Residuals
-from metaserver.iceberg.schema import Field, Schema, StructType
-from metaserver.iceberg.transforms import IDENTITY, canonical, result_type
-from metaserver.iceberg.values import Value, decode_json
+from metaserver.iceberg.expressions.arrow import plain_type
+from metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, predicates_of
+from metaserver.iceberg.expressions.residuals import Residuals
+from metaserver.iceberg.files.parquet import InDoubt, Unreadable
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.types.schema import Field, Schema, StructType
+from metaserver.iceberg.types.transforms import IDENTITY, canonical, result_type
+from metaserver.iceberg.types.values import Value, decode_json
 
 FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of
@@ -64,7 +64,7 @@ Longs = npt.NDArray[np.int64]
 
 
 @dataclass
-class Counts:
+class ReadCounts:
     """What reading took so far."""
 
     files: int = 0
@@ -77,7 +77,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReadPlan:
     """What is read of every task. Picklable. `where` is bound to `schema`, and `metadata` that of the table.
 
     `names` are columns of the schema and metadata columns, in the order wanted. `positions`, int64, are one more column
@@ -123,10 +123,12 @@ class Wanted:
         return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
 
 
-def wanted_of(table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False) -> Wanted:
+def wanted_of(
+    table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
+) -> ReadPlan:
     """All columns by default."""
     names = [one.name for one in table.schema.fields] if columns is None else columns
-    return Wanted(table.metadata, table.schema, tuple(names), where, positions)
+    return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)
 
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
@@ -135,13 +137,13 @@ def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
     return TRUE if where is None else exactly(where, table.schema)
 
 
-class Scan:
+class TableScan:
     """Rows of a table, read when they are asked for: iterate over batches, take a `reader()`, or all `to_arrow()`."""
 
     def __init__(
         self,
         storage: Storage,
-        wanted: Wanted,
+        wanted: ReadPlan,
         tasks: Callable[[], Iterator[ScanTask]],
         limit: int | None,
         snapshot_id: int | None = None,
@@ -149,7 +151,7 @@ class Scan:
         self.schema: pa.Schema = wanted.arrow
         self.snapshot_id = snapshot_id
         """That is read; None where the table has none."""
-        self.counts = Counts()
+        self.counts = ReadCounts()
         self._storage, self._wanted, self._tasks, self._limit = storage, wanted, tasks, limit
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -172,7 +174,7 @@ def scan(
     at: At = CURRENT,
     limit: int | None = None,
     bitmaps: bool = True,
-) -> Scan:
+) -> TableScan:
     """The rows of a table that a predicate, in SQL or as an Iceberg expression in JSON, is true for; at most `limit`.
 
     Planned by the server, with all its indexes. Where the table has a bitmap index on a column of the predicate, rows
@@ -186,7 +188,7 @@ def scan(
         found = plan(client, opened, bound, least_rows=limit)
         return with_rows(client, opened, bound, found) if bitmaps else found
 
-    return Scan(opened.storage, wanted, tasks, limit, opened.snapshot_id)
+    return TableScan(opened.storage, wanted, tasks, limit, opened.snapshot_id)
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -203,9 +205,11 @@ def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa
 class TaskReader:
     """Reads tasks of one table, one after the other; delete files that several share are read once."""
 
-    def __init__(self, wanted: Wanted, storage: Storage, *, counts: Counts | None = None, threads: bool = True) -> None:
+    def __init__(
+        self, wanted: ReadPlan, storage: Storage, *, counts: ReadCounts | None = None, threads: bool = True
+    ) -> None:
         """`threads`: whether columns are decoded at the same time."""
-        self.counts = counts or Counts()
+        self.counts = counts or ReadCounts()
         self._wanted, self._storage, self._threads = wanted, storage, threads
         self._deletes = Deletes(storage, wanted.metadata)
         self._residuals: dict[int, Residuals] = {}
@@ -279,7 +283,7 @@ def _telling(path: str) -> Iterator[None]:
 class _FileRows:
     """The rows of one open file that are wanted."""
 
-    wanted: Wanted
+    wanted: ReadPlan
     task: ScanTask
     where: Expression
     file: pq.ParquetFile
@@ -311,7 +315,7 @@ class _FileRows:
         self._rest = [one.id for one in outputs if one.id not in tested]
         self._groups = RowGroups(self.file.metadata, fields, self.where)
 
-    def batches(self, chosen: Longs | None, counts: Counts) -> Iterator[pa.RecordBatch]:
+    def batches(self, chosen: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0
         for number in range(self.file.metadata.num_row_groups):
             rows = self.file.metadata.row_group(number).num_rows
@@ -352,7 +356,9 @@ class _FileRows:
             mask = taken if mask is None else mask & taken
         return mask
 
-    def _group(self, number: int, first: int, rows: int, mask: Mask | None, counts: Counts) -> Iterator[pa.RecordBatch]:
+    def _group(
+        self, number: int, first: int, rows: int, mask: Mask | None, counts: ReadCounts
+    ) -> Iterator[pa.RecordBatch]:
         kept: dict[int, list[pa.Array]] = {one: [] for one in self._both}
         if self._tested:
             found = []
@@ -503,7 +509,7 @@ def _spec(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
     return found
 
 
-def _partition_of(wanted: Wanted, task: ScanTask) -> dict[int, Value | None]:
+def _partition_of(wanted: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
     """The file's partition values by field id, those of columns that the schema has. ValueError for what is none."""
     spec, given = _spec(wanted.metadata, task), task.file.get("partition") or ()
     if len(given) != len(spec.fields):
@@ -516,7 +522,7 @@ def _partition_of(wanted: Wanted, task: ScanTask) -> dict[int, Value | None]:
     return found
 
 
-def _identities(wanted: Wanted, task: ScanTask) -> dict[int, Value | None]:
+def _identities(wanted: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
     """The values that the partition has by identity, by column id."""
     values = _partition_of(wanted, task)
     fields = [one for one in _spec(wanted.metadata, task).fields if one.field_id in values]

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from connector.lineage import NAMES, has_lineage, with_lineage
-from connector.locating import Found
+from connector.locating import FoundRows
 from connector.planning import OpenTable
 from connector.reading import TaskReader, wanted_of
 from connector.target import WriteTarget
 from connector.writing import TableWriter, WrittenFiles
-from metaserver.iceberg.expressions import TRUE
+from metaserver.iceberg.expressions.expression import TRUE
 
 
 def rewritten(
-    opened: OpenTable, target: WriteTarget, files: Sequence[Found], new: Iterable[pa.RecordBatch]
+    opened: OpenTable, target: WriteTarget, files: Sequence[FoundRows], new: Iterable[pa.RecordBatch]
 ) -> WrittenFiles:
     """The rows of these files but those found, and the new ones. Unreadable, Unwritable: nothing is left behind.
 

@@ -20,9 +20,9 @@ from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, in_sql, open_table
 from connector.target import WriteTarget, target_of
 from connector.writing import WrittenFiles, commit
-from metaserver.iceberg.expression_json import expression_json
-from metaserver.iceberg.expressions import Expression
-from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.expressions.expression import Expression
+from metaserver.iceberg.expressions.expression_json import expression_json
+from metaserver.iceberg.metadata.metadata import TableMetadata
 
 ATTEMPTS = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
@@ -54,7 +54,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChange:
     """For a commit: what was read, and files; `removed` are data files of which `data` has the rows that stay."""
 
     scope: Expression | None
@@ -69,7 +69,7 @@ class Change:
         """Whether nothing is to be changed. Then only a producer commits, so that its number is recorded."""
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 
-    def allowed(self, target: WriteTarget) -> Change:
+    def allowed(self, target: WriteTarget) -> RowChange:
         """With no more index files than a commit may bring."""
         return replace(self, data=self.data.with_allowed_indexes(target.storage))
 
@@ -95,13 +95,13 @@ class Change:
         self.deletes.discard(target.storage)
 
 
-NOTHING = Change(None, Report(), WrittenFiles())
+NOTHING = RowChange(None, Report(), WrittenFiles())
 
 
 def committed(
     client: SeamarkClient,
     table: Name,
-    prepared: Callable[[OpenTable, WriteTarget], Change],
+    prepared: Callable[[OpenTable, WriteTarget], RowChange],
     *,
     branch: str,
     producer: Producer | None,

@@ -21,13 +21,13 @@ from connector.parquet.casting import Unwritable, arrow_schema
 from connector.parquet.columns import Projection
 from connector.partitioning import Partition, Partitioner
 from connector.storage import Storage
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.sort_order import UNSORTED, SortOrder
-from metaserver.iceberg.table_json import decode_table
-from metaserver.iceberg.transforms import name_of
-from metaserver.index.definitions import read_definitions
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.transforms import name_of
+from metaserver.index.files.definitions import read_definitions
 from metaserver.wire import INDEX_FOLDER
 
 ENCRYPTION_KEY = "encryption.key-id"

@@ -15,18 +15,18 @@ import numpy as np
 
 from connector.client import SeamarkClient
 from connector.errors import Conflict
-from connector.locating import Found, Keys, Located, locate
+from connector.locating import BatchKeys, FoundRows, LocatedKeys, locate
 from connector.planning import OpenTable
 from connector.reading import TaskReader, wanted_of
-from metaserver.iceberg.expressions import TRUE
-from metaserver.iceberg.parquet import Unreadable
+from metaserver.iceberg.expressions.expression import TRUE
+from metaserver.iceberg.files.parquet import Unreadable
 
 _CONFLICT = 409
 KIND = "RowsChangedException"
 
 
 def check_unchanged(
-    client: SeamarkClient, opened: OpenTable, keys: Keys, read_snapshot_id: int | None, way: str | None
+    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, read_snapshot_id: int | None, way: str | None
 ) -> None:
     """Conflict where rows of the keys have changed between a snapshot (None: the empty table) and the one that is
     opened, with its history. Unreadable names a file."""
@@ -67,7 +67,7 @@ def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
     return False
 
 
-def _places(located: Located) -> set[tuple[str, int, int]]:
+def _places(located: LocatedKeys) -> set[tuple[str, int, int]]:
     """(path, position, number of the key) of each row."""
     return {
         (one.task.path, position, number)
@@ -76,19 +76,19 @@ def _places(located: Located) -> set[tuple[str, int, int]]:
     }
 
 
-def _rows(opened: OpenTable, located: Located, numbers: set[int]) -> Counter[tuple[int, str]]:
+def _rows(opened: OpenTable, located: LocatedKeys, numbers: set[int]) -> Counter[tuple[int, str]]:
     """The rows of some keys, by their values in the table's current columns."""
     return Counter(_values(opened, located, numbers))
 
 
-def _values(opened: OpenTable, located: Located, numbers: set[int]) -> Iterator[tuple[int, str]]:
+def _values(opened: OpenTable, located: LocatedKeys, numbers: set[int]) -> Iterator[tuple[int, str]]:
     reader = TaskReader(wanted_of(opened, None, TRUE), opened.storage)
     wanted = np.fromiter(numbers, dtype=np.int64)
     for one in located.files:
         chosen = np.isin(one.keys, wanted)
         if not chosen.any():
             continue
-        mine = Found(one.task, one.positions[chosen], one.keys[chosen])
+        mine = FoundRows(one.task, one.positions[chosen], one.keys[chosen])
         rows = [row for batch in reader.read(mine.task, mine.positions) for row in batch.to_pylist()]
         if len(rows) != len(mine.keys):
             raise Unreadable(mine.task.path, "it has not all the rows that an index says are live in it")

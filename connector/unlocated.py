@@ -21,11 +21,11 @@ from connector.deleting import WrittenDeletes, check_equality_deletes, write_equ
 from connector.latest import Batch
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable
-from connector.row_commits import NOTHING, Change, Report
+from connector.row_commits import NOTHING, Report, RowChange
 from connector.target import WriteTarget
 from connector.writing import WrittenFiles, write_batches
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionSpec
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionSpec
 
 EQUALITY = "equality"
 
@@ -45,7 +45,7 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
     _specs(opened.metadata, keys)
 
 
-def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> Change:
+def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
     """The rows of the batch in the place of whatever has their keys; or nothing in their place. Unwritable for keys of
     floating point numbers, tables of version 1 and those with a partition spec by other columns than the key's."""
     if not batch.keys.count:
@@ -62,7 +62,7 @@ def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: 
     except BaseException:
         gone.discard(target.storage)
         raise
-    return Change(None, Report(), data, gone)
+    return RowChange(None, Report(), data, gone)
 
 
 def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:

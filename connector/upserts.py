@@ -33,20 +33,20 @@ from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.latest import Batch, Rank, batch_of, column_of, latest
 from connector.lineage import NAMES, ROW_ID_NAME, has_lineage, with_lineage
-from connector.locating import RANGES_MAX, WAYS, Found, Keys, Located, key_names, locate
+from connector.locating import RANGES_MAX, WAYS, BatchKeys, FoundRows, LocatedKeys, key_names, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, plan
 from connector.reading import TaskReader, bound_filter, wanted_of
 from connector.rewriting import rewritten
-from connector.row_commits import ATTEMPTS, NOTHING, Change, Report, committed
+from connector.row_commits import ATTEMPTS, NOTHING, Report, RowChange, committed
 from connector.target import WriteTarget
 from connector.unchanged import check_unchanged
 from connector.unlocated import EQUALITY, check_unlocated, unlocated
 from connector.writing import Rows, WrittenFiles, batches_of, write_batches
-from metaserver.iceberg.expressions import TRUE, Expression
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.snapshot import MAIN
+from metaserver.iceberg.expressions.expression import TRUE, Expression
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.types.schema import Field, Schema
 
 Mask = npt.NDArray[np.bool_]
 Longs = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ def upsert(
     checked(mode, way, precombine, columns, read_snapshot_id)
     given = list(batches_of(rows))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
+    def prepared(opened: OpenTable, target: WriteTarget) -> RowChange:
         batch = batch_of(given, opened.schema, keys, precombine, columns)
         if way == EQUALITY:
             return unlocated(batch, opened, target)
@@ -151,7 +151,7 @@ def delete(
     checked(mode, way, read_snapshot_id=read_snapshot_id)
     given = None if keys is None else list(batches_of(keys))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> Change:
+    def prepared(opened: OpenTable, target: WriteTarget) -> RowChange:
         if given is None:
             scope = bound_filter(where, opened)
             found = _without(_matching(client, opened, scope))
@@ -218,7 +218,7 @@ def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) ->
 class Difference:
     """Rows that go, and those that come; of the report what is known before any file is written."""
 
-    located: Located
+    located: LocatedKeys
     new: tuple[pa.Table, ...]
     report: Report
     tracked: bool = False
@@ -233,7 +233,7 @@ class Difference:
         return write_batches(with_lineage(target) if self.tracked else target, self.rows())
 
 
-def scope_of(keys: Keys, opened: OpenTable, parts: int = 1) -> Expression:
+def scope_of(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
     """What a commit of these keys has read; shorter where it has so many parts like this."""
     specs = opened.metadata.partition_specs
     return keys.holding(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
@@ -244,15 +244,15 @@ def without(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | N
     return _without(locate(client, opened, batch.keys, way))
 
 
-def _without(located: Located) -> Difference:
+def _without(located: LocatedKeys) -> Difference:
     return Difference(located, (), Report(deleted=_rows(located.files), files_read=len(located.read)))
 
 
-def _rows(files: Iterable[Found]) -> int:
+def _rows(files: Iterable[FoundRows]) -> int:
     return sum(len(one.positions) for one in files)
 
 
-def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Located:
+def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> LocatedKeys:
     """The rows that a predicate is true for."""
     reader = TaskReader(wanted_of(opened, (), where, positions=True), opened.storage)
     files, read = [], set()
@@ -261,8 +261,8 @@ def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> Lo
         positions = [batch.column(0).to_numpy() for batch in reader.read(task)]
         if positions:
             found = np.concatenate(positions)
-            files.append(Found(task, found, np.zeros(len(found), dtype=np.int64)))
-    return Located(tuple(files), frozenset(read))
+            files.append(FoundRows(task, found, np.zeros(len(found), dtype=np.int64)))
+    return LocatedKeys(tuple(files), frozenset(read))
 
 
 def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None, mode: str) -> Difference:
@@ -304,7 +304,7 @@ def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str |
         stale=int(np.count_nonzero(~wins)),
         files_read=len(read),
     )
-    return Difference(Located(files, read), (new, *more), report, numbered)
+    return Difference(LocatedKeys(files, read), (new, *more), report, numbered)
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class _Stored:
     """Of several rows of one key the last by this counts."""
 
     @staticmethod
-    def of(opened: OpenTable, files: Sequence[Found], names: Sequence[str], by: Field | None) -> _Stored:
+    def of(opened: OpenTable, files: Sequence[FoundRows], names: Sequence[str], by: Field | None) -> _Stored:
         wanted = wanted_of(opened, names, TRUE)
         reader = TaskReader(wanted, opened.storage)
         batches, keys = [], []
@@ -364,24 +364,24 @@ class _Stored:
 # What is written
 
 
-def _written(found: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str) -> Change:
+def _written(found: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str) -> RowChange:
     files = found.located.files
     if mode == COPY_ON_WRITE:
         data = rewritten(opened, target, files, found.rows())
         paths = [one.task.path for one in files]
         read = found.located.read.union(one.task.path for one in files if not one.is_whole)
         report = replace(found.report, files_read=len(read))
-        return Change(scope, report, data, removed=tuple({"file-path": path} for path in paths))
+        return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
     deletes = marked(opened, target, files)
     try:
         data = found.written(target)
     except BaseException:
         deletes.discard(target.storage)
         raise
-    return Change(scope, found.report, data, deletes)
+    return RowChange(scope, found.report, data, deletes)
 
 
-def marked(opened: OpenTable, target: WriteTarget, files: Sequence[Found]) -> WrittenDeletes:
+def marked(opened: OpenTable, target: WriteTarget, files: Sequence[FoundRows]) -> WrittenDeletes:
     """Merge-on-read: these rows deleted by position, and with the last of its rows the file."""
     gone = [
         DeletedRows(

@@ -15,15 +15,15 @@ import numpy as np
 
 from connector.indexing import DataFile, IndexTask, keys_of_file
 from metaserver.errors import Corrupt
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.index.bitmap import Bitmap
-from metaserver.index.bits import positions
-from metaserver.index.bloom import Bloom
-from metaserver.index.hashing import hash_halves, hash_keys
-from metaserver.index.index_file import FilesTable, UnknownVersion, open_index_file
-from metaserver.index.keys import Key, KeyRange, KeyRanges, Keys, mask_of
-from metaserver.index.kinds import KINDS
-from metaserver.index.record import Record
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.index.files.index_file import FilesTable, UnknownVersion, open_index_file
+from metaserver.index.keys.hashing import hash_halves, hash_keys
+from metaserver.index.keys.keys import Key, KeyRange, KeyRanges, Keys, mask_of
+from metaserver.index.kinds.bitmap import Bitmap
+from metaserver.index.kinds.bits import positions
+from metaserver.index.kinds.bloom import Bloom
+from metaserver.index.kinds.kinds import KINDS
+from metaserver.index.kinds.record import Record
 
 KEYS_SAMPLED = 50
 """Of each sampled data file, for kinds that are asked key by key."""

@@ -39,11 +39,11 @@ from connector.predicates import exactly
 from connector.storage import Storage
 from connector.target import WriteTarget, target_of
 from metaserver.errors import Corrupt
-from metaserver.iceberg.expression_json import expression_json
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.properties import as_int
-from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.table_json import decode_table
+from metaserver.iceberg.expressions.expression_json import expression_json
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.metadata.properties import as_int
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.wire import INDEX_FILES_MAX
 
 TARGET_BYTES = "write.target-file-size-bytes"

@@ -29,21 +29,21 @@ from metaserver.access.authorizer import Authorizer
 from metaserver.access.guard import check_binding, check_logins, is_loopback
 from metaserver.access.keyring import REFRESH_S, open_keyring
 from metaserver.api.app import build_app
-from metaserver.api.connections import ConnectionRunner, limits_of, raise_descriptor_limit
-from metaserver.api.metrics import Metrics
-from metaserver.api.parts import Parts
+from metaserver.api.http.connections import ConnectionRunner, limits_of, raise_descriptor_limit
+from metaserver.api.http.metrics import ServerMetrics
+from metaserver.api.http.parts import ServerParts
 from metaserver.catalog.catalog import open_catalog
 from metaserver.clock import Clock, SystemClock
 from metaserver.commits.committing import open_commits
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
 from metaserver.home import prepare_home
-from metaserver.index.cleaning import Cleaner
-from metaserver.index.indexes import open_indexes
-from metaserver.index.registry import Registry
-from metaserver.index.usage import Usage
+from metaserver.index.files.cleaning import Cleaner
+from metaserver.index.files.indexes import open_indexes
+from metaserver.index.files.registry import Registry
+from metaserver.index.files.usage import Usage
 from metaserver.objects.router import open_objects
-from metaserver.planner.borders import Borders
-from metaserver.planner.planner import open_planner
+from metaserver.planner.plan.location_checks import Borders
+from metaserver.planner.plan.planner import open_planner
 from metaserver.settings import Settings
 from metaserver.store.open import open_store
 from metaserver.store.port import TakeLease
@@ -59,7 +59,7 @@ _log = structlog.get_logger("seamark.server")
 
 
 @asynccontextmanager
-async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
+async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerParts]:
     """Every part of one worker, closed in reverse order. ConfigError names the setting that does not work."""
     tell_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
@@ -83,8 +83,8 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[Parts]:
         # Without logins there is one tenant, who may read everything.
         borders = None if settings.auth == "none" else Borders(store)
         planner = await enter(open_planner(settings, objects, clock, indexes=indexes, usage=usage, borders=borders))
-        metrics = Metrics()
-        parts = Parts(
+        metrics = ServerMetrics()
+        parts = ServerParts(
             settings=settings,
             clock=clock,
             store=store,
@@ -129,7 +129,7 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
         yield None
         return
     try:
-        tracing = importlib.import_module("metaserver.api.tracing")
+        tracing = importlib.import_module("metaserver.api.http.tracing")
     except ModuleNotFoundError as error:
         raise ConfigError(f"otel_endpoint needs the OpenTelemetry SDK ({error}): install seamark[otel]") from None
     async with tracing.open_tracing(settings) as tracer:
@@ -188,7 +188,9 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def serving(parts: Parts, sock: socket.socket, certificate: Certificate | None = None) -> AsyncIterator[None]:
+async def serving(
+    parts: ServerParts, sock: socket.socket, certificate: Certificate | None = None
+) -> AsyncIterator[None]:
     """Answers requests on `sock` for as long as the block runs; leaving it is the drain."""
     # aiohttp's own access log is off: the middleware writes a better line.
     runner = ConnectionRunner(
@@ -210,7 +212,7 @@ async def serving(parts: Parts, sock: socket.socket, certificate: Certificate | 
         await runner.cleanup()
 
 
-async def _drain(parts: Parts, runner: web.AppRunner, site: web.SockSite) -> None:
+async def _drain(parts: ServerParts, runner: web.AppRunner, site: web.SockSite) -> None:
     """Lets requests finish, for `drain_timeout_s` in all; whatever is left then is cut off.
 
     aiohttp's own shutdown stops reading first, so a request whose body is still under way could never finish. Hence
@@ -297,7 +299,7 @@ async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncItera
             await task
 
 
-async def _housekeep(parts: Parts, holder: str) -> None:
+async def _housekeep(parts: ServerParts, holder: str) -> None:
     """Rounds of archiving, pruning and purging; of all workers and replicas one at a time, who holds the lease."""
     interval_s = parts.settings.housekeeping_interval_s
     while True:
@@ -314,13 +316,13 @@ async def _housekeep(parts: Parts, holder: str) -> None:
         await housekeeping_round(parts)
 
 
-async def _refresh_keys(parts: Parts) -> None:
+async def _refresh_keys(parts: ServerParts) -> None:
     while True:
         await asyncio.sleep(REFRESH_S)
         await parts.keyring.refresh()
 
 
-async def housekeeping_round(parts: Parts) -> dict[str, int]:
+async def housekeeping_round(parts: ServerParts) -> dict[str, int]:
     """One round; a part that fails does not keep the others from their turn. Returns what each did."""
     rounds: dict[str, Callable[[], Awaitable[int]]] = {
         "archived": parts.timeline.archive,
@@ -340,7 +342,7 @@ async def housekeeping_round(parts: Parts) -> dict[str, int]:
     return done
 
 
-async def _prune(parts: Parts) -> int:
+async def _prune(parts: ServerParts) -> int:
     now_ms = parts.clock.now_ms()
     settings = parts.settings
     total = 0
@@ -356,7 +358,7 @@ async def _prune(parts: Parts) -> int:
             return total
 
 
-async def _sample(parts: Parts) -> None:
+async def _sample(parts: ServerParts) -> None:
     """Sets the gauges that others know, and measures how late the loop wakes."""
     metrics, clock = parts.metrics, parts.clock
     while True:

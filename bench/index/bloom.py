@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from bench.planning.limits import bandwidth
 from bench.report import OURS, Report, Row
-from metaserver.index.bloom import FIXED_SIZE, Bloom, Built, build, encode, header_size, merge
-from metaserver.index.hashing import hash_key
-from metaserver.index.keys import key_of, keys_of
+from metaserver.index.keys.hashing import hash_key
+from metaserver.index.keys.keys import key_of, keys_of
+from metaserver.index.kinds.bloom import FIXED_SIZE, Bloom, FileBloom, build, encode, header_size, merge
 
 FILES, QUICK_FILES = 100_000, 2_000
 KEYS = 1_000
@@ -78,7 +78,7 @@ def _building(report: Report, *, quick: bool) -> None:
         report.rows.append(Row(case, "one core", "M keys/s", {OURS: rate}, lower_is_better=False, goal=goal))
 
 
-def _assembled(report: Report, builts: list[Built], folder: Path) -> bytes:
+def _assembled(report: Report, builts: list[FileBloom], folder: Path) -> bytes:
     """The blob, by merging ten parts, as the indexer would; written to the file that cold probes read."""
     tenth = -(-len(builts) // 10)
     started = time.thread_time()

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from bench.report import OURS, Report, Row
 from connector.indexing import DataFile, IndexTask, index_data_files
 from connector.parquet.columns import Projection, read_columns
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index.definitions import define
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.files.definitions import define
 
 FILES, ROWS = 4, 1_000_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000

@@ -30,10 +30,10 @@ from connector.building import InProcess, build
 from connector.indexes import IndexClient
 from connector.storage import Storage
 from connector.writing import append
-from metaserver.index.hashing import hash_rows
-from metaserver.index.index_file import open_index_file
-from metaserver.index.keys import keys_of
-from metaserver.index.record import Record
+from metaserver.index.files.index_file import open_index_file
+from metaserver.index.keys.hashing import hash_rows
+from metaserver.index.keys.keys import keys_of
+from metaserver.index.kinds.record import Record
 from tests.services.seamark import Seamark
 
 KEYS, QUICK_KEYS = 1_000_000, 20_000

@@ -34,9 +34,9 @@ from bench.planning.tables import CACHE, Table, table
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, Target, on_core
 from bench.wire import Request
-from metaserver.planner.lookup import Found, StatsColumn, lookup
-from metaserver.planner.prefix import parse_prefix
-from metaserver.planner.request import ScanRequest
+from metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
+from metaserver.planner.lookup.prefix import parse_prefix
+from metaserver.planner.scan.request import ScanRequest
 
 COLUMN = "quantity"
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
@@ -77,7 +77,7 @@ async def _before_encoding(
     days = [START_DAY + number for number in range(made.files // made.files_per_day)]
     took: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
     view = await ours.planner.view(ours.metadata, ScanRequest())
-    column = StatsColumn(column_id, "int")
+    column = RequestedColumn(column_id, "int")
 
     def mine(day: int, slashes: int = 0) -> dict[str, Any]:
         """With as many slashes behind it, by which a prefix is one that nobody has asked for before."""
@@ -134,7 +134,7 @@ def _for_ever(wanted: Sequence[Request]) -> Worker:
     yield from (one for one in itertools.cycle(wanted))  # a generator: a cycle could not be sent the answers
 
 
-def _answer(found: Found, column: StatsColumn, *, names: bool) -> dict[str, Any]:
+def _answer(found: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
     """Arrays of everything that is known of the column in the files found."""
     known = found.stats(column)
     answer: dict[str, Any] = dict(zip(READ, known.read(READ), strict=True))

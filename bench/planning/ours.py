@@ -12,14 +12,14 @@ from typing import Any
 from bench.planning.plans import Plan, fingerprint
 from bench.planning.tables import Table
 from metaserver.clock import SystemClock
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import TRUE
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
+from metaserver.iceberg.expressions.expression import TRUE
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.objects.router import open_objects
-from metaserver.planner.planner import Planner, open_planner
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.scan import Scan
+from metaserver.planner.plan.planner import Planner, open_planner
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.scan.scan import Scan
 from metaserver.settings import Settings
 
 

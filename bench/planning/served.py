@@ -13,7 +13,7 @@ from bench.planning.tables import Table
 from bench.report import OURS
 from bench.targets import SERVER_CORE, Target, on_core
 from bench.wire import Request, request
-from metaserver.api.logs import configure_logging
+from metaserver.api.http.logs import configure_logging
 from metaserver.clock import SystemClock
 from metaserver.server import bind, open_parts, serving, settle_memory
 from metaserver.settings import Settings

@@ -41,7 +41,7 @@ from connector.planning import open_table, plan
 from connector.reading import TaskReader, wanted_of
 from connector.upserts import upsert
 from connector.writing import append
-from metaserver.iceberg.expressions import TRUE
+from metaserver.iceberg.expressions.expression import TRUE
 
 WRITERS, TIMES, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5

@@ -36,7 +36,7 @@ from connector.building import InProcess, build
 from connector.client import CURRENT, SeamarkClient
 from connector.planning import open_table
 from connector.reading import bound_filter
-from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, Found, found_by
+from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
 from connector.spark.session import read
 from connector.target import WriteTarget
 from connector.writing import WrittenFiles, destination, write_batches
@@ -194,7 +194,7 @@ def _compared(report: Report, made: Lake, table: str, size: Size, case: str, whe
     return (found.touched / found.held if found.held else 1.0), time_row.ratio() or 0.0
 
 
-def _found(client: SeamarkClient, table: str, where: str | None) -> Found:
+def _found(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:
     opened = open_table(client, table, CURRENT)
     return found_by(client, opened, bound_filter(where, opened))
 

@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from connector.parquet.casting import UNKNOWN, file_name_of
-from metaserver.iceberg.properties import as_int
-from metaserver.iceberg.ranges import after_prefix
-from metaserver.iceberg.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
-from metaserver.iceberg.sort_order import SortOrder
-from metaserver.iceberg.transforms import name_of
-from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import FLOATS, encode
+from metaserver.iceberg.expressions.ranges import after_prefix
+from metaserver.iceberg.metadata.properties import as_int
+from metaserver.iceberg.metadata.sort_order import SortOrder
+from metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
+from metaserver.iceberg.types.transforms import name_of
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import FLOATS, encode
 
 DEFAULT_MODE = "write.metadata.metrics.default"
 COLUMN_MODE = "write.metadata.metrics.column."
@@ -44,7 +44,7 @@ _LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
 _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "hour"})
 
 
-class Leaf(NamedTuple):
+class LeafColumn(NamedTuple):
     """A column of the Parquet file. `places` leads to it through structs; `repeated`: it is inside a list or a map."""
 
     id: int
@@ -67,18 +67,20 @@ _NONE, _COUNTS, _FULL, _DEFAULT = Mode(False, False, None), Mode(True, False, No
 _TRUNCATED = Mode(True, True, _DEFAULT)
 
 
-def leaves_of(schema: Schema) -> list[Leaf]:
+def leaves_of(schema: Schema) -> list[LeafColumn]:
     """In the order of the columns of a Parquet file."""
     return list(_leaves(schema.fields, (), False, ""))
 
 
-def _leaves(fields: tuple[Field, ...], places: tuple[int, ...], repeated: bool, path: str) -> Iterator[Leaf]:
+def _leaves(fields: tuple[Field, ...], places: tuple[int, ...], repeated: bool, path: str) -> Iterator[LeafColumn]:
     written = [field for field in fields if field.type != UNKNOWN]
     for place, field in enumerate(written):
         yield from _leaves_within(field.id, field.type, (*places, place), repeated, path + file_name_of(field.name))
 
 
-def _leaves_within(field_id: int, kind: Type, places: tuple[int, ...], repeated: bool, path: str) -> Iterator[Leaf]:
+def _leaves_within(
+    field_id: int, kind: Type, places: tuple[int, ...], repeated: bool, path: str
+) -> Iterator[LeafColumn]:
     if isinstance(kind, StructType):
         yield from _leaves(kind.fields, places, repeated, f"{path}.")
     elif isinstance(kind, ListType):
@@ -87,7 +89,7 @@ def _leaves_within(field_id: int, kind: Type, places: tuple[int, ...], repeated:
         yield from _leaves_within(kind.key_id, kind.key, (), True, f"{path}.key_value.key")
         yield from _leaves_within(kind.value_id, kind.value, (), True, f"{path}.key_value.value")
     else:
-        yield Leaf(field_id, kind, places, repeated, path)
+        yield LeafColumn(field_id, kind, places, repeated, path)
 
 
 def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
@@ -143,7 +145,7 @@ def _first(schema: Schema, limit: int) -> list[int]:
 class Metrics:
     """Of one file. `add` is given each row group before it is written, `of` the footer in the end."""
 
-    def __init__(self, leaves: list[Leaf], modes: Mapping[int, Mode]) -> None:
+    def __init__(self, leaves: list[LeafColumn], modes: Mapping[int, Mode]) -> None:
         self._leaves = leaves
         self._modes = {
             leaf.id: _NONE if leaf.repeated or not is_primitive(leaf.kind) else modes.get(leaf.id, _NONE)
@@ -202,7 +204,7 @@ class Metrics:
             "upper-bounds": _bounds(upper),
         }
 
-    def _ends(self, leaf: Leaf, chunks: list[Any]) -> tuple[Any, Any] | None:
+    def _ends(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
         """Least and greatest value; None where there is none, or it is not known."""
         found: list[Any] = []
         for group, chunk in enumerate(chunks):
@@ -216,7 +218,7 @@ class Metrics:
         return (min(found), max(found)) if found else None
 
 
-def _column(rows: pa.Table, leaf: Leaf) -> pa.ChunkedArray:
+def _column(rows: pa.Table, leaf: LeafColumn) -> pa.ChunkedArray:
     """Null where a struct that it is in is null."""
     column = rows.column(leaf.places[0])
     return pc.struct_field(column, list(leaf.places[1:])) if len(leaf.places) > 1 else column

@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from connector.parquet.casting import Unwritable
-from connector.parquet.metrics import Leaf, Metrics, Mode, leaves_of, modes_of
+from connector.parquet.metrics import LeafColumn, Metrics, Mode, leaves_of, modes_of
 from connector.partitioning import Partition
 from connector.storage import Storage
 from connector.target import WriteTarget
-from metaserver.iceberg.properties import as_bool, as_int
-from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.metadata.properties import as_bool, as_int
+from metaserver.iceberg.types.schema import Schema
 
 ROW_GROUP_BYTES = "write.parquet.row-group-size-bytes"
 ROW_GROUP_BYTES_DEFAULT = 128 << 20
@@ -162,7 +162,7 @@ def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _repeats(rows: pa.Table, leaf: Leaf) -> bool:
+def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
     """Whether enough of a column's values come again for a dictionary to pay. Of columns in others it is taken so."""
     if len(leaf.places) > 1 or leaf.repeated or rows.num_rows < _SAMPLE_ROWS:
         return True
@@ -177,7 +177,7 @@ def _repeats(rows: pa.Table, leaf: Leaf) -> bool:
     return bool(distinct <= _REPEATING * (len(sample) - sample.null_count))
 
 
-def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[Leaf]) -> dict[str, float]:
+def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
     """Paths of the columns that are to have a Bloom filter in the file, and with which rate of false positives."""
     paths = {leaf.id: leaf.path for leaf in leaves if leaf.kind != "boolean"}
     found: dict[str, float] = {}

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import structlog
 
 from connector.errors import ClientError, NotFound, Refused
-from connector.plans.joining import Partner, Place, depth_first
-from connector.plans.seamark import JoinTold, Name, PlanTable, Seamark, Wanted
+from connector.plans.joining import Partner, PlannedScan, depth_first
+from connector.plans.seamark import JoinOutcome, Name, PlanTableAnswer, PlanTableRequest, Seamark
 
 _JOINS_SHARE = 0.6
 """Of the time that is left: a question without joins is to have some, too."""
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
-Plans = dict[Place, PlanTable]
+Plans = dict[PlannedScan, PlanTableAnswer]
 
 
 class Asking:
@@ -46,7 +46,7 @@ class Asking:
         """Not being able to answer; a refusal is an answer."""
         return self._failed
 
-    async def plans(self, places: Sequence[Place], partners: Mapping[Place, tuple[Partner, ...]]) -> Plans:
+    async def plans(self, places: Sequence[PlannedScan], partners: Mapping[PlannedScan, tuple[Partner, ...]]) -> Plans:
         """Of the places that are to read plan tables."""
         groups = _groups(places)
         pins = {one.place.read: one for each in partners.values() for one in depth_first(each)}
@@ -77,10 +77,10 @@ class Asking:
         return {place: plan for place, plan in found.items() if plan.is_made}
 
     def _others(
-        self, groups: Mapping[object, list[Place]], found: Plans, again: Mapping[Place, Wanted]
-    ) -> dict[Place, Wanted]:
+        self, groups: Mapping[object, list[PlannedScan]], found: Plans, again: Mapping[PlannedScan, PlanTableRequest]
+    ) -> dict[PlannedScan, PlanTableRequest]:
         """What is to be asked about as others of the same table have plans."""
-        wanted: dict[Place, Wanted] = {}
+        wanted: dict[PlannedScan, PlanTableRequest] = {}
         for group in groups.values():
             answers = [found[place] for place in group if place in found]
             if len(group) > 1 and any(answer.is_made for answer in answers):
@@ -94,14 +94,14 @@ class Asking:
                         wanted[place] = _wanted(place, snapshot_id, 1.0, keep=keep)
         return wanted
 
-    def _keeps_most(self, plan: PlanTable) -> bool:
+    def _keeps_most(self, plan: PlanTableAnswer) -> bool:
         return plan.files > self._kept_max * plan.considered_files
 
-    async def _plans(self, wanted: Mapping[Place, Wanted]) -> Plans:
+    async def _plans(self, wanted: Mapping[PlannedScan, PlanTableRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
         return {place: answers[one] for place, one in wanted.items() if one in answers}
 
-    async def _plan(self, wanted: Wanted) -> PlanTable:
+    async def _plan(self, wanted: PlanTableRequest) -> PlanTableAnswer:
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
@@ -147,10 +147,10 @@ class Asking:
 
 
 def without(
-    gone: Sequence[Place],
+    gone: Sequence[PlannedScan],
     plans: Plans,
-    places: Sequence[Place],
-    partners: Mapping[Place, tuple[Partner, ...]],
+    places: Sequence[PlannedScan],
+    partners: Mapping[PlannedScan, tuple[Partner, ...]],
 ) -> Plans:
     """The plans that are still good where those of `gone` are not read."""
     left = dict(plans)
@@ -159,34 +159,34 @@ def without(
     return left
 
 
-def used_joins(partners: Sequence[Partner], plan: PlanTable) -> list[tuple[str, int]]:
+def used_joins(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[str, int]]:
     """The columns by which files were left out, and by how many keys."""
     used = _used(partners, plan)
     return [("+".join(column for column, _ in one.on), told.keys or 0) for one, told in used if one in partners]
 
 
 def _wanted(
-    place: Place,
+    place: PlannedScan,
     snapshot_id: int | None,
     kept_max: float,
     joins: Sequence[Partner] = (),
     *,
     keep: bool = True,
-) -> Wanted:
+) -> PlanTableRequest:
     """`keep`: with the predicate; one that was refused is asked about without."""
     predicate = place.scan.predicate if keep else None
     past = place.scan.snapshot_id is not None
-    return Wanted(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
+    return PlanTableRequest(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
 
 
-def _used(partners: Sequence[Partner], plan: PlanTable) -> list[tuple[Partner, JoinTold]]:
+def _used(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[Partner, JoinOutcome]]:
     """By whose rows files were left out, and what was told of it."""
     if not plan.is_made:
         return []
     return [(one, told) for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
 
 
-def _is_sure(partners: Sequence[Partner], plan: PlanTable, found: Plans) -> bool:
+def _is_sure(partners: Sequence[Partner], plan: PlanTableAnswer, found: Plans) -> bool:
     """Whether each table by whose rows files were left out is read at the snapshot that those rows are of."""
     for one, told in _used(partners, plan):
         other = found.get(one.place)
@@ -195,16 +195,16 @@ def _is_sure(partners: Sequence[Partner], plan: PlanTable, found: Plans) -> bool
     return True
 
 
-def _groups(places: Sequence[Place]) -> dict[object, list[Place]]:
+def _groups(places: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
     """Those that are to read the same."""
-    groups: defaultdict[object, list[Place]] = defaultdict(list)
+    groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
     for place in places:
         groups[place.read].append(place)
     return groups
 
 
 def _settle(
-    groups: Mapping[object, Sequence[Place]], partners: Mapping[Place, tuple[Partner, ...]], found: Plans
+    groups: Mapping[object, Sequence[PlannedScan]], partners: Mapping[PlannedScan, tuple[Partner, ...]], found: Plans
 ) -> None:
     """Until it holds of all: the places of a table are read at one snapshot, and so are their partners."""
     while True:
@@ -216,10 +216,10 @@ def _settle(
         _drop(found, wrong)
 
 
-def _have_names(group: Sequence[Place], found: Plans) -> bool:
+def _have_names(group: Sequence[PlannedScan], found: Plans) -> bool:
     return all(place in found and found[place].is_made for place in group)
 
 
-def _drop(plans: Plans, places: Sequence[Place]) -> None:
+def _drop(plans: Plans, places: Sequence[PlannedScan]) -> None:
     for place in places:
         plans.pop(place, None)

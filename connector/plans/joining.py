@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from connector.plans.scan import Scan
-from connector.plans.seamark import Joined, Known, Name
+from connector.plans.seamark import JoinRequest, KnownTable, Name
 
 DEPTH_MAX = 4
 JOINS_MAX = 32
@@ -25,7 +25,7 @@ SMALL_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedScan:
     """A scan whose table may be asked for, by the name that Seamark has for it."""
 
     scan: Scan
@@ -45,17 +45,17 @@ class Place:
 class Partner:
     """What limits a scan: another one, as of a snapshot of its table."""
 
-    place: Place
+    place: PlannedScan
     snapshot_id: int
     files: int
     """Of its table."""
     on: tuple[tuple[str, str], ...]
     partners: tuple[Partner, ...]
 
-    def asked(self) -> Joined:
+    def asked(self) -> JoinRequest:
         scan = self.place.scan
         nested = tuple(one.asked() for one in self.partners)
-        return Joined(self.place.table, self.on, scan.predicate, self.snapshot_id, nested)
+        return JoinRequest(self.place.table, self.on, scan.predicate, self.snapshot_id, nested)
 
 
 def depth_first(partners: Sequence[Partner]) -> list[Partner]:
@@ -63,8 +63,8 @@ def depth_first(partners: Sequence[Partner]) -> list[Partner]:
 
 
 def partners(
-    places: Mapping[int, Place], known: Mapping[tuple[str | None, str | None, str], Known]
-) -> dict[Place, tuple[Partner, ...]]:
+    places: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
+) -> dict[PlannedScan, tuple[Partner, ...]]:
     """By the place that they limit. `places` by their scans' numbers, `known` by the names that the statement has."""
     chosen = {}
     for number, place in places.items():
@@ -79,7 +79,9 @@ def partners(
 class _Choosing:
     """For one root."""
 
-    def __init__(self, places: Mapping[int, Place], known: Mapping[tuple[str | None, str | None, str], Known]) -> None:
+    def __init__(
+        self, places: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
+    ) -> None:
         self._places = places
         self._known = known
         self._left = JOINS_MAX
@@ -110,6 +112,6 @@ class _Choosing:
         return tuple(found)
 
 
-def _known(place: Place, known: Mapping[tuple[str | None, str | None, str], Known]) -> Known | None:
+def _known(place: PlannedScan, known: Mapping[tuple[str | None, str | None, str], KnownTable]) -> KnownTable | None:
     scan = place.scan
     return None if scan.snapshot_id is not None else known.get((scan.catalog, scan.schema, scan.table))

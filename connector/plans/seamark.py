@@ -39,7 +39,7 @@ Name = tuple[str, ...]
 """Of a table, with the levels of its namespace."""
 
 
-class JoinTold(msgspec.Struct, frozen=True, rename="kebab"):
+class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
     """What became of a join that was asked about: files were left out by `keys` values, if it was `used`."""
 
     snapshot_id: int | None
@@ -47,7 +47,7 @@ class JoinTold(msgspec.Struct, frozen=True, rename="kebab"):
     used: bool
 
 
-class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
+class PlanTableAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     """What stands for a scan: a table of its own by `name`, or a snapshot of the table by `plan_snapshot_id`. Neither
     where it would keep more of the files than was asked for."""
 
@@ -56,7 +56,7 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     files: int
     bytes: int
     considered_files: int
-    joins: tuple[JoinTold, ...] = ()
+    joins: tuple[JoinOutcome, ...] = ()
     """In the order of the question, those behind a join right after it."""
     plan_snapshot_id: int | None = None
 
@@ -66,7 +66,7 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinRequest:
     """Only rows matter that are equal, in the columns `on` (the table's own, the other's), to a row of another table
     that meets the predicate and the `joins` of its own."""
 
@@ -74,7 +74,7 @@ class Joined:
     on: tuple[tuple[str, str], ...]
     predicate: str | None
     snapshot_id: int
-    joins: tuple[Joined, ...] = ()
+    joins: tuple[JoinRequest, ...] = ()
 
     def body(self) -> dict[str, Any]:
         given = {"predicate": self.predicate, "joins": [one.body() for one in self.joins]}
@@ -83,7 +83,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanTableRequest:
     """A scan. `predicate` is SQL as `seamark explain` takes it; None keeps every file, as no `snapshot_id` means the
     current one. Where a plan keeps more than `kept_max` of the files, no table is made of it. `past`: Trino reads by
     the snapshot's schema; where that is not the current one, no table is made either."""
@@ -93,7 +93,7 @@ class Wanted:
     snapshot_id: int | None
     kept_max: float
     past: bool = False
-    joins: tuple[Joined, ...] = ()
+    joins: tuple[JoinRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTable:
     """A table's columns in lower case, and their Iceberg types; `version` changes when anything of the table does."""
 
     version: str
@@ -222,9 +222,9 @@ class Seamark:
         self._plans = {} if audience is None else {"X-Seamark-Plans": audience}
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._catalog: str | None = None
-        self._known: MemoryCache[Name, Known] = MemoryCache(_COLUMNS_BYTES)
+        self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
-    async def plan_table(self, wanted: Wanted) -> PlanTable:
+    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
         """BadRequest for a predicate that cannot be bound, NotFound, Forbidden, …"""
         given = {"predicate": wanted.predicate, "snapshot-id": wanted.snapshot_id}
         body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
@@ -234,7 +234,7 @@ class Seamark:
         path = f"{table_path(wanted.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         try:
-            return msgspec.json.decode(raw, type=PlanTable)
+            return msgspec.json.decode(raw, type=PlanTableAnswer)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
 
@@ -289,7 +289,7 @@ class Seamark:
             return None
         return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
 
-    async def columns(self, table: Name) -> Known | None:
+    async def columns(self, table: Name) -> KnownTable | None:
         """As the table is now; None where there is none of that name, as of a view."""
         known = self._known.get(table)
         path = f"{await self._path(table, 'tables')}?snapshots=refs"
@@ -307,7 +307,7 @@ class Seamark:
             raise ServerFailed(f"{self.url} answers with something that is no table: {error!r}") from None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
-        found = Known(
+        found = KnownTable(
             version,
             _columns(schema),
             None if snapshot is None else snapshot.snapshot_id,

@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from connector.client import SeamarkClient
 from connector.planning import OpenTable, plan, with_rows
-from metaserver.iceberg.expressions import Expression
+from metaserver.iceberg.expressions.expression import Expression
 
 EVEN_SHARE = 0.75
 """Of the rows of the files, those on pages with a chosen row, where large tables are read as fast by both."""
@@ -27,7 +27,7 @@ PAGE_ROWS = 20_000
 
 
 @dataclass
-class Found:
+class RemainingRows:
     """What the server leaves of a table, in rows."""
 
     held: int = 0
@@ -41,9 +41,9 @@ class Found:
         return self.touched + EVEN_ROWS < EVEN_SHARE * self.held
 
 
-def found_by(client: SeamarkClient, table: OpenTable, where: Expression) -> Found:
+def found_by(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
     """By one plan, and the bitmaps where there are any."""
-    found = Found()
+    found = RemainingRows()
     for task in with_rows(client, table, where, plan(client, table, where)):
         touched = chosen = task.records
         if task.rows is not None:

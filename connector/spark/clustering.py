@@ -35,16 +35,16 @@ from connector.curves import CURVES, HILBERT
 from connector.errors import BadRequest
 from connector.lineage import NAMES, has_lineage, with_lineage
 from connector.planning import OpenTable, ScanTask, open_table, plan
-from connector.reading import TaskReader, Wanted, scan, wanted_of
+from connector.reading import ReadPlan, TaskReader, scan, wanted_of
 from connector.spark.results import RESULT, result_of, told_by
 from connector.spark.types import for_spark, spark_type
 from connector.spark.writing import WriteReport, decoded, encoded, with_place
 from connector.storage import Storage
 from connector.target import WriteTarget, target_of
 from connector.writing import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles, commit
-from metaserver.iceberg.expressions import TRUE
-from metaserver.iceberg.properties import as_int
-from metaserver.iceberg.snapshot import MAIN
+from metaserver.iceberg.expressions.expression import TRUE
+from metaserver.iceberg.metadata.properties import as_int
+from metaserver.iceberg.metadata.snapshot import MAIN
 from metaserver.wire import INDEX_FILES_MAX
 
 SAMPLE_ROWS, SAMPLE_ROWS_A_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
@@ -116,7 +116,7 @@ def cluster(
     count = files or _count(target, size_bytes, target_file_bytes)
     rows, sample = _sample(given, wanted, target, attributes, count, sum(one.records for one in tasks))
     target = replace(target, properties={**target.properties, TARGET_BYTES: str(_FILE_BYTES_MAX)})
-    work = Work.of(Clustering.of(attributes, sample, curve), sample, wanted, target, rows, count, _cores(spark))
+    work = ClusterTask.of(Clustering.of(attributes, sample, curve), sample, wanted, target, rows, count, _cores(spark))
     written = _written(given, work)
     if written.rows != rows:
         written.discard(target.storage)
@@ -176,7 +176,7 @@ def _frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
     return spark.createDataFrame(spark.sparkContext.parallelize(given, parts), _GIVEN)
 
 
-def _read(wanted: Wanted, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(wanted: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for one in batch.column(0):
             yield from TaskReader(wanted, storage, threads=False).read_all(pickle.loads(one.as_py()))  # noqa: S301
@@ -184,7 +184,7 @@ def _read(wanted: Wanted, storage: Storage, batches: Iterable[pa.RecordBatch]) -
 
 def _sample(
     given: DataFrame,
-    wanted: Wanted,
+    wanted: ReadPlan,
     target: WriteTarget,
     attributes: Attributes,
     files: int,
@@ -201,7 +201,7 @@ def _sample(
 
 
 def _sampled(
-    wanted: Wanted, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
+    wanted: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The same rows each time, as the reader gives them in the same order."""
     given = list(batches)
@@ -218,11 +218,11 @@ def _sampled(
 
 
 @dataclass(frozen=True)
-class Work:
+class ClusterTask:
     """What a task has to know. Picklable."""
 
     clustering: Clustering
-    wanted: Wanted
+    wanted: ReadPlan
     target: WriteTarget
     tasks: int
     cuts: npt.NDArray[np.bytes_]
@@ -231,10 +231,16 @@ class Work:
 
     @staticmethod
     def of(
-        clustering: Clustering, sample: pa.Table, wanted: Wanted, target: WriteTarget, rows: int, files: int, cores: int
-    ) -> Work:
+        clustering: Clustering,
+        sample: pa.Table,
+        wanted: ReadPlan,
+        target: WriteTarget,
+        rows: int,
+        files: int,
+        cores: int,
+    ) -> ClusterTask:
         tasks = min(files, max(_TASKS_A_CORE * cores, -(-rows // TASK_ROWS)))
-        work = Work(clustering, wanted, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)))
+        work = ClusterTask(clustering, wanted, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)))
         return replace(work, cuts=cuts(ordered(work.keys(sample)), tasks))
 
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
@@ -249,7 +255,7 @@ class Work:
         return np.concatenate([places.astype(">u4").view(np.uint8).reshape(-1, 4), keys], axis=1)
 
 
-def _written(given: DataFrame, work: Work) -> WrittenFiles:
+def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
     fields = [spark_types.StructField(name, kind) for name, kind in _spark_types(work.wanted).items()]
     own = [spark_types.BinaryType(), spark_types.IntegerType()]
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN, own, strict=True)]
@@ -259,7 +265,7 @@ def _written(given: DataFrame, work: Work) -> WrittenFiles:
     return WrittenFiles.joined(decoded(one) for one in found)
 
 
-def _spark_types(wanted: Wanted) -> dict[str, spark_types.DataType]:
+def _spark_types(wanted: ReadPlan) -> dict[str, spark_types.DataType]:
     """BadRequest for a column that Spark has no type for."""
     try:
         kinds = {one.name: spark_type(one.type) for one in (*wanted.fields, *wanted.lineage)}
@@ -268,7 +274,7 @@ def _spark_types(wanted: Wanted) -> dict[str, spark_types.DataType]:
     return {name: kinds[name] for name in wanted.names}
 
 
-def _keyed(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     wanted = work.wanted
     converts = {one.name: for_spark(one.type) for one in (*wanted.fields, *wanted.lineage)}
     for batch in _read(wanted, work.target.storage, batches):
@@ -282,7 +288,7 @@ def _keyed(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
         yield pa.RecordBatch.from_arrays([*columns, binary.cast(pa.binary()), pa.array(tasks)], [*wanted.names, *_OWN])
 
 
-def _write(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows in the order of their keys into files of as many rows each."""
     held = 0
     with TableWriter(work.target) as writer:

@@ -4,7 +4,7 @@ Conditions come from Spark's analyser, so that whatever it converts is visible a
 the column beside it. SQL's logic has three values, and a row counts where its condition is *true*. So a part that is
 not understood becomes "true" in the place where it stands: below AND it goes, an OR with it goes whole. NOT is pushed
 down to the comparisons, which keep it; what negating them says of nulls and of NaN is for the catalog to judge, which
-never leaves out what Spark would find (`metaserver/iceberg/sql.py`).
+never leaves out what Spark would find (`metaserver/iceberg/expressions/sql.py`).
 
 Left out is what depends on when it is evaluated: a DataFrame runs later than its condition is read.
 """
@@ -53,13 +53,13 @@ _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1)
 
 
-class Column(NamedTuple):
+class SparkColumn(NamedTuple):
     name: str
     kind: str
     """As Spark has it: `bigint`, `decimal(9,2)`, …"""
 
 
-class Said(NamedTuple):
+class ColumnPredicate(NamedTuple):
     """A predicate, and the columns that it names."""
 
     sql: str
@@ -84,9 +84,9 @@ def spark_kind(iceberg_type: object) -> str | None:
     return SAME_TYPES.get(iceberg_type)
 
 
-def all_of(parts: list[Said]) -> Said | None:
+def all_of(parts: list[ColumnPredicate]) -> ColumnPredicate | None:
     """As many of them as fit."""
-    kept: dict[Said, None] = {}
+    kept: dict[ColumnPredicate, None] = {}
     left = TEXT_MAX
     for part in parts:
         if len(part.sql) + 10 <= left:
@@ -95,18 +95,18 @@ def all_of(parts: list[Said]) -> Said | None:
     return _joined("AND", list(kept)) if kept else None
 
 
-def any_of(parts: list[Said | None]) -> Said | None:
+def any_of(parts: list[ColumnPredicate | None]) -> ColumnPredicate | None:
     there = list(dict.fromkeys(part for part in parts if part is not None))
     if None in parts or not there or sum(len(part.sql) + 10 for part in there) > TEXT_MAX:
         return None
     return _joined("OR", there)
 
 
-def _joined(word: str, parts: list[Said]) -> Said:
+def _joined(word: str, parts: list[ColumnPredicate]) -> ColumnPredicate:
     if len(parts) == 1:
         return parts[0]
     names = frozenset[str]().union(*(part.names for part in parts))
-    return Said("(" + f" {word} ".join(part.sql for part in parts) + ")", names)
+    return ColumnPredicate("(" + f" {word} ".join(part.sql for part in parts) + ")", names)
 
 
 class Conditions:
@@ -115,7 +115,7 @@ class Conditions:
     def __init__(self, catalyst: Catalyst) -> None:
         self._catalyst = catalyst
 
-    def said(self, node: Node, columns: Mapping[int, Column]) -> Said | None:
+    def said(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnPredicate | None:
         """Of these columns alone, which have the ids of Spark's attributes."""
         found = _Reading(self._catalyst, columns).read(node, negated=False)
         return found if found is not None and len(found.sql) <= TEXT_MAX else None
@@ -124,12 +124,12 @@ class Conditions:
 class _Reading:
     """Of one condition."""
 
-    def __init__(self, catalyst: Catalyst, columns: Mapping[int, Column]) -> None:
+    def __init__(self, catalyst: Catalyst, columns: Mapping[int, SparkColumn]) -> None:
         self._catalyst = catalyst
         self._columns = columns
         self._left = PARTS_MAX
 
-    def read(self, node: Node, *, negated: bool) -> Said | None:
+    def read(self, node: Node, *, negated: bool) -> ColumnPredicate | None:
         """What holds wherever `node` is true, or with `negated` wherever it is false."""
         self._left -= 1
         if self._left < 0:
@@ -143,9 +143,9 @@ class _Reading:
                 return all_of([one for one in parts if one is not None])
             return any_of(parts)
         found = self._leaf(node, kind)
-        return Said(f"NOT ({found.sql})", found.names) if negated and found is not None else found
+        return ColumnPredicate(f"NOT ({found.sql})", found.names) if negated and found is not None else found
 
-    def _leaf(self, node: Node, kind: str) -> Said | None:
+    def _leaf(self, node: Node, kind: str) -> ColumnPredicate | None:
         if kind in _COMPARED:
             return self._compared(_COMPARED[kind], node.left(), node.right())
         match kind:
@@ -158,11 +158,11 @@ class _Reading:
                 return self._like(node, kind)
             case "Literal":
                 value = node.value()
-                return Said("NULL" if value is None else str(value).upper(), frozenset())
+                return ColumnPredicate("NULL" if value is None else str(value).upper(), frozenset())
         term = self._term(node)
         return _of(term, term.sql) if term is not None and term.kind == "boolean" else None
 
-    def _compared(self, op: str, left: Node, right: Node) -> Said | None:
+    def _compared(self, op: str, left: Node, right: Node) -> ColumnPredicate | None:
         term = self._term(left)
         if term is None:
             term, right, op = self._term(right), left, _FLIPPED.get(op, op)
@@ -171,7 +171,7 @@ class _Reading:
         literal = self._literal(right, term.kind)
         return None if literal is None else _of(term, f"{term.sql} {op} {literal}")
 
-    def _in(self, term: _Term | None, values: list[Node]) -> Said | None:
+    def _in(self, term: _Term | None, values: list[Node]) -> ColumnPredicate | None:
         self._left -= len(values)
         if term is None or self._left < 0:
             return None
@@ -179,7 +179,7 @@ class _Reading:
         there = [one for one in literals if one is not None]
         return _of(term, f"{term.sql} IN ({', '.join(there)})") if there and len(there) == len(literals) else None
 
-    def _like(self, node: Node, kind: str) -> Said | None:
+    def _like(self, node: Node, kind: str) -> ColumnPredicate | None:
         """Where all of the pattern is a beginning: `abc%`. What is left of another one is not exact, so it could not be
         negated, and Spark's own rules have taken those that are apart."""
         term = self._term(node.left())
@@ -208,7 +208,7 @@ class _Reading:
         inner = self._day(node)
         return None if inner is None else _Term(inner.name, f"CAST({quoted_name(inner.name)} AS DATE)", "date")
 
-    def _day(self, node: Node) -> Column | None:
+    def _day(self, node: Node) -> SparkColumn | None:
         """The time of which `node` is the day, in UTC."""
         if self._catalyst.kind(node) != "Cast" or self._catalyst.type_of(node) != "date":
             return None
@@ -220,7 +220,7 @@ class _Reading:
             return None
         return column
 
-    def _column(self, node: Node) -> Column | None:
+    def _column(self, node: Node) -> SparkColumn | None:
         if self._catalyst.kind(node) != "AttributeReference":
             return None
         column = self._columns.get(self._catalyst.id_of(node))
@@ -247,8 +247,8 @@ class _Reading:
             return None
 
 
-def _of(term: _Term, sql: str) -> Said:
-    return Said(sql, frozenset({term.column}))
+def _of(term: _Term, sql: str) -> ColumnPredicate:
+    return ColumnPredicate(sql, frozenset({term.column}))
 
 
 def _written(value: Any, kind: str) -> str | None:

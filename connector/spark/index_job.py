@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from connector.building import ClusterFailed
-from connector.indexing import DataFile, IndexTask, Written, index_data_files
+from connector.indexing import DataFile, IndexTask, WrittenIndex, index_data_files
 
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
@@ -58,7 +58,7 @@ class SparkWorkers:
         """Cores of the cluster, as far as its executors have come up."""
         return int(self._spark.sparkContext.defaultParallelism)
 
-    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
         context = self._spark.sparkContext
         name = f"seamark-index-{uuid.uuid4()}"
         context.setJobGroup(name, f"Index {task.definition.text}, {len(groups)} groups", interruptOnCancel=True)

@@ -42,7 +42,7 @@ class Unread(Exception):
     """Why a text is left alone."""
 
 
-class Place(NamedTuple):
+class TableReference(NamedTuple):
     """Characters [start, end) of the text are the table's name; at `after`, options or an alias may stand."""
 
     start: int
@@ -54,11 +54,11 @@ class Place(NamedTuple):
     """VERSION AS OF."""
 
 
-def places(catalyst: Catalyst, text: str) -> list[Place]:
+def places(catalyst: Catalyst, text: str) -> list[TableReference]:
     """Raises Unread."""
     if _MARK in text:
         raise Unread(f"{_MARK} is a name of ours")
-    found: list[Place] = []
+    found: list[TableReference] = []
     left: list[tuple[Node, tuple[str, str], Node]] = [(catalyst.parsed(text), ("", ""), None)]
     while left:
         node, above, parent = left.pop()
@@ -80,7 +80,7 @@ def places(catalyst: Catalyst, text: str) -> list[Place]:
     return found
 
 
-def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node) -> Place | None:
+def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node) -> TableReference | None:
     """`above`: the kinds of the nodes there. None where another name could not stand, or it is not sure where this one
     does."""
     origin, names = node.origin(), tuple(items(node.multipartIdentifier()))
@@ -98,7 +98,7 @@ def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], pa
         after, snapshot_id = clause.end(), int(clause[2])
     if around == "Sample":
         return None
-    return Place(start, end, after, None if around in _ALIASES else names[-1], snapshot_id)
+    return TableReference(start, end, after, None if around in _ALIASES else names[-1], snapshot_id)
 
 
 def _names(catalyst: Catalyst, text: str) -> tuple[str, ...] | None:
@@ -108,7 +108,7 @@ def _names(catalyst: Catalyst, text: str) -> tuple[str, ...] | None:
         return None
 
 
-def marked(text: str, found: Sequence[Place]) -> str:
+def marked(text: str, found: Sequence[TableReference]) -> str:
     new = []
     for number, place in enumerate(found):
         new.append(Replacement(place.start, place.start, "("))
@@ -121,7 +121,7 @@ def mark_of(alias: str) -> int | None:
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
-def renamed(text: str, names: Mapping[Place, tuple[str, ...]]) -> str:
+def renamed(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
     """Each place with the name of another table, catalog first."""
     new = []
     for place, name in names.items():
@@ -130,5 +130,5 @@ def renamed(text: str, names: Mapping[Place, tuple[str, ...]]) -> str:
     return splice(text, new)
 
 
-def _alias(place: Place) -> str:
+def _alias(place: TableReference) -> str:
     return "" if place.alias is None else f" AS {backquoted(place.alias)}"

@@ -29,10 +29,10 @@ from connector.plans import joining
 from connector.plans.asking import Asking, used_joins
 from connector.plans.joining import Partner
 from connector.plans.scan import Join, Scan
-from connector.plans.seamark import Known, Name, PlanTable, open_seamark
+from connector.plans.seamark import KnownTable, Name, PlanTableAnswer, open_seamark
 from connector.spark.catalyst import Catalyst, Node
-from connector.spark.conditions import Column, all_of, any_of, spark_kind
-from connector.spark.places import Place, Unread, mark_of, marked, places, renamed
+from connector.spark.conditions import SparkColumn, all_of, any_of, spark_kind
+from connector.spark.places import TableReference, Unread, mark_of, marked, places, renamed
 from connector.spark.relations import Relation, Relations, TooLarge
 from metaserver.wire import PLAN_MARK
 
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenQuery:
     """`statement` is None where the text is to be run as it came. `told`: what was done, in one line."""
 
     statement: str | None
@@ -65,7 +65,7 @@ class _Table:
 
     catalog: str
     name: Name
-    known: Known
+    known: KnownTable
     schema_id: int
     columns: Mapping[str, str]
     """Those that mean the same to Spark and to the catalog; and Spark's types."""
@@ -108,17 +108,17 @@ def rewritten(
     *,
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
-) -> Rewritten:
+) -> RewrittenQuery:
     """The text over plan tables, which are made if there are none yet; nothing is run. Never fails."""
     try:
         return _Query(spark, text, args, lease_s, kept_max).rewritten()
     except (Unread, TooLarge) as why:
-        return Rewritten(None, f"unchanged; {why or 'too large a plan'}")
+        return RewrittenQuery(None, f"unchanged; {why or 'too large a plan'}")
     except (PySparkException, Py4JError) as error:
-        return Rewritten(None, f"unchanged; Spark cannot read it: {str(error).strip().partition(chr(10))[0]}")
+        return RewrittenQuery(None, f"unchanged; Spark cannot read it: {str(error).strip().partition(chr(10))[0]}")
     except Exception as error:  # noqa: BLE001  one bug of ours must fail no query
         _log.warning("unchanged, by a fault of ours", exc_info=True)
-        return Rewritten(None, f"unchanged; {type(error).__name__}")
+        return RewrittenQuery(None, f"unchanged; {type(error).__name__}")
 
 
 def _run(spark: SparkSession, text: str, args: Any) -> DataFrame:
@@ -138,7 +138,7 @@ class _Query:
         self._marks: dict[int, int] = {}
         """By the ids of attributes."""
 
-    def rewritten(self) -> Rewritten:
+    def rewritten(self) -> RewrittenQuery:
         if any(self._spark.conf.get(name, None) for name in _SETTINGS):
             raise Unread("the session reads a branch to be audited")
         found = places(self._catalyst, self._text)
@@ -158,7 +158,7 @@ class _Query:
 
     # What is read
 
-    def _scans(self, found: Sequence[Place], plan: Node) -> dict[int, Scan]:
+    def _scans(self, found: Sequence[TableReference], plan: Node) -> dict[int, Scan]:
         """By mark."""
         plan = self._catalyst.inlined(plan)
         self._find(plan)
@@ -211,7 +211,9 @@ class _Query:
         mark = marks.pop() if len(marks) == 1 else None
         table = None if mark is None else self._tables.get(mark)
         if table is not None and mark is not None:
-            there = {number: Column(name, table.columns[name]) for number, name in attributes if name in table.columns}
+            there = {
+                number: SparkColumn(name, table.columns[name]) for number, name in attributes if name in table.columns
+            }
             return Relation(mark, there)
         table = self._table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
@@ -232,7 +234,7 @@ class _Query:
         schema, snapshot = self._catalyst.iceberg_schema(table), table.currentSnapshot()
         kinds = {str(one["name"]): spark_kind(one["type"]) for one in schema["fields"]}
         summary = {} if snapshot is None else snapshot.summary()
-        known = Known(
+        known = KnownTable(
             "",
             None,
             None if snapshot is None else int(snapshot.snapshotId()),
@@ -247,14 +249,14 @@ class _Query:
 
     # What is asked
 
-    def _planned(self, found: Sequence[Place], scans: Mapping[int, Scan]) -> Rewritten:
-        marks: dict[joining.Place, int] = {}
-        plans: dict[joining.Place, PlanTable] = {}
-        partners: dict[joining.Place, tuple[Partner, ...]] = {}
+    def _planned(self, found: Sequence[TableReference], scans: Mapping[int, Scan]) -> RewrittenQuery:
+        marks: dict[joining.PlannedScan, int] = {}
+        plans: dict[joining.PlannedScan, PlanTableAnswer] = {}
+        partners: dict[joining.PlannedScan, tuple[Partner, ...]] = {}
         why = ""
         for catalog in sorted({self._tables[mark].catalog for mark in scans}):
             own = {mark: scan for mark, scan in scans.items() if scan.catalog == catalog}
-            places = {mark: joining.Place(scan, catalog, self._tables[mark].name) for mark, scan in own.items()}
+            places = {mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()}
             known = {(scan.catalog, scan.schema, scan.table): self._tables[mark].known for mark, scan in own.items()}
             limits = joining.partners(places, known)
             made, reason = self._asked(catalog, list(places.values()), limits)
@@ -265,7 +267,7 @@ class _Query:
         if not plans:
             raise Unread(why or "plans keep too many of the files")
         names = {marks[place]: (place.catalog, *place.table[:-1], str(plan.name)) for place, plan in plans.items()}
-        return Rewritten(
+        return RewrittenQuery(
             renamed(self._text, {found[mark]: name for mark, name in names.items()}),
             _told(plans, partners),
             sum(plan.files for plan in plans.values()),
@@ -274,11 +276,11 @@ class _Query:
         )
 
     def _asked(
-        self, catalog: str, own: list[joining.Place], partners: Mapping[joining.Place, tuple[Partner, ...]]
-    ) -> tuple[dict[joining.Place, PlanTable], str]:
+        self, catalog: str, own: list[joining.PlannedScan], partners: Mapping[joining.PlannedScan, tuple[Partner, ...]]
+    ) -> tuple[dict[joining.PlannedScan, PlanTableAnswer], str]:
         uri, token = self._setting(catalog, "uri"), self._setting(catalog, "token") or None
 
-        async def ask() -> tuple[dict[joining.Place, PlanTable], str]:
+        async def ask() -> tuple[dict[joining.PlannedScan, PlanTableAnswer], str]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s) as seamark:
                 asking = Asking(seamark, self._kept_max, until_s)
@@ -288,7 +290,9 @@ class _Query:
             return pool.submit(asyncio.run, ask()).result()
 
 
-def _told(plans: Mapping[joining.Place, PlanTable], partners: Mapping[joining.Place, tuple[Partner, ...]]) -> str:
+def _told(
+    plans: Mapping[joining.PlannedScan, PlanTableAnswer], partners: Mapping[joining.PlannedScan, tuple[Partner, ...]]
+) -> str:
     told = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
     used = [
         f"{'.'.join(place.table)}.{columns}:{keys}"
@@ -311,7 +315,7 @@ def _number(text: Any) -> int:
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
 
 
-def _is_as_understood(frame: DataFrame, done: Rewritten) -> bool:
+def _is_as_understood(frame: DataFrame, done: RewrittenQuery) -> bool:
     """Each plan table is there, with the very schema that its conditions were read by."""
     catalyst = Catalyst(frame.sparkSession)
     found = {}

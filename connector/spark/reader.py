@@ -25,15 +25,15 @@ import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
-from connector.changes import APPEND, INSERT, OPERATION, REPLACE, Change, changes, history
+from connector.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
 from connector.client import CURRENT, At, SeamarkClient
 from connector.errors import BadRequest
 from connector.planning import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
-from connector.reading import FILE, POSITION, TaskReader, Wanted, bound_filter, limited
+from connector.reading import FILE, POSITION, ReadPlan, TaskReader, bound_filter, limited
 from connector.spark.filters import expression_of
 from connector.spark.options import flag, server_of
 from connector.spark.types import Convert, for_spark, spark_type
-from metaserver.iceberg.expressions import TRUE, Expression, all_of
+from metaserver.iceberg.expressions.expression import TRUE, Expression, all_of
 
 CHANGE_TYPE = "_change_type"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -174,18 +174,18 @@ def checked(schema: spark_types.StructType, table: OpenTable) -> spark_types.Str
     return schema
 
 
-class Rows:
+class RowReader:
     """How parts are read; goes to Spark's tasks."""
 
     def __init__(self, table: OpenTable, schema: spark_types.StructType, where: Expression) -> None:
         names = [one for one in schema.fieldNames() if one != CHANGE_TYPE]
         kinds = {one.name: one.type for one in table.schema.fields}
-        self._wanted = Wanted(table.metadata, table.schema, tuple(names), where)
+        self._wanted = ReadPlan(table.metadata, table.schema, tuple(names), where)
         self._storage = table.storage
         self._names = schema.fieldNames()
         self._kinds = {name: kinds[name] for name in names if name in kinds}
 
-    def read(self, given: Iterable[Change]) -> Iterator[pa.RecordBatch]:
+    def read(self, given: Iterable[SnapshotChange]) -> Iterator[pa.RecordBatch]:
         converts = {name: convert for name, kind in self._kinds.items() if (convert := for_spark(kind)) is not None}
         reader = TaskReader(self._wanted, self._storage, threads=False)
         for one in given:
@@ -204,11 +204,11 @@ class Rows:
 
 
 @dataclass
-class Part(InputPartition):
+class ReadTask(InputPartition):
     """What one Spark task reads: files or parts of files, of rows inserted or deleted."""
 
-    rows: Rows
-    changes: list[Change]
+    rows: RowReader
+    changes: list[SnapshotChange]
     limit: int | None = None
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -226,12 +226,12 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        rows, found = Rows(self._table, self._schema, self._where), self._changes()
+        rows, found = RowReader(self._table, self._schema, self._where), self._changes()
         if options.limit is not None:
-            return [Part(rows, _enough(found, options.limit, self._where), options.limit)]
+            return [ReadTask(rows, _enough(found, options.limit, self._where), options.limit)]
         return parts_of(found, rows, options.split_bytes)
 
-    def _changes(self) -> Iterator[Change]:
+    def _changes(self) -> Iterator[SnapshotChange]:
         options, table, client = self._options, self._table, self._options.client
         if options.incremental and table.snapshot_id is None:
             return iter(())
@@ -240,15 +240,15 @@ class BatchReader(DataSourceReader):
         if options.incremental:
             history(table, options.start, cast("int", table.snapshot_id))
             found = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._where)
-            return (Change(INSERT, one) for one in found)
+            return (SnapshotChange(INSERT, one) for one in found)
         found = plan(client, table, self._where, least_rows=options.limit)
         if options.bitmaps:
             found = with_rows(client, table, self._where, found)
-        return (Change(INSERT, one) for one in found)
+        return (SnapshotChange(INSERT, one) for one in found)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         # None is PySpark's own, where a plan has no files.
-        return iter(()) if partition is None else cast("Part", partition).read()
+        return iter(()) if partition is None else cast("ReadTask", partition).read()
 
 
 class FilteringReader(BatchReader):
@@ -296,8 +296,8 @@ class StreamReader(DataSourceStreamReader):
         else:
             self._check(table, first, last)
             found = plan_appends(options.client, table, first, last, self._where)
-        rows = Rows(table, self._schema, self._where)
-        return parts_of((Change(INSERT, one) for one in found), rows, options.split_bytes)
+        rows = RowReader(table, self._schema, self._where)
+        return parts_of((SnapshotChange(INSERT, one) for one in found), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
         """BadRequest where rows were deleted or rewritten on the way, which a stream of rows cannot say."""
@@ -310,7 +310,7 @@ class StreamReader(DataSourceStreamReader):
                 )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return cast("Part", partition).read()
+        return cast("ReadTask", partition).read()
 
 
 def _offset(snapshot_id: int | None) -> dict[str, str]:
@@ -321,9 +321,9 @@ def _snapshot_of(offset: Mapping[str, str]) -> int | None:
     return None if offset["snapshot-id"] == _BEGINNING else int(offset["snapshot-id"])
 
 
-def _enough(found: Iterator[Change], limit: int, where: Expression) -> list[Change]:
+def _enough(found: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
     """As many as surely hold so many rows."""
-    taken: list[Change] = []
+    taken: list[SnapshotChange] = []
     rows = 0
     for one in found:
         if rows >= limit:
@@ -334,24 +334,24 @@ def _enough(found: Iterator[Change], limit: int, where: Expression) -> list[Chan
     return taken
 
 
-def parts_of(found: Iterable[Change], rows: Rows, split_bytes: int) -> list[InputPartition]:
+def parts_of(found: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
     """Tasks of about so many bytes; of less where there would be few. Large files are cut at row groups."""
     every = list(found)
     total = sum(one.task.size_bytes + OPEN_BYTES for one in every)
     most = min(split_bytes, max(SMALL_BYTES, total // TASKS_MIN))
     parts: list[InputPartition] = []
-    held: list[Change] = []
+    held: list[SnapshotChange] = []
     size = 0
     for one in every:
         for task in _pieces(one.task, most):
             span = task.span or (0, task.size_bytes)
             cost = span[1] - span[0] + OPEN_BYTES
             if held and size + cost > most + OPEN_BYTES:
-                parts.append(Part(rows, held))
+                parts.append(ReadTask(rows, held))
                 held, size = [], 0
             held.append(one._replace(task=task))
             size += cost
-    return [*parts, Part(rows, held)] if held else parts
+    return [*parts, ReadTask(rows, held)] if held else parts
 
 
 def _pieces(task: ScanTask, most: int) -> Iterator[ScanTask]:

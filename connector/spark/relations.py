@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from connector.spark.catalyst import Catalyst, Node, items
-from connector.spark.conditions import Column, Conditions, Said
+from connector.spark.conditions import ColumnPredicate, Conditions, SparkColumn
 
 NODES_MAX = 2_000
 """Of one query's plan; more are not looked at."""
@@ -54,17 +54,17 @@ class Relation:
     """One that a mark stands at (`places.py`); a mark has more where a WITH is used more than once."""
 
     mark: int
-    columns: Mapping[int, Column]
+    columns: Mapping[int, SparkColumn]
     """By the ids of attributes."""
-    parts: list[Said] = field(default_factory=list)
+    parts: list[ColumnPredicate] = field(default_factory=list)
     """What its rows have to meet."""
     joins: list[tuple[Relation, tuple[tuple[str, str], ...]]] = field(default_factory=list)
     """Others, and pairs of equal columns, its own first."""
 
 
 V = TypeVar("V")
-_Reach: TypeAlias = dict[int, dict[Relation, Column]]
-_From: TypeAlias = dict[int, tuple[Relation, Column]]
+_Reach: TypeAlias = dict[int, dict[Relation, SparkColumn]]
+_From: TypeAlias = dict[int, tuple[Relation, SparkColumn]]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Relations:
         inputs = [items(one.output()) for one in items(node.children())]
         for at, output in enumerate(items(node.output())):
             kind = self._catalyst.type_of(output)
-            targets: dict[Relation, Column] = {}
+            targets: dict[Relation, SparkColumn] = {}
             for given, child in zip(inputs, children, strict=True):
                 if self._catalyst.type_of(given[at]) == kind:
                     targets |= child.reach.get(self._catalyst.id_of(given[at]), {})

@@ -22,7 +22,7 @@ from connector.plans.zones import is_utc
 from connector.reading import bound_filter
 from connector.spark.choosing import found_by
 from connector.spark.source import register
-from metaserver.iceberg.expressions import predicates_of
+from metaserver.iceberg.expressions.expression import predicates_of
 
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"

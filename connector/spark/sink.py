@@ -42,8 +42,8 @@ from connector.writing import (
     destination,
     write_batches,
 )
-from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.table_json import decode_table
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions"})
@@ -52,7 +52,7 @@ _PRODUCER_PREFIX = "spark-stream-"
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class SinkCommit(WriterCommitMessage):
     """What one task has written, for which table and which streaming query."""
 
     data: bytes
@@ -112,10 +112,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         # This writer was made anew for the commit, and the name may lead elsewhere by now.
         table_uuid = self._options.into.target.table_uuid
-        if any(isinstance(one, Written) and one.table_uuid != table_uuid for one in messages):
+        if any(isinstance(one, SinkCommit) and one.table_uuid != table_uuid for one in messages):
             raise BadRequest("The table was replaced by another while rows were written for it; start the query again")
-        query = next((one.query_id for one in messages if isinstance(one, Written) and one.query_id), None)
-        if query is None and any(isinstance(one, Written) for one in messages):
+        query = next((one.query_id for one in messages if isinstance(one, SinkCommit) and one.query_id), None)
+        if query is None and any(isinstance(one, SinkCommit) for one in messages):
             raise BadRequest(
                 "Spark does not tell which query this is, by which each batch is committed once; write its batches by "
                 "foreachBatch and connector.spark.write(…, producer=(a name of the query, the batch's number))"
@@ -145,11 +145,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
 
 
-def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> Written:
+def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(_QUERY_ID)
-    return Written(encoded(write_batches(into.target, batches)), into.target.table_uuid, query)
+    return SinkCommit(encoded(write_batches(into.target, batches)), into.target.table_uuid, query)
 
 
 def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
-    return WrittenFiles.joined(decoded(one.data) for one in messages if isinstance(one, Written))
+    return WrittenFiles.joined(decoded(one.data) for one in messages if isinstance(one, SinkCommit))

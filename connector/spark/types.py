@@ -16,9 +16,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from connector.parquet.casting import conform
 from connector.target import WriteTarget
-from metaserver.iceberg.schema import ListType, MapType, StructType, Type, type_name
-from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import decimal_precision, decimal_scale
+from metaserver.iceberg.types.schema import ListType, MapType, StructType, Type, type_name
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import decimal_precision, decimal_scale
 
 _PLAIN: dict[str, spark.DataType] = {
     "boolean": spark.BooleanType(),

@@ -43,14 +43,14 @@ from connector.commits import Producer
 from connector.deleting import WrittenDeletes
 from connector.errors import Conflict
 from connector.latest import Batch, batch_of, column_of, refuse_nulls
-from connector.locating import SCAN, Found, hashes_of, key_fields, key_names, record_index
+from connector.locating import SCAN, FoundRows, hashes_of, key_fields, key_names, record_index
 from connector.parquet.casting import Unwritable
 from connector.partitioning import transformed
 from connector.planning import OpenTable, ScanTask, open_table
 from connector.plans.quoting import backquoted
 from connector.reading import bound_filter
 from connector.rewriting import rewritten
-from connector.row_commits import ATTEMPTS, Change, Report, check_takes_deletes, committed
+from connector.row_commits import ATTEMPTS, Report, RowChange, check_takes_deletes, committed
 from connector.spark.results import RESULT, result_of, told_by
 from connector.target import WriteTarget, target_of
 from connector.unchanged import rows_changed
@@ -69,12 +69,12 @@ from connector.upserts import (
     without,
 )
 from connector.writing import WrittenFiles
-from metaserver.iceberg.expression_json import expression_json
-from metaserver.iceberg.expressions import TRUE, any_of
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.schema import Field
-from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.transforms import canonical, width_of
+from metaserver.iceberg.expressions.expression import TRUE, any_of
+from metaserver.iceberg.expressions.expression_json import expression_json
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.types.schema import Field
+from metaserver.iceberg.types.transforms import canonical, width_of
 
 DRIVER_ROWS = 100_000
 """Rows, at most, that the driver takes for itself."""
@@ -101,7 +101,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Asked:
+class UpsertRequest:
     """As in `connector.upserts`; `columns` are of an upsert. A delete has no other columns than its keys; None: those
     that `key_names` says."""
 
@@ -134,7 +134,7 @@ def change(
     client: SeamarkClient,
     df: DataFrame,
     table: Name,
-    asked: Asked,
+    asked: UpsertRequest,
     *,
     branch: str = MAIN,
     producer: Producer | None = None,
@@ -185,7 +185,7 @@ def _collected(df: DataFrame, most: int) -> pa.Table | None:
     return found if found.num_rows <= most else None
 
 
-def _copies_much(opened: OpenTable, asked: Asked, rows: int) -> bool:
+def _copies_much(opened: OpenTable, asked: UpsertRequest, rows: int) -> bool:
     """Whether so many rows are likely to be in files of many bytes, which are to be written anew."""
     if _mode(asked, target_of(opened.metadata, opened.storage)) != COPY_ON_WRITE:
         return False
@@ -198,7 +198,7 @@ def _copies_much(opened: OpenTable, asked: Asked, rows: int) -> bool:
     return size_bytes * min(rows, files) > _COPIED_BYTES_MAX * files
 
 
-def _mode(asked: Asked, target: WriteTarget) -> str:
+def _mode(asked: UpsertRequest, target: WriteTarget) -> str:
     return MERGE_ON_READ if asked.way == EQUALITY else mode_of(asked.row_mode, target, deletes=asked.deletes)
 
 
@@ -276,18 +276,18 @@ def bucket_width(spec: PartitionSpec, field: Field) -> int:
 
 
 @dataclass(frozen=True)
-class Work:
+class UpsertTask:
     """What a task has to know. Picklable."""
 
     client: SeamarkClient
     opened: OpenTable
     target: WriteTarget
-    asked: Asked
+    asked: UpsertRequest
     mode: str
     placing: Placing
 
 
-def spread(df: DataFrame, work: Work) -> DataFrame:
+def spread(df: DataFrame, work: UpsertTask) -> DataFrame:
     """What the tasks tell, a row of bytes from each that has found something to do."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     placed = df.mapInArrow(partial(_placed, work.placing), schema)
@@ -313,13 +313,13 @@ class _Rows(msgspec.Struct, frozen=True):
     positions: bytes
 
     @staticmethod
-    def of(found: Found) -> _Rows:
+    def of(found: FoundRows) -> _Rows:
         positions = BitMap64(found.positions.astype(np.uint64)).serialize()
         return _Rows(dict(found.task.file), [dict(one) for one in found.task.deletes], positions)
 
-    def found(self) -> Found:
+    def found(self) -> FoundRows:
         positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
-        return Found(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros(len(positions), dtype=np.int64))
+        return FoundRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros(len(positions), dtype=np.int64))
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -343,7 +343,7 @@ class _Result(msgspec.Struct, frozen=True):
         return WrittenFiles(tuple(self.files), tuple(self.index_files), tuple(self.skipped))
 
 
-def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What one task does with its rows, which are all those of their keys. It leaves no file where it fails."""
     given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not given:
@@ -354,14 +354,14 @@ def change_task(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
     yield result_of(msgspec.msgpack.encode(result))
 
 
-def _blind(work: Work, batch: Batch) -> _Result:
+def _blind(work: UpsertTask, batch: Batch) -> _Result:
     made = unlocated(batch, work.opened, work.target, deletes=work.asked.deletes)
     return _Result(
         list(made.data.files), list(made.data.index_files), list(made.data.skipped), list(made.deletes.files)
     )
 
 
-def _located(work: Work, batch: Batch) -> _Result:
+def _located(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, asked = work.opened, work.target, work.asked
     try:
         check_read(work.client, opened, batch, asked.read_snapshot_id, asked.way)
@@ -371,7 +371,7 @@ def _located(work: Work, batch: Batch) -> _Result:
         found = without(work.client, opened, batch, asked.way)
     else:
         found = differing(work.client, opened, batch, asked.way, work.mode)
-    own: list[Found] = []
+    own: list[FoundRows] = []
     rest = list(found.located.files)
     if work.mode == COPY_ON_WRITE:
         specs = {one.spec_id: one for one in opened.metadata.partition_specs}
@@ -397,18 +397,18 @@ def _located(work: Work, batch: Batch) -> _Result:
 
 
 def _prepared(
-    client: SeamarkClient, df: DataFrame, rows: int, asked: Asked, opened: OpenTable, target: WriteTarget
-) -> Change:
+    client: SeamarkClient, df: DataFrame, rows: int, asked: UpsertRequest, opened: OpenTable, target: WriteTarget
+) -> RowChange:
     fields = key_fields(opened.schema, asked.named)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     placing = Placing.of(opened, fields, rows, cores, asked.way)
-    work = Work(client, opened, target, asked, _mode(asked, target), placing)
+    work = UpsertTask(client, opened, target, asked, _mode(asked, target), placing)
     copies = work.mode == COPY_ON_WRITE
     results = [msgspec.msgpack.decode(told, type=_Result) for told in told_by(spread(df, work))]
     data = WrittenFiles.joined(one.written for one in results)
     if asked.way == EQUALITY:
         blind = WrittenDeletes(tuple(file for one in results for file in one.equality_deletes))
-        return Change(None, Report(), data, blind)
+        return RowChange(None, Report(), data, blind)
     try:
         if changed := next((one.changed for one in results if one.changed), None):
             raise rows_changed(changed)
@@ -428,10 +428,10 @@ def _prepared(
         data.discard(target.storage)
         raise
     written = WrittenFiles.joined((data, more))
-    return Change(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
+    return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
 
 
-def joined(rows: Iterable[_Rows]) -> list[Found]:
+def joined(rows: Iterable[_Rows]) -> list[FoundRows]:
     """All rows of each data file at once, by whichever tasks they were found; in the order of specs, partitions and
     paths."""
     by_path: dict[str, list[_Rows]] = {}
@@ -444,9 +444,9 @@ def joined(rows: Iterable[_Rows]) -> list[Found]:
     return sorted(found, key=lambda one: (one.task.spec_id, repr(one.task.file.get("partition")), one.task.path))
 
 
-def grouped(files: Sequence[Found], weight: Callable[[Found], int], most: int) -> list[list[Found]]:
+def grouped(files: Sequence[FoundRows], weight: Callable[[FoundRows], int], most: int) -> list[list[FoundRows]]:
     """Neighbours together, up to a weight of `most`, or one alone that has more."""
-    groups: list[list[Found]] = []
+    groups: list[list[FoundRows]] = []
     held = 0
     for one in files:
         if not groups or held + weight(one) > most:
@@ -457,17 +457,17 @@ def grouped(files: Sequence[Found], weight: Callable[[Found], int], most: int) -
     return groups
 
 
-def _copied(df: DataFrame, work: Work, files: Sequence[Found], cores: int) -> WrittenFiles:
+def _copied(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenFiles:
     total = sum(one.task.size_bytes for one in files)
     groups = grouped(files, lambda one: one.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
     return WrittenFiles.joined(_run(df, partial(_copy, work), groups))
 
 
-def _copy(work: Work, rows: Sequence[_Rows]) -> WrittenFiles:
+def _copy(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenFiles:
     return rewritten(work.opened, work.target, [one.found() for one in rows], ())
 
 
-def _marked(df: DataFrame, work: Work, files: Sequence[Found], cores: int) -> WrittenDeletes:
+def _marked(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenDeletes:
     if len(files) <= DRIVER_FILES:
         return marked(work.opened, work.target, files)
     groups = grouped(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // cores)))
@@ -477,11 +477,11 @@ def _marked(df: DataFrame, work: Work, files: Sequence[Found], cores: int) -> Wr
     )
 
 
-def _mark(work: Work, rows: Sequence[_Rows]) -> WrittenDeletes:
+def _mark(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenDeletes:
     return marked(work.opened, work.target, [one.found() for one in rows])
 
 
-def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[Found]]) -> list[T]:
+def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[FoundRows]]) -> list[T]:
     """A task for each group of files. Where one fails, after as many attempts as Spark makes, the job does: files of
     the others stay as orphans."""
     context = df.sparkSession.sparkContext

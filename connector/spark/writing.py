@@ -41,7 +41,7 @@ from connector.plans.quoting import backquoted
 from connector.row_commits import ATTEMPTS, Report
 from connector.spark.results import RESULT, result_of, told_by
 from connector.spark.types import check_fits
-from connector.spark.upserting import DRIVER_ROWS, Asked, change
+from connector.spark.upserting import DRIVER_ROWS, UpsertRequest, change
 from connector.target import WriteTarget
 from connector.upserts import check_names
 from connector.writing import (
@@ -52,9 +52,9 @@ from connector.writing import (
     destination,
     write_batches,
 )
-from metaserver.iceberg.schema import Column as TableColumn
-from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.transforms import IDENTITY
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.types.schema import Column as TableColumn
+from metaserver.iceberg.types.transforms import IDENTITY
 from metaserver.wire import INDEX_FILES_MAX
 
 DISTRIBUTION = "write.distribution-mode"
@@ -189,7 +189,7 @@ def _changed(
     if keys is None and mode == UPSERT:
         raise ValueError("say by which columns rows take the place of others: keys=[…]")
     check_names(keys, columns)
-    asked = Asked(
+    asked = UpsertRequest(
         None if keys is None else tuple(keys),
         precombine,
         None if columns is None else tuple(columns),

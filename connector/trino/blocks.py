@@ -22,9 +22,9 @@ from sqlglot import exp
 from connector.trino.conditions import (
     All,
     Condition,
+    ConditionReader,
     Match,
     Place,
-    Reader,
     all_of,
     moved,
     places_of,
@@ -37,7 +37,7 @@ _Equal: TypeAlias = tuple[Place, Place]
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedSource:
     """`keeps_left`: a left row stays without a partner, beside nulls."""
 
     left: Tree
@@ -48,7 +48,7 @@ class Joined:
     using: tuple[str, ...] = ()
 
 
-Tree: TypeAlias = int | Joined
+Tree: TypeAlias = int | JoinedSource
 """A number is that of a source."""
 
 
@@ -56,7 +56,7 @@ def _sources(tree: Tree) -> frozenset[int]:
     return frozenset({tree}) if isinstance(tree, int) else _sources(tree.left) | _sources(tree.right)
 
 
-def _inner(tree: Tree) -> tuple[list[Tree], list[Joined]]:
+def _inner(tree: Tree) -> tuple[list[Tree], list[JoinedSource]]:
     """What is joined by inner joins alone, and these joins."""
     if isinstance(tree, int) or tree.keeps_left or tree.keeps_right:
         return [tree], []
@@ -65,7 +65,7 @@ def _inner(tree: Tree) -> tuple[list[Tree], list[Joined]]:
 
 
 @dataclass
-class Source:
+class BlockSource:
     """`name`: by which its columns are qualified."""
 
     result: Result
@@ -78,14 +78,14 @@ class Block:
 
     projections: list[exp.Expr]
     where: exp.Expr | None
-    sources: list[Source]
+    sources: list[BlockSource]
     tree: Tree | None
     passes: bool
     needs_rows: bool
     """Where its sources have no row that meets WHERE, it has none."""
     inner: list[tuple[exp.Expr, Result]]
     """Subqueries within its expressions."""
-    reader: Reader
+    reader: ConditionReader
     _kinds: dict[str, str | None] = field(default_factory=dict)
     """Of blocks within blocks all would be asked ever more often."""
 
@@ -141,7 +141,7 @@ class Block:
         else:
             self._ask_inner(tree, wanted)
 
-    def _ask_inner(self, tree: Joined, wanted: Condition | None) -> None:
+    def _ask_inner(self, tree: JoinedSource, wanted: Condition | None) -> None:
         """Of inner joins of inner joins a row has met every ON: all are read as one, however many tables are joined."""
         sides, joins = _inner(tree)
         equal = [one for join in joins for one in (*self._equals(join.on), *self._merges(join))]
@@ -156,7 +156,7 @@ class Block:
         for side, parts in zip(sides, asked, strict=True):
             self._ask(side, all_of(parts))
 
-    def _ask_outer(self, tree: Joined, wanted: Condition | None) -> None:
+    def _ask_outer(self, tree: JoinedSource, wanted: Condition | None) -> None:
         equal = [*self._equals(tree.on), *self._merges(tree)]
         on = self._held(tree.on, equal)
         left, right = _sources(tree.left), _sources(tree.right)
@@ -190,7 +190,7 @@ class Block:
                 found.append((known[0], known[1]))
         return found
 
-    def _merges(self, join: Joined) -> Iterator[_Equal]:
+    def _merges(self, join: JoinedSource) -> Iterator[_Equal]:
         """What USING says."""
         for column in join.using:
             one, other = (self._within(side, column) for side in (join.left, join.right))
@@ -326,7 +326,7 @@ class Block:
             return None
         return left if not tree.keeps_right else right if is_exact(kind) else None
 
-    def _qualified(self, qualifier: str) -> list[Source]:
+    def _qualified(self, qualifier: str) -> list[BlockSource]:
         return [source for source in self.sources if source.name == qualifier]
 
 

@@ -19,7 +19,7 @@ from typing import ClassVar, TypeAlias
 from sqlglot import exp
 
 from connector.plans.quoting import quoted_name, quoted_text
-from connector.trino.literals import Written, written
+from connector.trino.literals import LiteralText, written
 
 Place: TypeAlias = tuple[int, str]
 """The number of a source within its block, and the name of a column."""
@@ -32,7 +32,7 @@ _READ = frozenset({"this", "expression", "expressions", "low", "high", "to", "ne
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ColumnComparison:
     """A comparison of one column with literals: `before`, the column, `after`."""
 
     place: Place
@@ -44,7 +44,7 @@ class Leaf:
     """Which zones its literals are of (`literals.py`): where the column is of another, the session's decides."""
     size: int = 1
 
-    def moved(self, to: Move) -> Leaf | None:
+    def moved(self, to: Move) -> ColumnComparison | None:
         place = to(self.place)
         return None if place is None else replace(self, place=place)
 
@@ -77,7 +77,7 @@ class Any:
     size: int
 
 
-Atom: TypeAlias = Leaf | Match
+Atom: TypeAlias = ColumnComparison | Match
 Condition: TypeAlias = Atom | All | Any
 Resolve: TypeAlias = Callable[[exp.Column], Place | None]
 Move: TypeAlias = Callable[[Place], Place | None]
@@ -139,7 +139,7 @@ def rejects_null(condition: Condition | None) -> bool:
 def places_of(condition: Condition) -> frozenset[Place]:
     """Of all its atoms."""
     match condition:
-        case Leaf():
+        case ColumnComparison():
             return frozenset({condition.place})
         case Match():
             return frozenset(place for place, _ in condition.pairs)
@@ -158,7 +158,7 @@ def sql_of(condition: Condition, name: Callable[[Place], str]) -> str:
     return f"{condition.before}{quoted_name(name(condition.place))}{condition.after}"
 
 
-class Reader:
+class ConditionReader:
     """Reads conditions of one statement. `casts_decimal`: see `literals.written`."""
 
     def __init__(self, *, casts_decimal: bool) -> None:
@@ -179,9 +179,9 @@ class Reader:
             return leaf
         # Whatever it is, a null below NOT stays one: but IS NULL and IS DISTINCT FROM are never null.
         rejects = leaf.rejects_null if _has_nulls(node) else not leaf.rejects_null
-        return Leaf(leaf.place, f"NOT ({leaf.before}", f"{leaf.after})", rejects, leaf.zones)
+        return ColumnComparison(leaf.place, f"NOT ({leaf.before}", f"{leaf.after})", rejects, leaf.zones)
 
-    def _leaf(self, node: exp.Expr, resolve: Resolve) -> Leaf | None:
+    def _leaf(self, node: exp.Expr, resolve: Resolve) -> ColumnComparison | None:
         if type(node) is exp.Column:
             term = _term(node, resolve)
             return None if term is None else term.compared("", "", ())
@@ -223,10 +223,10 @@ class Reader:
                 return term.compared("", f" IN ({', '.join(one.sql for one in literals)})", literals)
         return None
 
-    def _written(self, node: exp.Expr) -> Written | None:
+    def _written(self, node: exp.Expr) -> LiteralText | None:
         return written(node, casts_decimal=self._casts_decimal)
 
-    def _compared(self, node: exp.Expr, op: str, resolve: Resolve) -> Leaf | None:
+    def _compared(self, node: exp.Expr, op: str, resolve: Resolve) -> ColumnComparison | None:
         literal = self._written(node.expression)
         if literal is not None:
             term = _term(node.this, resolve)
@@ -234,14 +234,14 @@ class Reader:
         literal, term = self._written(node.this), _term(node.expression, resolve)
         return None if term is None or literal is None else term.compared(f"{literal.sql}{op}", "", (literal,))
 
-    def _null_safe(self, node: exp.Expr, op: str, resolve: Resolve) -> Leaf | None:
+    def _null_safe(self, node: exp.Expr, op: str, resolve: Resolve) -> ColumnComparison | None:
         literal, term = self._written(node.expression), _term(node.this, resolve)
         if term is None or literal is None:
             return None
         same, null = type(node) is exp.NullSafeEQ, literal.kind == "null"
         return term.compared("", f" {op} {literal.sql}", (literal,), rejects_null=same != null)
 
-    def _like(self, node: exp.Expr, escape: str, resolve: Resolve) -> Leaf | None:
+    def _like(self, node: exp.Expr, escape: str, resolve: Resolve) -> ColumnComparison | None:
         term, pattern = _term(node.this, resolve), node.expression
         if term is None or not isinstance(pattern, exp.Literal) or not pattern.is_string:
             return None
@@ -260,8 +260,8 @@ class _Term:
     """Of the literals that it may be compared with; None: any."""
 
     def compared(
-        self, before: str, after: str, literals: Iterable[Written], *, rejects_null: bool = True
-    ) -> Leaf | None:
+        self, before: str, after: str, literals: Iterable[LiteralText], *, rejects_null: bool = True
+    ) -> ColumnComparison | None:
         given = [one for one in literals if one.kind != "null"]
         kinds = {one.kind for one in given}
         if self.kinds is not None and not kinds <= self.kinds:
@@ -270,7 +270,7 @@ class _Term:
             return None
         # The day of a timestamp with a zone has none: it is the day in UTC, where Iceberg keeps them.
         zones = frozenset() if self.kinds is not None else frozenset(one.zone for one in given if one.zone is not None)
-        return Leaf(self.place, f"{before}{self.before}", f"{self.after}{after}", rejects_null, zones)
+        return ColumnComparison(self.place, f"{before}{self.before}", f"{self.after}{after}", rejects_null, zones)
 
 
 def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:

@@ -65,7 +65,7 @@ class _Results(msgspec.Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TrinoAnswer:
     """One of Trino's, read."""
 
     status: int
@@ -88,7 +88,7 @@ class Failure:
     is_running: bool = False
 
 
-class Held:
+class HeldStatement:
     """Follows one statement. `get` asks the coordinator for a URI that it has handed out, `judge` what its rules are
     for the query of an id; without, all are taken to be read."""
 
@@ -108,7 +108,7 @@ class Held:
         self.next_uri: str | None = None
         """Where the statement goes on; what a cancellation is sent to while nobody else knows it."""
 
-    async def past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> Answer | Failure:
+    async def past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer | Failure:
         """What the client is to get for its POST, of which `first` is the coordinator's answer. `headers` are those of
         `first` as the client gets them. aiohttp.ClientError where even the first answer breaks off."""
         try:
@@ -117,7 +117,7 @@ class Held:
             if self._judging is not None:
                 self._judging.cancel()
 
-    async def _past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> Answer | Failure:
+    async def _past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer | Failure:
         answer, results = await _first(first, headers)
         if answer.status in _TOO_MUCH:
             return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))
@@ -161,7 +161,7 @@ class Held:
         except (aiohttp.ClientError, TimeoutError):
             return Verdict.UNKNOWN
 
-    async def _judged(self, answer: Answer) -> Answer | Failure:
+    async def _judged(self, answer: TrinoAnswer) -> TrinoAnswer | Failure:
         if self._judge is None or answer.status != 200:
             return answer
         if self._judging is not None:
@@ -173,7 +173,7 @@ class Held:
             return Failure(name, self._verdict.value, is_running=True)
         return replace(answer, verdict=self._verdict)
 
-    async def past_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> Answer:
+    async def past_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer:
         """The same for a query as it came: the last answer of those that are given in the queue, and have no rows."""
         answer, _ = await _first(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._until_s:
@@ -188,13 +188,13 @@ class Held:
         return answer
 
 
-async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[Answer, _Results | None]:
+async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[TrinoAnswer, _Results | None]:
     """The answer to a POST, whole. aiohttp.ClientError where it breaks off."""
     async with response:
         body = await response.read()
     results = _results(response, body)
     next_uri = results.next_uri if results is not None else None
-    return Answer(response.status, response.reason or "", headers, body, next_uri), results
+    return TrinoAnswer(response.status, response.reason or "", headers, body, next_uri), results
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:

@@ -2,7 +2,7 @@
 
 Only those are taken whose value is plain from the text alone, the same to Trino and to Iceberg: numbers, texts, dates,
 timestamps, and what is added to or taken from dates and numbers. A literal without a zone beside a column with one is
-of the session's zone, and so is one with a zone beside a date: `Written.zone` says which of the two it is.
+of the session's zone, and so is one with a zone beside a date: `LiteralText.zone` says which of the two it is.
 
 What Trino does not compute, since the value is beyond the type's range, is no literal: the statement is to fail as it
 would without a plan, or to be answered as it would where the value does not matter.
@@ -41,7 +41,7 @@ _OFFSET_HOURS_MAX = 14
 
 
 @dataclass(frozen=True)
-class Written:
+class LiteralText:
     """`kind`: null, boolean, integer, decimal, double, text, date, timestamp, uuid. `value`: its plain text."""
 
     kind: str
@@ -59,7 +59,7 @@ class Written:
         return self.value
 
 
-def written(node: exp.Expr | None, *, casts_decimal: bool) -> Written | None:
+def written(node: exp.Expr | None, *, casts_decimal: bool) -> LiteralText | None:
     """None for what is no plain literal.
 
     `casts_decimal`: what looks like `DECIMAL '1.5'` may have been `CAST('1.5' AS DECIMAL)`, which is 2.
@@ -68,18 +68,18 @@ def written(node: exp.Expr | None, *, casts_decimal: bool) -> Written | None:
         case exp.Paren():
             return written(node.this, casts_decimal=casts_decimal)
         case exp.Null():
-            return Written("null", "NULL")
+            return LiteralText("null", "NULL")
         case exp.Boolean():
-            return Written("boolean", "TRUE" if node.this else "FALSE")
+            return LiteralText("boolean", "TRUE" if node.this else "FALSE")
         case exp.Literal():
-            return Written("text", str(node.this)) if node.is_string else _number(str(node.this))
+            return LiteralText("text", str(node.this)) if node.is_string else _number(str(node.this))
         case exp.Neg():
             inner = written(node.this, casts_decimal=casts_decimal)
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
             if inner.kind == "integer":  # Trino may read the sign as a part of the number
                 return _integer(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
-            return Written(inner.kind, f"-{inner.value}")
+            return LiteralText(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
             return _sum(node, casts_decimal)
         case exp.Date() if list(node.args) == ["this"] or not any(v for k, v in node.args.items() if k != "this"):
@@ -90,7 +90,7 @@ def written(node: exp.Expr | None, *, casts_decimal: bool) -> Written | None:
     return None
 
 
-def _number(text: str) -> Written | None:
+def _number(text: str) -> LiteralText | None:
     if "e" in text.lower():
         return _double(text)
     if _INTEGER.fullmatch(text):
@@ -107,31 +107,31 @@ def _fits(value: int, bits: int) -> bool:
     return -(1 << bits - 1) <= value < 1 << bits - 1
 
 
-def _integer(value: int, bits: int) -> Written | None:
-    return Written("integer", str(value), bits=bits) if _fits(value, bits) else None
+def _integer(value: int, bits: int) -> LiteralText | None:
+    return LiteralText("integer", str(value), bits=bits) if _fits(value, bits) else None
 
 
-def _double(text: str) -> Written | None:
-    return Written("double", text) if _DOUBLE.fullmatch(text) and math.isfinite(float(text)) else None
+def _double(text: str) -> LiteralText | None:
+    return LiteralText("double", text) if _DOUBLE.fullmatch(text) and math.isfinite(float(text)) else None
 
 
-def _decimal(text: str) -> Written | None:
+def _decimal(text: str) -> LiteralText | None:
     if not _DECIMAL.fullmatch(text) or sum(one.isdigit() for one in text) > _DIGITS_MAX:
         return None
-    return Written("decimal", format(Decimal(text), "f"))
+    return LiteralText("decimal", format(Decimal(text), "f"))
 
 
-def _date(text: str) -> Written | None:
+def _date(text: str) -> LiteralText | None:
     if not _DATE.fullmatch(text):
         return None
     try:
         date.fromisoformat(text)
     except ValueError:
         return None
-    return Written("date", text, LOCAL)
+    return LiteralText("date", text, LOCAL)
 
 
-def _timestamp(text: str, to: exp.DataType) -> Written | None:
+def _timestamp(text: str, to: exp.DataType) -> LiteralText | None:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -147,10 +147,10 @@ def _timestamp(text: str, to: exp.DataType) -> Written | None:
         return None
     if zone and zone != " UTC" and (int(zone[1:3]), int(zone[4:])) > (_OFFSET_HOURS_MAX, 0):
         return None
-    return Written("timestamp", text, ZONED if zone else LOCAL)
+    return LiteralText("timestamp", text, ZONED if zone else LOCAL)
 
 
-def _cast(given: Written | None, to: exp.DataType, casts_decimal: bool) -> Written | None:
+def _cast(given: LiteralText | None, to: exp.DataType, casts_decimal: bool) -> LiteralText | None:
     if given is None or given.kind == "null":
         return given
     target, kind, text = to.this, given.kind, given.value
@@ -161,7 +161,7 @@ def _cast(given: Written | None, to: exp.DataType, casts_decimal: bool) -> Writt
     if target in (_Type.VARCHAR, _Type.TEXT):
         return given if kind == "text" and not to.expressions else None
     if kind == "text" and target is _Type.UUID:
-        return Written("uuid", text.lower()) if _UUID.fullmatch(text) else None
+        return LiteralText("uuid", text.lower()) if _UUID.fullmatch(text) else None
     if kind not in ("text", "integer", "decimal"):
         return None
     if target in _BITS and _INTEGER.fullmatch(text):
@@ -173,7 +173,7 @@ def _cast(given: Written | None, to: exp.DataType, casts_decimal: bool) -> Writt
     return None
 
 
-def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Written | None:
+def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> LiteralText | None:
     """Of numbers, and of dates and intervals."""
     left = written(node.this, casts_decimal=casts_decimal)
     if left is None:
@@ -192,7 +192,7 @@ def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Written | None:
     scale = max(_scale(one) for one in parts)
     if any(len(one.as_tuple().digits) - _scale(one) + scale > _DIGITS_MAX for one in (*parts, total)):
         return None
-    return Written("decimal", format(total, "f"))
+    return LiteralText("decimal", format(total, "f"))
 
 
 def _scale(number: Decimal) -> int:
@@ -200,7 +200,7 @@ def _scale(number: Decimal) -> int:
     return -exponent if isinstance(exponent, int) else 0
 
 
-def _later(given: Written, interval: exp.Interval, sign: int) -> Written | None:
+def _later(given: LiteralText, interval: exp.Interval, sign: int) -> LiteralText | None:
     """A month's last day at most, as in Trino: a month after 31 January is 28 or 29 February."""
     number, unit = interval.this, interval.args.get("unit")
     if not isinstance(number, exp.Literal) or not _INTEGER.fullmatch(str(number.this)) or type(unit) is not exp.Var:

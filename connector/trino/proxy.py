@@ -32,7 +32,7 @@ from connector.plans.seamark import check_audience, check_url, open_seamark
 from connector.trino.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
 from connector.trino.counting import Counts
 from connector.trino.forwarding import Body, Forwarder, Passing, headers_down, open_session, read_at_most, rest_of
-from connector.trino.holding import FORBIDDEN, UNREAD, Answer, Failure, Held, target_of
+from connector.trino.holding import FORBIDDEN, UNREAD, Failure, HeldStatement, TrinoAnswer, target_of
 from connector.trino.rewriting import DENIED, Limits, Rewriter, Rewriting
 from connector.trino.rules import Used, Verdict, judge
 from connector.trino.sessions import prepare, session_of
@@ -316,11 +316,11 @@ class Proxy:
         headers: CIMultiDict[str],
         hold_s: float,
         judge: Callable[[str], Awaitable[Verdict]] | None = None,
-    ) -> AsyncIterator[Held]:
+    ) -> AsyncIterator[HeldStatement]:
         """Of a client that leaves meanwhile the statement is cancelled: nobody else knows of it, it would run on for
         nobody."""
         ask = partial(self._ask, coordinator, headers)
-        held = Held(partial(ask, "GET"), hold_s=hold_s, judge=judge)
+        held = HeldStatement(partial(ask, "GET"), hold_s=hold_s, judge=judge)
         try:
             yield held
         except asyncio.CancelledError:
@@ -367,7 +367,7 @@ async def _cancel(delete: Callable[[str], Awaitable[aiohttp.ClientResponse]], ur
         _log.warning("a statement that its client left was not cancelled", error=repr(error))
 
 
-def _response(answer: Answer) -> web.Response:
+def _response(answer: TrinoAnswer) -> web.Response:
     headers = answer.headers
     headers.popall("Content-Length", None)
     return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=answer.body)

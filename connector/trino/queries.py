@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from connector.trino.blocks import Block, Joined, Source, Tree
-from connector.trino.conditions import Reader
+from connector.trino.blocks import Block, BlockSource, JoinedSource, Tree
+from connector.trino.conditions import ConditionReader
 from connector.trino.lexing import Unclear
 from connector.trino.scopes import Columns, Combined, Cut, Named, Renamed, Result, Table, Unknown, With, folded
 
@@ -38,7 +38,7 @@ _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in (
 class Queries:
     """Those of one statement. `tables`: what is stored; what is asked of each is known after the query's `ask`."""
 
-    def __init__(self, columns_of: ColumnsOf, reader: Reader) -> None:
+    def __init__(self, columns_of: ColumnsOf, reader: ConditionReader) -> None:
         self.tables: list[Table] = []
         self.columns_of = columns_of
         self._reader = reader
@@ -119,7 +119,7 @@ class _From:
     """The FROM clause of one block."""
 
     def __init__(self, queries: Queries, visible: _Visible) -> None:
-        self.sources: list[Source] = []
+        self.sources: list[BlockSource] = []
         self.tree: Tree | None = None
         self.conditions: list[exp.Expr] = []
         self._queries = queries
@@ -143,10 +143,12 @@ class _From:
             if on is not None:
                 self.conditions.append(on)
             left = parts.pop()
-            parts.append(Joined(left, right, outer in ("LEFT", "FULL"), outer in ("RIGHT", "FULL"), on, tuple(using)))
+            parts.append(
+                JoinedSource(left, right, outer in ("LEFT", "FULL"), outer in ("RIGHT", "FULL"), on, tuple(using))
+            )
         tree = parts[0]
         for part in parts[1:]:
-            tree = Joined(tree, part)
+            tree = JoinedSource(tree, part)
         return tree
 
     def relation(self, node: exp.Expr) -> Tree:
@@ -160,7 +162,7 @@ class _From:
         name, columns = _alias(node)
         if name is None and isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
             name = folded(node.name)
-        self.sources.append(Source(Renamed(result, columns) if columns else result, name))
+        self.sources.append(BlockSource(Renamed(result, columns) if columns else result, name))
         return self.joined(len(self.sources) - 1, joins)
 
     def _result(self, node: exp.Expr) -> Result:

@@ -18,7 +18,7 @@ import structlog
 from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from connector.plans.scan import Scan
-from connector.plans.seamark import Known
+from connector.plans.seamark import KnownTable
 from connector.trino.queries import Names
 from connector.trino.scans import kinds, scans
 from connector.trino.scopes import Columns
@@ -29,7 +29,7 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class StatementText:
     """What is read: a statement, or a prepared one and the parameters that it is executed with."""
 
     text: str
@@ -42,30 +42,30 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadStatement:
     scans: tuple[Scan, ...]
     asked: tuple[Names, ...] = ()
     """Tables whose columns could tell more."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Of `Text.columns`, as `scans.kinds` has them."""
+    """Of `StatementText.columns`, as `scans.kinds` has them."""
 
 
-_Key = tuple[Text, tuple[tuple[str, str], ...]]
+_Key = tuple[StatementText, tuple[tuple[str, str], ...]]
 
 
-class Reader:
+class StatementReader:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._known: MemoryCache[_Key, Reading] = MemoryCache(_CACHE_BYTES)
-        self._flights: SingleFlight[_Key, Reading] = SingleFlight()
+        self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
+        self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
         # One: sqlglot holds the interpreter, and a second thread would only take more of it from the event loop.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql")
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, text: Text, tables: Mapping[Names, Known], until_s: float) -> Reading:
+    async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
         """With the columns of `tables`. TimeoutError where it is not done by then, on the loop's clock."""
         key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
         found = self._known.get(key)
@@ -75,11 +75,11 @@ class Reader:
                 found = await self._flights.run(key, lambda: self._in_thread(key, columns))
         return found
 
-    async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> Reading:
+    async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
         loop = asyncio.get_running_loop()
         reading = self._thread.submit(_read, key[0], columns)
 
-        def done(future: Future[Reading]) -> None:
+        def done(future: Future[ReadStatement]) -> None:
             if not future.cancelled():
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._keep, key, future.result())
@@ -87,11 +87,11 @@ class Reader:
         reading.add_done_callback(done)
         return await asyncio.wrap_future(reading)
 
-    def _keep(self, key: _Key, reading: Reading) -> None:
+    def _keep(self, key: _Key, reading: ReadStatement) -> None:
         self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))
 
 
-def _read(text: Text, tables: Mapping[Names, Columns | None]) -> Reading:
+def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadStatement:
     asked: list[Names] = []
 
     def columns_of(names: Names) -> Columns | None:
@@ -101,9 +101,9 @@ def _read(text: Text, tables: Mapping[Names, Columns | None]) -> Reading:
     try:
         if text.columns:
             told = kinds(text.text, text.columns, columns_of=columns_of)
-            return Reading((), tuple(asked), told)
+            return ReadStatement((), tuple(asked), told)
         found = scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
     except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
         _log.warning("a statement was not read", error=repr(error))
-        return Reading(())
-    return Reading(found, tuple(asked))
+        return ReadStatement(())
+    return ReadStatement(found, tuple(asked))

@@ -33,16 +33,16 @@ from cache.memory import MemoryCache
 from connector.errors import ClientError
 from connector.plans import joining
 from connector.plans.asking import Asking, used_joins
-from connector.plans.joining import Partner, Place
+from connector.plans.joining import Partner, PlannedScan
 from connector.plans.quoting import quoted_name
 from connector.plans.scan import Scan
-from connector.plans.seamark import Known, Name, PlanTable, PlanView, Seamark, View
+from connector.plans.seamark import KnownTable, Name, PlanTableAnswer, PlanView, Seamark, View
 from connector.plans.splicing import Replacement, splice
 from connector.trino.breaker import Breaker
 from connector.trino.holding import FORBIDDEN
 from connector.trino.lexing import beginning, executed
 from connector.trino.queries import Names
-from connector.trino.reading import Reader, Reading, Text
+from connector.trino.reading import ReadStatement, StatementReader, StatementText
 from connector.trino.rules import TableName, Used
 from connector.trino.scans import replacement, version
 from connector.trino.sessions import PARTITION_FILTER, Session, is_hinted_off
@@ -123,9 +123,9 @@ class Rewriter:
         self._denied: MemoryCache[int, Breaker] = MemoryCache(_DENIED_BYTES)
         """Of who may not read them, by `Rewriting.who`: what one may not, others may, and so it is with columns."""
         self._withdrawing = Withdrawing(seamark.lease)
-        self._reader = Reader()
+        self._reader = StatementReader()
         self._views = Views(seamark, self._reader, self._named)
-        self._vain: MemoryCache[tuple[Text, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
+        self._vain: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
         """Until when not to ask about a statement, on the loop's clock, by its text, catalog and schema."""
 
     async def close(self) -> None:
@@ -212,7 +212,7 @@ class Rewriter:
         """Who failed too often to be asked now: seamark to make plan tables, trino to read them."""
         return [name for name, one in (("seamark", self._seamark), ("trino", self._trino)) if one.is_open]
 
-    async def _within(self, text: Text, session: Session, until_s: float) -> Rewriting:
+    async def _within(self, text: StatementText, session: Session, until_s: float) -> Rewriting:
         if not self._seamark.may_ask():
             return Rewriting(None, "unchanged; Seamark failed lately")
         asking = Asking(self._server, self._limits.kept_max, until_s)
@@ -226,7 +226,7 @@ class Rewriter:
                 return await self._asked(text, session, Asking(self._server, self._limits.kept_max, until_s), until_s)
         return done
 
-    async def _asked(self, text: Text, session: Session, asking: Asking, until_s: float) -> Rewriting:
+    async def _asked(self, text: StatementText, session: Session, asking: Asking, until_s: float) -> Rewriting:
         try:
             reading, known, seen = await self._reading(text, session, asking, until_s)
             found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
@@ -280,17 +280,17 @@ class Rewriter:
 
     # How a text reads
 
-    def _text(self, statement: str, session: Session) -> Text:
+    def _text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
         found = executed(statement) if session.prepared and _EXECUTES.search(statement) else None
         text = session.prepared.get(found.name) if found is not None else None
         if found is None or text is None:
-            return Text(statement, utc=utc)
-        return Text(text, found.parameters, found.name, utc)
+            return StatementText(statement, utc=utc)
+        return StatementText(text, found.parameters, found.name, utc)
 
     async def _reading(
-        self, text: Text, session: Session, asking: Asking, until_s: float
-    ) -> tuple[Reading, dict[Names, Known], Seen]:
+        self, text: StatementText, session: Session, asking: Asking, until_s: float
+    ) -> tuple[ReadStatement, dict[Names, KnownTable], Seen]:
         """With the columns of the tables, where they could tell more than the text alone; and the views that it names,
         with what is behind them."""
         plain = await self._reader.read(text, {}, until_s)
@@ -309,17 +309,17 @@ class Rewriter:
             return None
         return catalog, (*schema.split("."), table)
 
-    def _place(self, scan: Scan, session: Session) -> Place | None:
+    def _place(self, scan: Scan, session: Session) -> PlannedScan | None:
         named = self._named((scan.catalog, scan.schema, scan.table), session)
-        return None if named is None else Place(scan, *named)
+        return None if named is None else PlannedScan(scan, *named)
 
 
 def _rewritten(
-    text: Text,
-    places: Sequence[Place],
-    plans: Mapping[Place, PlanTable],
-    partners: Mapping[Place, tuple[Partner, ...]],
-    views: Mapping[Place, PlanView],
+    text: StatementText,
+    places: Sequence[PlannedScan],
+    plans: Mapping[PlannedScan, PlanTableAnswer],
+    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    views: Mapping[PlannedScan, PlanView],
 ) -> Rewriting:
     """`views` have the plans of tables behind them in their texts."""
     own = {place: view for place, view in views.items() if not place.within}
@@ -357,7 +357,7 @@ def _rewritten(
     )
 
 
-def _tried(text: Text, views: Mapping[Place, PlanView]) -> Replacement:
+def _tried(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replacement:
     """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
     at, has_with = beginning(text.text, text.parameters)
     tried = {}
@@ -371,15 +371,15 @@ def _tried(text: Text, views: Mapping[Place, PlanView]) -> Replacement:
 
 
 def _used(
-    plans: Mapping[Place, PlanTable],
-    partners: Mapping[Place, tuple[Partner, ...]],
-    views: Mapping[Place, PlanView],
+    plans: Mapping[PlannedScan, PlanTableAnswer],
+    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    views: Mapping[PlannedScan, PlanView],
 ) -> Used:
     """By which columns files were left out, in the words that Trino has for tables."""
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting: set[TableName] = set()
 
-    def join(place: Place, each: Sequence[Partner]) -> None:
+    def join(place: PlannedScan, each: Sequence[Partner]) -> None:
         for one in each:
             columns[_table_name(place)] |= {mine for mine, _ in one.on}
             columns[_table_name(one.place)] |= {other for _, other in one.on} | one.place.scan.named
@@ -394,9 +394,9 @@ def _used(
     return Used(read, frozenset(limiting), frozenset(map(_table_name, views)))
 
 
-def _table_name(place: Place) -> TableName:
+def _table_name(place: PlannedScan) -> TableName:
     return place.catalog, ".".join(place.table[:-1]).lower(), place.table[-1].lower()
 
 
-def _files(plans: Collection[PlanTable]) -> str:
+def _files(plans: Collection[PlanTableAnswer]) -> str:
     return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

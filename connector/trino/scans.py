@@ -31,7 +31,7 @@ from sqlglot.errors import SqlglotError
 from connector.plans.quoting import quoted_name
 from connector.plans.scan import Join, Scan
 from connector.plans.splicing import Replacement
-from connector.trino.conditions import All, Atom, Leaf, Match, Reader, places_of, sql_of, weakened
+from connector.trino.conditions import All, Atom, ColumnComparison, ConditionReader, Match, places_of, sql_of, weakened
 from connector.trino.lexing import Inner, Unclear, inner_query
 from connector.trino.literals import LOCAL, ZONED
 from connector.trino.queries import ColumnsOf, Queries
@@ -101,7 +101,7 @@ def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> t
     casts_decimal = any(
         one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
     )
-    queries = Queries(columns_of, Reader(casts_decimal=casts_decimal))
+    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal))
     return inner, queries, queries.read(tree, {})
 
 
@@ -178,7 +178,7 @@ def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
     columns = table.columns or {}
 
     def kept(atom: Atom) -> Atom | None:
-        if not isinstance(atom, Leaf) or columns.get(atom.place[1]) == COMPUTED:
+        if not isinstance(atom, ColumnComparison) or columns.get(atom.place[1]) == COMPUTED:
             return None
         return atom if utc or _zoneless(atom, columns) else None
 
@@ -199,7 +199,7 @@ def _joins(table: Table, numbers: Mapping[Table, int]) -> tuple[Join, ...]:
     return tuple(found)
 
 
-def _zoneless(leaf: Leaf, columns: Columns) -> bool:
+def _zoneless(leaf: ColumnComparison, columns: Columns) -> bool:
     """Whether the session's zone has no say in it."""
     if not leaf.zones:
         return True

@@ -25,11 +25,11 @@ from cache.memory import MemoryCache
 from connector.errors import Refused
 from connector.plans import joining
 from connector.plans.asking import Asking, Plans, without
-from connector.plans.joining import Partner, Place
+from connector.plans.joining import Partner, PlannedScan
 from connector.plans.quoting import quoted_name
-from connector.plans.seamark import NESTED, Known, Name, PlanView, Reference, Seamark, View
+from connector.plans.seamark import NESTED, KnownTable, Name, PlanView, Reference, Seamark, View
 from connector.trino.queries import Names
-from connector.trino.reading import Reader, Text
+from connector.trino.reading import StatementReader, StatementText
 from connector.trino.scopes import COMPUTED
 
 DEPTH_MAX = 8
@@ -59,18 +59,18 @@ class Seen:
     """What one statement's names and those behind them are: `known` of tables, and of views as if they were tables."""
 
     views: Mapping[Name, Opened]
-    known: Mapping[Name, Known]
+    known: Mapping[Name, KnownTable]
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
     """A place where a view stands, and what is behind it: the places of `tables` and `views` are in its text."""
 
-    place: Place
+    place: PlannedScan
     view: View
-    tables: tuple[Place, ...]
-    views: tuple[Place, ...]
-    partners: Mapping[Place, tuple[Partner, ...]]
+    tables: tuple[PlannedScan, ...]
+    views: tuple[PlannedScan, ...]
+    partners: Mapping[PlannedScan, tuple[Partner, ...]]
 
 
 def over_text(text: str, name: str, predicate: str) -> str:
@@ -78,7 +78,7 @@ def over_text(text: str, name: str, predicate: str) -> str:
     return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
 
 
-def predicate_of(place: Place) -> str:
+def predicate_of(place: PlannedScan) -> str:
     """Of the rows of a view that a statement wants. All of them may be made of some rows of its tables."""
     return place.scan.predicate or "TRUE"
 
@@ -86,7 +86,7 @@ def predicate_of(place: Place) -> str:
 class Views:
     """What is known of views. Belongs to one event loop."""
 
-    def __init__(self, seamark: Seamark, reader: Reader, named: Named) -> None:
+    def __init__(self, seamark: Seamark, reader: StatementReader, named: Named) -> None:
         self._seamark = seamark
         self._reader = reader
         self._named = named
@@ -139,12 +139,12 @@ class Views:
         """What `names` and those in the texts of `views` are by now. A view that has become another one is `missing`,
         as is what is no table. TimeoutError."""
         tables = {*names, *(name for one in views.values() for _, name in one.named.values())} - views.keys()
-        questions: dict[Name, Coroutine[Any, Any, Known | View | None]] = {
+        questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
             **{name: self._seamark.columns(name) for name in tables},
             **{name: self._seamark.view(name) for name in views},
         }
         found = await asking.all(questions)
-        known = {name: one for name, one in found.items() if isinstance(one, Known)}
+        known = {name: one for name, one in found.items() if isinstance(one, KnownTable)}
         same = {name: one for name, one in views.items() if found.get(name) == one.view}
         for name, one in same.items():
             known[name] = await self._columns(one, known, until_s)
@@ -157,7 +157,7 @@ class Views:
         asked = (await self._reader.read(_text(view), {}, until_s)).asked
         return Opened(view, {names: one for names in asked if (one := self._named(names, view)) is not None})
 
-    async def _columns(self, opened: Opened, known: Mapping[Name, Known], until_s: float) -> Known:
+    async def _columns(self, opened: Opened, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
         """Of its columns those are `COMPUTED` that nothing may be asked of."""
         view, tables = opened.view, _told(opened, known)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
@@ -167,11 +167,11 @@ class Views:
         }
         versions = sorted((str(names), one.version) for names, one in tables.items())
         # Of one length, however many views are within one another.
-        return Known(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
+        return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
 
     # What is behind one
 
-    async def look(self, views: Mapping[int, Place], seen: Seen, until_s: float, *, utc: bool) -> list[Looked]:
+    async def look(self, views: Mapping[int, PlannedScan], seen: Seen, until_s: float, *, utc: bool) -> list[Looked]:
         """Behind these scans of a statement, and behind the views there, the outermost first. TimeoutError."""
         looked: list[Looked] = []
         left = deque(views.items())
@@ -180,12 +180,12 @@ class Views:
             opened, within = seen.views[place.table], (*place.within, number)
             known = _told(opened, seen.known)
             text = over_text(opened.view.text, place.table[-1], predicate_of(place))
-            reading = await self._reader.read(Text(text, utc=utc), known, until_s)
+            reading = await self._reader.read(StatementText(text, utc=utc), known, until_s)
             places = {}
             for behind, scan in enumerate(reading.scans):
                 names = scan.catalog, scan.schema, scan.table
                 if scan.version_span is None and names in known:
-                    places[behind] = Place(scan, *opened.named[names], within=within)
+                    places[behind] = PlannedScan(scan, *opened.named[names], within=within)
             tables = {behind: one for behind, one in places.items() if one.table not in seen.views}
             inner = {behind: one for behind, one in places.items() if one.table in seen.views}
             partners = joining.partners(tables, known)
@@ -199,16 +199,16 @@ class Views:
         self,
         looked: Sequence[Looked],
         plans: Plans,
-        places: Sequence[Place],
-        partners: Mapping[Place, tuple[Partner, ...]],
+        places: Sequence[PlannedScan],
+        partners: Mapping[PlannedScan, tuple[Partner, ...]],
         asking: Asking,
         reader: str,
-    ) -> tuple[dict[Place, PlanView], Plans]:
+    ) -> tuple[dict[PlannedScan, PlanView], Plans]:
         """Plan views for `reader`, of the views that have `plans` behind them, and the plans that are still good with
         these views alone: the tables behind the others are read as they are, and a statement reads a table at one
         snapshot."""
-        names: dict[Place, PlanView] = {}
-        used: dict[Place, list[Place]] = {}
+        names: dict[PlannedScan, PlanView] = {}
+        used: dict[PlannedScan, list[PlannedScan]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # those in a view's text have their names before it
             level = [one for one in looked if len(one.place.within) == depth]
             used |= {one.place: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level}
@@ -221,7 +221,7 @@ class Views:
         return names, plans
 
     async def _made(
-        self, looked: Looked, plans: Plans, names: Mapping[Place, PlanView], reader: str
+        self, looked: Looked, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
         """Over those `plans` that are of its tables, and the plan views that are of its views. Refused."""
         name = looked.place.table
@@ -262,12 +262,12 @@ class Views:
 
 
 def _settled(
-    used: Mapping[Place, Sequence[Place]],
-    names: dict[Place, PlanView],
+    used: Mapping[PlannedScan, Sequence[PlannedScan]],
+    names: dict[PlannedScan, PlanView],
     plans: Plans,
-    places: Sequence[Place],
-    partners: Mapping[Place, tuple[Partner, ...]],
-) -> tuple[dict[Place, PlanView], Plans]:
+    places: Sequence[PlannedScan],
+    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+) -> tuple[dict[PlannedScan, PlanView], Plans]:
     """Until it holds of all: a plan view is read with all that it `used`, and what it used is read in it alone."""
     while True:
         good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}
@@ -278,10 +278,10 @@ def _settled(
         plans = without([at for at in gone if at in plans], plans, places, partners)
 
 
-def _told(opened: Opened, known: Mapping[Name, Known]) -> dict[Names, Known]:
+def _told(opened: Opened, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
     """Of what the view's text names, as it names it."""
     return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
 
 
-def _text(view: View) -> Text:
-    return Text(view.text, columns=tuple(view.columns))
+def _text(view: View) -> StatementText:
+    return StatementText(view.text, columns=tuple(view.columns))

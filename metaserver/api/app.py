@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from metaserver.api import (
-    admin,
-    bitmaps,
-    builds,
-    commits,
-    dropped,
-    explain,
-    functions,
-    health,
-    idempotency,
-    index_audit,
-    index_unheld,
-    indexes,
-    keys,
-    lookups,
-    metadata,
-    metrics,
-    oauth,
-    openapi,
-    plan_leases,
-    plan_tables,
-    plan_views,
-    rest,
-    timeline,
-)
-from metaserver.api.middleware import build_middleware
-from metaserver.api.parts import Parts
-from metaserver.api.readiness import Readiness
-from metaserver.api.slots import Bounds
+from metaserver.api import openapi
+from metaserver.api.admin import admin, health, oauth
+from metaserver.api.admin.readiness import Readiness
+from metaserver.api.commits import commits, dropped, timeline
+from metaserver.api.http import idempotency, keys, metrics
+from metaserver.api.http.middleware import build_middleware
+from metaserver.api.http.parts import ServerParts
+from metaserver.api.http.slots import Bounds
+from metaserver.api.indexes import builds, index_audit, indexes
+from metaserver.api.indexes import index_unregistered as index_unheld
+from metaserver.api.lookups import bitmaps, lookups, metadata
+from metaserver.api.plans import explain, plan_leases, plan_tables, plan_views
+from metaserver.api.rest import functions
+from metaserver.api.rest import routes as rest
 from metaserver.catalog.quotas import Quota
 
 
-def build_app(parts: Parts) -> web.Application:
+def build_app(parts: ServerParts) -> web.Application:
     """All routes over `parts`. The application may be started and stopped once, as aiohttp's are."""
     settings = parts.settings
     bounds = Bounds(

@@ -12,20 +12,20 @@ from typing import Any
 
 from aiohttp import web
 
-from metaserver.api.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
-from metaserver.api.bitmaps import BITMAP_SCHEMA
-from metaserver.api.build_state import BUILD_SCHEMA
-from metaserver.api.commits import COMMITTED_SCHEMA
-from metaserver.api.describe import Answer, Description, Parameter, describe, description_of, is_described
-from metaserver.api.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
-from metaserver.api.explain import EXPLANATION_SCHEMA
-from metaserver.api.indexes import INDEX_SCHEMA
-from metaserver.api.joins import JOIN_SCHEMA
-from metaserver.api.lookups import LOOKUP_SCHEMA
-from metaserver.api.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
-from metaserver.api.plan_tables import PLAN_TABLE_SCHEMA
-from metaserver.api.render import json_answer
-from metaserver.api.timeline import EVENT_STREAM, INSTANT_SCHEMA
+from metaserver.api.admin.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
+from metaserver.api.commits.commits import COMMITTED_SCHEMA
+from metaserver.api.commits.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
+from metaserver.api.commits.timeline import EVENT_STREAM, INSTANT_SCHEMA
+from metaserver.api.http.describe import Description, Parameter, ResponseSpec, describe, description_of, is_described
+from metaserver.api.http.render import json_answer
+from metaserver.api.indexes.build_state import BUILD_SCHEMA
+from metaserver.api.indexes.indexes import INDEX_SCHEMA
+from metaserver.api.lookups.bitmaps import BITMAP_SCHEMA
+from metaserver.api.lookups.lookups import LOOKUP_SCHEMA
+from metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
+from metaserver.api.plans.explain import EXPLANATION_SCHEMA
+from metaserver.api.plans.joins import JOIN_SCHEMA
+from metaserver.api.plans.plan_tables import PLAN_TABLE_SCHEMA
 
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
 
@@ -52,7 +52,7 @@ _ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/
     "openapi",
     "This document",
     tags=("operation",),
-    answers=(Answer(200, "OpenAPI 3.1", {"type": "object"}),),
+    answers=(ResponseSpec(200, "OpenAPI 3.1", {"type": "object"}),),
     public=True,
 )
 async def openapi(request: web.Request) -> web.Response:
@@ -130,7 +130,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def _response(answer: Answer, streams: bool) -> dict[str, Any]:
+def _response(answer: ResponseSpec, streams: bool) -> dict[str, Any]:
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
         response["content"] = {answer.content_type: {"schema": answer.schema}}

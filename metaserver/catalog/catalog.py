@@ -15,9 +15,9 @@ from metaserver.catalog.commit import Committer
 from metaserver.catalog.documents import Documents
 from metaserver.catalog.dropped import Dropped
 from metaserver.catalog.functions import Functions
-from metaserver.catalog.metrics import Metrics
+from metaserver.catalog.metrics import MetricsReports
 from metaserver.catalog.namespaces import Namespaces
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.plan_tables import PlanTables
 from metaserver.catalog.plan_views import PlanViews
 from metaserver.catalog.staging import Staging
@@ -44,13 +44,13 @@ class Catalog:
     dropped: Dropped
     plan_tables: PlanTables
     plan_views: PlanViews
-    metrics: Metrics
+    metrics: MetricsReports
     documents: Documents
     warehouse: Warehouse
     committer: Committer
     staging: Staging
     pages: PageTokens
-    parts: Parts
+    parts: CatalogContext
 
     async def owned_location(self, namespace: NamespacePath, name: str) -> str:
         """Where the table's files lie. NoSuchTable; Forbidden where its metadata say another place than the table's."""
@@ -104,7 +104,7 @@ async def open_catalog(
     """ConfigError when the warehouse URI is none."""
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes)
-    parts = Parts(
+    parts = CatalogContext(
         settings=settings,
         store=store,
         objects=objects,
@@ -126,7 +126,7 @@ async def open_catalog(
             dropped=Dropped(parts),
             plan_tables=plans,
             plan_views=PlanViews(parts, plans),
-            metrics=Metrics(parts),
+            metrics=MetricsReports(parts),
             documents=documents,
             warehouse=warehouse,
             committer=committer,

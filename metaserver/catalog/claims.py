@@ -17,12 +17,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import unquote
 
-from metaserver.catalog.parts import PATH_PROPERTIES, Parts
+from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from metaserver.catalog.values import Caller
 from metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.properties import metadata_folder
-from metaserver.iceberg.view import ViewMetadata
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.properties import metadata_folder
+from metaserver.iceberg.views.view import ViewMetadata
 from metaserver.objects.locations import location_key, parse_location
 from metaserver.store.port import ClaimedLocation, ClaimLocations, Entry, EntryKind, NamespacePath
 from metaserver.wire import show
@@ -33,7 +33,7 @@ _WITHIN_LIMIT = 100_000
 
 
 async def claim(
-    parts: Parts,
+    parts: CatalogContext,
     caller: Caller,
     metadata: TableMetadata | ViewMetadata,
     entry: Entry,
@@ -76,7 +76,7 @@ async def claim_folder(entry: Entry, folder: str, *, fresh: bool) -> ClaimLocati
 
 
 async def check_unclaimed(
-    parts: Parts, location: str, what: str, named: tuple[NamespacePath, str], uuid: str = ""
+    parts: CatalogContext, location: str, what: str, named: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
     """BadRequest where the location overlaps a place of another than `uuid`. The transaction checks again."""
     if await _is_taken(parts, location, named, uuid):
@@ -87,7 +87,7 @@ async def check_unclaimed(
         )
 
 
-async def _is_taken(parts: Parts, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
+async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
     (key,) = await _keys([location])
     for found in await parts.store.claims_overlapping([key], uuid, 1):
         if found.location != key or not await parts.store.gave_up(found.uuid, *named):
@@ -95,7 +95,7 @@ async def _is_taken(parts: Parts, location: str, named: tuple[NamespacePath, str
     return False
 
 
-async def check_outside(parts: Parts, location: str, what: str) -> None:
+async def check_outside(parts: CatalogContext, location: str, what: str) -> None:
     """BadRequest where the location is, or lies in, a place of a table, view or function. It may hold such places."""
     if await parts.store.claims_overlapping(await _keys([location]), "", 0):
         raise BadRequest(f"{what} {location!r} lies in the location of a table, view or function; choose another")
@@ -108,7 +108,7 @@ async def _keys(locations: Iterable[str]) -> list[str]:
     return await asyncio.to_thread(lambda: [location_key(place) for place in places])
 
 
-async def check_staged(parts: Parts, location: str, namespace: NamespacePath, name: str) -> None:
+async def check_staged(parts: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
     """Forbidden where a staged table's location has come to be another's than the table's of that name: a pass outlives
     the staging, and the table may have got another name, or lost it."""
     entry = await parts.store.entry(EntryKind.TABLE, namespace, name)
@@ -116,7 +116,7 @@ async def check_staged(parts: Parts, location: str, namespace: NamespacePath, na
         raise Forbidden(f"The place that was staged for {show(namespace, name)} is another's now; load the table again")
 
 
-async def check_own(parts: Parts, uuid: str, location: str) -> None:
+async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
     """Forbidden where the location is no place of `uuid`. Metadata files lie where the table's writers may write, and
     could have been written over: what opens files for a client is looked up in the database."""
     claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
@@ -127,19 +127,19 @@ async def check_own(parts: Parts, uuid: str, location: str) -> None:
         raise Forbidden(f"The location {location!r} in the table's metadata is not one of the table's places")
 
 
-async def claimed(parts: Parts, uuid: str, locations: Sequence[str]) -> list[str]:
+async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
     """Those of the locations that lie in places of `uuid`, whatever its metadata say."""
     claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
     keys = await _keys(locations)
     return [place for place, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
 
 
-async def check_writable(parts: Parts, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
+async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
     """As `check_own`, of the folder in which the server writes metadata, manifests and plans by this metadata."""
     await check_own(parts, uuid, metadata_folder(metadata.location, metadata.properties))
 
 
-async def disowned(parts: Parts, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
+async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
     """Whether a file lies in a place of another than `uuid`, of those that overlap `folders`, so that it may not be
     deleted as one of `uuid`'s. Folders that several share hold files of all of them."""
     keys = await _keys(folders)
@@ -151,7 +151,7 @@ async def disowned(parts: Parts, uuid: str, folders: Sequence[str]) -> Callable[
     return lambda location: bool(others) and not others.isdisjoint(with_folders(location_key(parse_location(location))))
 
 
-async def fill(parts: Parts) -> int:
+async def fill(parts: CatalogContext) -> int:
     """Claims for all that was created before claims were kept; returns for how many."""
     filled, reads = 0, True
     while entries := await parts.store.unclaimed(_FILLED_AT_ONCE):
@@ -164,7 +164,7 @@ async def fill(parts: Parts) -> int:
     return filled
 
 
-async def _places(parts: Parts, entry: Entry, *, reads: bool) -> list[str] | None:
+async def _places(parts: CatalogContext, entry: Entry, *, reads: bool) -> list[str] | None:
     """None while the storage does not answer."""
     if not reads:
         return None

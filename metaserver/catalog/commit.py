@@ -21,7 +21,7 @@ import msgspec
 from metaserver.catalog.claims import check_unclaimed, check_writable, claim, claimed, moves
 from metaserver.catalog.documents import compress
 from metaserver.catalog.own_files import allow, check_added
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.purge import owned
 from metaserver.catalog.rebase import Rebased, asked_for, rebase
 from metaserver.catalog.values import Caller, LoadedTable, TableChange
@@ -38,11 +38,11 @@ from metaserver.errors import (
     RetryLater,
     SeamarkError,
 )
-from metaserver.iceberg.metadata import TableMetadata, with_previous_file
-from metaserver.iceberg.properties import METADATA_PATH, as_bool, metadata_folder
-from metaserver.iceberg.requirements import check_requirements
-from metaserver.iceberg.table_json import encode_table
-from metaserver.iceberg.updates import apply_updates
+from metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from metaserver.iceberg.metadata.properties import METADATA_PATH, as_bool, metadata_folder
+from metaserver.iceberg.metadata.requirements import check_requirements
+from metaserver.iceberg.metadata.table_json import encode_table
+from metaserver.iceberg.metadata.updates import apply_updates
 from metaserver.objects.cleanup import Cleanup
 from metaserver.store.port import (
     CreateEntry,
@@ -66,7 +66,7 @@ _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 
 
-class Happening(msgspec.Struct, frozen=True):
+class CommitEvent(msgspec.Struct, frozen=True):
     """What the timeline hears of one change, or of one snapshot."""
 
     caller: Caller
@@ -79,7 +79,7 @@ class Happening(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
 
 
-class Planned(msgspec.Struct):
+class PlannedCommit(msgspec.Struct):
     """One table's part of one attempt."""
 
     namespace: NamespacePath
@@ -87,7 +87,7 @@ class Planned(msgspec.Struct):
     entry: Entry | None
     """None: the table is created."""
     metadata: TableMetadata
-    happened: Sequence[Happening] = ()
+    happened: Sequence[CommitEvent] = ()
     files: Sequence[tuple[str, bytes]] = ()
     """What the metadata names and the server writes."""
     document: bytes = b""
@@ -122,7 +122,7 @@ class Repeat(Exception):
 
 
 class Committer:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
         self._locks: WeakValueDictionary[tuple[NamespacePath, str], asyncio.Lock] = WeakValueDictionary()
         self._cleanup = Cleanup(parts.objects)
@@ -166,7 +166,7 @@ class Committer:
         base: TableMetadata,
         metadata: TableMetadata,
         *,
-        instants: Sequence[Happening],
+        instants: Sequence[CommitEvent],
         operations: Sequence[Operation],
     ) -> LoadedTable:
         """Makes `metadata`, which was made of `base`, the table's: one attempt, within a `turn`.
@@ -198,12 +198,12 @@ class Committer:
                 raise
         raise AssertionError("the loop returns or raises")
 
-    def _remember(self, request: _Request, planned: list[Planned]) -> list[Operation]:
+    def _remember(self, request: _Request, planned: list[PlannedCommit]) -> list[Operation]:
         single = request.single
         location = (planned[0].location or _location(planned[0])) if single else None
         return self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
 
-    async def _try(self, planned: list[Planned], further: Sequence[Operation]) -> list[LoadedTable]:
+    async def _try(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> list[LoadedTable]:
         """Writes, then swaps. Removes what it wrote where the transaction is known not to have happened."""
         written: list[str] = []
         try:
@@ -223,7 +223,7 @@ class Committer:
             raise
         return [self._finish(plan) for plan in planned]
 
-    async def _swap(self, planned: list[Planned], further: Sequence[Operation]) -> None:
+    async def _swap(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> None:
         operations: list[Operation] = [claimed for plan in planned for claimed in plan.claims]
         for plan in planned:
             if plan.location:
@@ -234,7 +234,7 @@ class Committer:
             return
         await self._parts.transact(operations)
 
-    def _pointer_operation(self, plan: Planned) -> Operation:
+    def _pointer_operation(self, plan: PlannedCommit) -> Operation:
         now = self._parts.clock.now_ms()
         if plan.entry is None:
             return CreateEntry(entry=created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now))
@@ -248,7 +248,7 @@ class Committer:
             now_ms=now,
         )
 
-    def _instant(self, plan: Planned, happening: Happening) -> RecordInstant:
+    def _instant(self, plan: PlannedCommit, happening: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(happening.updates[:_UPDATES_TOLD])}
         if happening.snapshot_id is not None:
             said = happening.summary
@@ -265,7 +265,7 @@ class Committer:
             summary=summary,
         )
 
-    async def _plan(self, request: _Request, change: TableChange) -> Planned:
+    async def _plan(self, request: _Request, change: TableChange) -> PlannedCommit:
         creates = is_create(change)
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is None and not creates:
@@ -319,11 +319,11 @@ class Committer:
         entry: Entry | None,
         base: TableMetadata | None,
         metadata: TableMetadata,
-    ) -> Planned:
+    ) -> PlannedCommit:
         """The metadata made into a document, with its place; both empty where it is the base itself."""
         namespace, name = named
         if base is not None and metadata is base:
-            return Planned(namespace=namespace, name=name, entry=entry, metadata=metadata)
+            return PlannedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
         if base is None or metadata.location != base.location:
             await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
             await check_unclaimed(self._parts, metadata.location, "The table's location", named, table_uuid(metadata))
@@ -345,7 +345,7 @@ class Committer:
         elif entry is not None:
             await check_writable(self._parts, entry.uuid, metadata)
         claims += tuple(await allow(self._parts, caller, table_uuid(metadata), metadata.properties, before))
-        return Planned(
+        return PlannedCommit(
             namespace=namespace,
             name=name,
             entry=entry,
@@ -392,7 +392,7 @@ class Committer:
             then, metadata = entry, await self._parts.documents.table(entry.metadata_location)
         return LoadedTable(entry=then, metadata=metadata)
 
-    def _finish(self, plan: Planned) -> LoadedTable:
+    def _finish(self, plan: PlannedCommit) -> LoadedTable:
         now = self._parts.clock.now_ms()
         if not plan.location:
             assert plan.entry is not None
@@ -459,10 +459,10 @@ def fingerprint(changes: Sequence[TableChange]) -> str | None:
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
-def _happening(request: _Request, change: TableChange) -> Happening:
+def _happening(request: _Request, change: TableChange) -> CommitEvent:
     added = [update.get("snapshot") or {} for update in change.updates if update.get("action") == "add-snapshot"]
     snapshot = added[-1] if added else {}
-    return Happening(
+    return CommitEvent(
         caller=request.caller,
         requested_ms=request.requested_ms,
         snapshot_id=snapshot.get("snapshot-id"),
@@ -476,7 +476,7 @@ def _adds_snapshot(change: TableChange) -> bool:
     return any(update.get("action") == "add-snapshot" for update in change.updates)
 
 
-async def check_name_free(parts: Parts, namespace: NamespacePath, name: str) -> None:
+async def check_name_free(parts: CatalogContext, namespace: NamespacePath, name: str) -> None:
     """AlreadyExists early, before anything is written; the transaction checks again."""
     await parts.require_namespace(namespace)
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
@@ -498,7 +498,7 @@ def created_entry(namespace: NamespacePath, name: str, metadata: TableMetadata, 
 
 
 def metadata_location(
-    parts: Parts, location: str, properties: dict[str, str], previous: str | None, suffix: str
+    parts: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
 ) -> str:
     """A new name each time: no file is ever written twice. BadRequest when write.metadata.path leads outside.
 
@@ -510,7 +510,7 @@ def metadata_location(
     return f"{folder}/{version:05d}-{parts.clock.uuid4()}{suffix}"
 
 
-def _checked_folder(parts: Parts, location: str, properties: dict[str, str]) -> str:
+def _checked_folder(parts: CatalogContext, location: str, properties: dict[str, str]) -> str:
     """BadRequest when write.metadata.path leads outside."""
     if METADATA_PATH in properties:
         parts.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
@@ -537,6 +537,6 @@ def table_uuid(metadata: TableMetadata) -> str:
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
 
 
-def _location(plan: Planned) -> str:
+def _location(plan: PlannedCommit) -> str:
     assert plan.entry is not None
     return plan.entry.metadata_location

@@ -19,10 +19,10 @@ from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.clock import Clock
 from metaserver.errors import BadRequest, NotFound, ObjectMissing
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.properties import without_client_properties
-from metaserver.iceberg.table_json import decode_table, encode_table, gunzip, refs_view
-from metaserver.iceberg.view import ViewMetadata, decode_view, encode_view
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.properties import without_client_properties
+from metaserver.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
+from metaserver.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from metaserver.objects.port import ObjectStore
 
 SnapshotMode = Literal["all", "refs"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.purge import check_purgeable, reachable_files
 from metaserver.catalog.values import Caller, Page
 from metaserver.errors import CommitConflict, NotFound, RetryLater, SeamarkError
@@ -36,7 +36,7 @@ HOUSEKEEPER = Caller(who="seamark", request_id="housekeeping")
 
 
 class Dropped:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
 
     async def get(self, dropped_id: str) -> DroppedEntry:
@@ -156,7 +156,9 @@ def no_such_dropped(dropped_id: str) -> NotFound:
     )
 
 
-def drop_operations(parts: Parts, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int) -> list[Operation]:
+def drop_operations(
+    parts: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
+) -> list[Operation]:
     """Drops a name and remembers it for the retention; without one, only a purge is remembered, and due at once."""
     retention_ms = parts.settings.drop_retention_s * 1000
     keep = None

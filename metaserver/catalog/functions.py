@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from metaserver.catalog.claims import claim_folder
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.values import Caller, LoadedFunction, Page
 from metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
-from metaserver.iceberg.properties import check_client_properties
+from metaserver.iceberg.metadata.properties import check_client_properties
 from metaserver.store.port import CreateEntry, DropEntry, Entry, EntryKind, NamespacePath, Operation, SwapPointer
 from metaserver.wire import check_name, encode_json, show
 
@@ -41,7 +41,7 @@ class _Document(msgspec.Struct, rename="kebab"):
 
 
 class Functions:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:

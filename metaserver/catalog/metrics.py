@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.quotas import Quota
 from metaserver.catalog.values import Caller, Page
 from metaserver.errors import BadRequest, TooManyRequests
@@ -14,8 +14,8 @@ _WINDOW_S = 60.0
 _TYPES = ("scan-report", "commit-report")
 
 
-class Metrics:
-    def __init__(self, parts: Parts) -> None:
+class MetricsReports:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
         self._sent = Quota(parts.settings.metrics_rate_bytes)
 

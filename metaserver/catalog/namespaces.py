@@ -6,10 +6,10 @@ import builtins
 from collections.abc import Callable
 
 from metaserver.catalog.claims import check_outside
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.values import Caller, Page, PropertyChanges
 from metaserver.errors import CommitConflict, Unprocessable
-from metaserver.iceberg.properties import check_client_properties
+from metaserver.iceberg.metadata.properties import check_client_properties
 from metaserver.store.port import (
     CreateNamespace,
     DropNamespace,
@@ -21,7 +21,7 @@ from metaserver.wire import check_namespace, encode_json
 
 
 class Namespaces:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
 
     async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:

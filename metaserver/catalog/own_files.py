@@ -3,7 +3,8 @@
 A manifest can name any file, and who reads a table reads what its manifests name, and hears their bounds. So a writer
 who may not write the whole catalog adds files that lie in the table's own places, and no others; what it only carries
 over from the snapshot before, it may name wherever it lies. Manifest lists and manifests are read for that. As files
-may be written over after they were committed, they are looked at again when they are planned (`planner/borders.py`).
+may be written over after they were committed, they are looked at again when they are planned
+(`planner/plan/location_checks.py`).
 
 A writer of the whole catalog names what it likes. For files of another table to be read, too, it lists their folders,
 separated by commas, in the property `seamark.allowed-locations`. That is kept in the database: a table's metadata file
@@ -18,11 +19,11 @@ from functools import lru_cache
 from typing import Any
 
 from metaserver.catalog.claims import check_unclaimed
-from metaserver.catalog.parts import PATH_PROPERTIES, Parts
+from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from metaserver.catalog.values import Caller, TableChange
 from metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
-from metaserver.iceberg.manifest import Spans, decode_manifest, decode_manifest_list
-from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
+from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.objects.locations import location_key, parse_location
 from metaserver.store.port import AllowLocations, ClaimedLocation
 
@@ -35,7 +36,7 @@ def allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 async def allow(
-    parts: Parts, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
+    parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
 ) -> list[AllowLocations]:
     """The operation that records a new list of allowed locations. Forbidden unless the caller may write all of it."""
     if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
@@ -48,7 +49,7 @@ async def allow(
 
 
 async def check_added(
-    parts: Parts,
+    parts: CatalogContext,
     caller: Caller,
     uuid: str,
     base: TableMetadata | None,
@@ -83,7 +84,9 @@ async def check_added(
             await _check_carried(reader, known, outside)
 
 
-def _new_places(parts: Parts, base: TableMetadata | None, metadata: TableMetadata) -> Iterator[tuple[str, str]]:
+def _new_places(
+    parts: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
+) -> Iterator[tuple[str, str]]:
     """What each is, and where. Those that stand in `base` already count as far as they are claimed: its file may have
     been written over."""
     if base is None or metadata.location != base.location:
@@ -159,7 +162,7 @@ class _Own:
 class _Reader:
     """Manifest lists and manifests of one commit."""
 
-    def __init__(self, parts: Parts, own: _Own) -> None:
+    def __init__(self, parts: CatalogContext, own: _Own) -> None:
         self._parts = parts
         self._own = own
 

@@ -26,7 +26,7 @@ from metaserver.errors import (
     RetryLater,
     SeamarkError,
 )
-from metaserver.iceberg.properties import check_client_properties
+from metaserver.iceberg.metadata.properties import check_client_properties
 from metaserver.objects.locations import Warehouse, parse_location
 from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Parts:
+class CatalogContext:
     """The catalog's surroundings; one instance a server."""
 
     settings: Settings

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from metaserver.access.principal import ANONYMOUS_NAME
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.quotas import Quota
 from metaserver.catalog.values import LoadedTable, TableChange
 from metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.snapshot import Snapshot
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import Snapshot
 from metaserver.store.port import (
     DropPlanSnapshots,
     Entry,
@@ -111,7 +111,7 @@ def _holder(who: str) -> str | None:
 
 
 class PlanTables:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
         self._count, self._counted_s = 0, -_COUNTED_S
         settings = parts.settings

@@ -24,11 +24,11 @@ from typing import NamedTuple
 import msgspec
 
 from metaserver.catalog.commit import metadata_location
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
 from metaserver.catalog.values import LoadedView
 from metaserver.errors import BadRequest, NoSuchView
-from metaserver.iceberg.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
+from metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
 from metaserver.store.port import Entry, EntryKind, NamespacePath, PlanTable
 from metaserver.wire import PLANS_FOLDER, show
 
@@ -69,7 +69,7 @@ class Reader(NamedTuple):
 
 
 class PlanViews:
-    def __init__(self, parts: Parts, plans: PlanTables) -> None:
+    def __init__(self, parts: CatalogContext, plans: PlanTables) -> None:
         self._parts = parts
         self._plans = plans
 

@@ -13,11 +13,11 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from metaserver.catalog.claims import disowned
-from metaserver.catalog.parts import PATH_PROPERTIES, Parts
+from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.properties import as_bool, metadata_folder
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.properties import as_bool, metadata_folder
 from metaserver.objects.locations import parse_location
 from metaserver.store.port import Entry
 from metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
@@ -30,13 +30,13 @@ else:
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
-def own_folders(parts: Parts, metadata: TableMetadata) -> list[str]:
+def own_folders(parts: CatalogContext, metadata: TableMetadata) -> list[str]:
     """Where the table writes by now, as far as that lies in the warehouse."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
     return [folder for folder in folders if parts.warehouse.contains(folder)]
 
 
-def owned(parts: Parts, metadata: TableMetadata) -> Callable[[str], bool]:
+def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
     """Whether a location lies below the table's own location or its `write.*.path` properties, and inside the
     warehouse: metadata can name any file, and a table that names another's must not take them along."""
     own = [parse_location(folder) for folder in own_folders(parts, metadata)]
@@ -47,7 +47,7 @@ def owned(parts: Parts, metadata: TableMetadata) -> Callable[[str], bool]:
     return owns
 
 
-async def check_purgeable(parts: Parts, entry: Entry) -> None:
+async def check_purgeable(parts: CatalogContext, entry: Entry) -> None:
     """BadRequest when the table says that its files are not to be deleted."""
     try:
         metadata = await parts.documents.table(entry.metadata_location)
@@ -64,7 +64,7 @@ def _collectable(metadata: TableMetadata) -> bool:
     return as_bool(metadata.properties, "gc.enabled", True)
 
 
-async def reachable_files(parts: Parts, uuid: str, metadata_location: str) -> AsyncIterator[str]:
+async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
     """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics,
     older metadata files, and last the metadata file itself. Only those that are `owned` and lie in no place of another
     than `uuid`, and none without `gc.enabled`.
@@ -115,7 +115,7 @@ async def reachable_files(parts: Parts, uuid: str, metadata_location: str) -> As
         yield metadata_location
 
 
-async def _named(parts: Parts, location: str, *fields: str) -> list[str]:
+async def _named(parts: CatalogContext, location: str, *fields: str) -> list[str]:
     """What each row of an Avro file holds in the field at that path."""
     try:
         data = await parts.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.values import TableChange
 from metaserver.errors import SeamarkError
-from metaserver.iceberg.manifest import ManifestFile, decode_manifest_list
-from metaserver.iceberg.manifest_writer import (
+from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
+from metaserver.iceberg.manifests.writer import (
     ADDED,
     EXISTING,
     ManifestEntry,
@@ -36,10 +36,10 @@ from metaserver.iceberg.manifest_writer import (
     write_manifest,
     write_manifest_list,
 )
-from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.reading import read
-from metaserver.iceberg.requirements import check_requirements
-from metaserver.iceberg.snapshot import Snapshot, SnapshotInput, SnapshotRef
+from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from metaserver.iceberg.metadata.requirements import check_requirements
+from metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
+from metaserver.iceberg.types.reading import read
 
 PROPERTY = "seamark.commit.rebase"
 """Of a table. "append": its appends are rebased. Anything else, and nothing: none are."""
@@ -119,7 +119,7 @@ class _SetRef(msgspec.Struct, frozen=True, rename="kebab"):
     type: str
 
 
-async def rebase(parts: Parts, folder: str, base: TableMetadata, append: Append) -> Rebased | None:
+async def rebase(parts: CatalogContext, folder: str, base: TableMetadata, append: Append) -> Rebased | None:
     """`append` on the head of its branch in `base`, with a manifest list to be written in `folder`. None in doubt."""
     try:
         return await _Rebase(parts, base, append).onto_head(folder)
@@ -147,7 +147,7 @@ class _Lists(msgspec.Struct, frozen=True):
 
 
 class _Rebase:
-    def __init__(self, parts: Parts, base: TableMetadata, append: Append) -> None:
+    def __init__(self, parts: CatalogContext, base: TableMetadata, append: Append) -> None:
         """Doubt where the snapshot or the branch's head is not what this knows how to read."""
         snapshot = append.snapshot
         ref = base.refs.get(append.branch)

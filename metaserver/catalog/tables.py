@@ -19,7 +19,7 @@ from metaserver.catalog.commit import (
 from metaserver.catalog.documents import compress
 from metaserver.catalog.dropped import drop_operations
 from metaserver.catalog.own_files import allow
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.plan_tables import PlanTables, check_lasting
 from metaserver.catalog.purge import check_purgeable
 from metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
@@ -32,10 +32,10 @@ from metaserver.errors import (
     ObjectExists,
     SeamarkError,
 )
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.new_table import new_table
-from metaserver.iceberg.properties import check_client_properties
-from metaserver.iceberg.table_json import encode_table
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.new_table import new_table
+from metaserver.iceberg.metadata.properties import check_client_properties
+from metaserver.iceberg.metadata.table_json import encode_table
 from metaserver.store.port import (
     CreateEntry,
     DropEntry,
@@ -52,7 +52,7 @@ from metaserver.wire import check_changeable, check_name, check_new_name, show
 
 
 class Tables:
-    def __init__(self, parts: Parts, committer: Committer, plans: PlanTables) -> None:
+    def __init__(self, parts: CatalogContext, committer: Committer, plans: PlanTables) -> None:
         self._parts = parts
         self._committer = committer
         self._plans = plans
@@ -275,7 +275,7 @@ class Tables:
 
 
 async def rename_entry(
-    parts: Parts, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
+    parts: CatalogContext, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
 ) -> None:
     """AlreadyExists, NoSuchNamespace at the target; NoSuchTable, NoSuchView at the source. Files stay in place."""
     requested_ms = parts.clock.now_ms()

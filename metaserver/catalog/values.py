@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.view import ViewMetadata
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.views.view import ViewMetadata
 from metaserver.store.port import Entry, NamespacePath
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from metaserver.catalog.claims import check_unclaimed, check_writable, claim, mo
 from metaserver.catalog.commit import metadata_location
 from metaserver.catalog.dropped import drop_operations
 from metaserver.catalog.owners import owned_properties
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.tables import rename_entry
 from metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
 from metaserver.errors import (
@@ -22,16 +22,16 @@ from metaserver.errors import (
     Corrupt,
     SeamarkError,
 )
-from metaserver.iceberg.properties import check_client_properties
-from metaserver.iceberg.requirements import check_view_requirements
-from metaserver.iceberg.view import ViewMetadata, encode_view
-from metaserver.iceberg.view_updates import apply_view_updates, new_view
+from metaserver.iceberg.metadata.properties import check_client_properties
+from metaserver.iceberg.metadata.requirements import check_view_requirements
+from metaserver.iceberg.views.view import ViewMetadata, encode_view
+from metaserver.iceberg.views.view_updates import apply_view_updates, new_view
 from metaserver.store.port import CreateEntry, Entry, EntryKind, IdempotencyTaken, NamespacePath, SwapPointer
 from metaserver.wire import check_new_name, show
 
 
 class Views:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:

@@ -23,7 +23,7 @@ from metaserver.cli.explain import show_size
 from metaserver.cli.on_demand import OnDemand
 from metaserver.cli.options import CONTEXT, settings_flags
 from metaserver.cli.terminal import open_console, say
-from metaserver.index.terms import split_arguments
+from metaserver.index.keys.terms import split_arguments
 
 _COMMANDS = OnDemand(
     {

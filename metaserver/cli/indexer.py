@@ -16,7 +16,7 @@ import structlog
 from connector.errors import ClientError
 from connector.indexer import AuditLimits, Indexer
 from connector.indexes import IndexClient
-from metaserver.api.logs import configure_logging
+from metaserver.api.http.logs import configure_logging
 from metaserver.cli.build import engine_options, interruptible, open_workers
 from metaserver.cli.connecting import served_at
 from metaserver.cli.options import CONTEXT, load_settings, settings_flags

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.app import add_routes
-from metaserver.api.keys import SETTINGS
+from metaserver.api.http.keys import SETTINGS
 from metaserver.api.openapi import build_document
 from metaserver.settings import FIELDS, Settings, environment_name, flag_name
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from metaserver.api.logs import configure_logging
+from metaserver.api.http.logs import configure_logging
 from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError, SeamarkError

@@ -16,7 +16,7 @@ from connector.trino.proxy import ProxySettings
 from connector.trino.rewriting import Limits
 from connector.trino.serving import bind, run, upstream_tls
 from metaserver.access.guard import is_loopback
-from metaserver.api.logs import configure_logging
+from metaserver.api.http.logs import configure_logging
 from metaserver.cli.connecting import served_at
 from metaserver.cli.options import CONTEXT, Misconfigured, load_settings, refuse, settings_flags
 from metaserver.errors import ConfigError

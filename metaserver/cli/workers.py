@@ -21,8 +21,8 @@ from multiprocessing.process import BaseProcess
 import structlog
 from prometheus_client import multiprocess
 
-from metaserver.api.logs import configure_logging
-from metaserver.api.metrics import MULTIPROCESS_VARIABLE
+from metaserver.api.http.logs import configure_logging
+from metaserver.api.http.metrics import MULTIPROCESS_VARIABLE
 from metaserver.clock import Clock, SystemClock
 from metaserver.errors import ConfigError, SeamarkError
 from metaserver.home import PRIVATE_UMASK

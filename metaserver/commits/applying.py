@@ -12,10 +12,10 @@ import contextlib
 from collections.abc import Callable
 
 from metaserver.catalog.commit import table_uuid
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.purge import owned
 from metaserver.catalog.values import Caller
-from metaserver.commits.change import Change, ChangeRequest, Shape, read_change, shape_of
+from metaserver.commits.change import Change, ChangeRequest, TableShape, read_change, shape_of
 from metaserver.commits.collision import Collision
 from metaserver.commits.conflicts import Conflicts
 from metaserver.commits.manifests import Manifests
@@ -23,34 +23,34 @@ from metaserver.commits.merging import Merging
 from metaserver.commits.producing import Produced, produce
 from metaserver.commits.removing import Removing, find, key_of, live
 from metaserver.commits.replacing import replaced_files
-from metaserver.commits.summary import NOTHING, Counts, counts_of
-from metaserver.commits.writing import Writer, Written, write_added
+from metaserver.commits.summary import NOTHING, SummaryCounts, counts_of
+from metaserver.commits.writing import StoredManifest, Writer, write_added
 from metaserver.errors import AlreadyExists, BadRequest, Forbidden
-from metaserver.iceberg.manifest import ManifestFile
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.properties import metadata_folder
-from metaserver.iceberg.snapshot import MAIN, Snapshot
-from metaserver.planner.planner import Planner
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.properties import metadata_folder
+from metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
+from metaserver.planner.plan.planner import Planner
 
 _IN_THREAD_FILES = 200
 """More are decoded in a thread."""
 
 
-class Applying:
+class ChangeApplication:
     """Belongs to one request."""
 
     def __init__(
-        self, parts: Parts, manifests: Manifests, planner: Planner, caller: Caller, request: ChangeRequest
+        self, parts: CatalogContext, manifests: Manifests, planner: Planner, caller: Caller, request: ChangeRequest
     ) -> None:
         self._parts = parts
         self._manifests = manifests
         self._planner = planner
         self._caller = caller
         self.request = request
-        self._shape: Shape | None = None
+        self._shape: TableShape | None = None
         self._change: Change | None = None
         self._counts = NOTHING
-        self._added: tuple[Written, ...] = ()
+        self._added: tuple[StoredManifest, ...] = ()
         self._writer: Writer | None = None
         self._removing: Removing | None = None
         self._merging: Merging | None = None
@@ -73,7 +73,7 @@ class Applying:
             return
         check_path = self._path_check(metadata)
 
-        def read() -> tuple[Change, Counts]:
+        def read() -> tuple[Change, SummaryCounts]:
             change = read_change(self.request, metadata, check_path)
             return change, counts_of((*change.data, *change.deletes))
 

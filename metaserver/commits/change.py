@@ -15,8 +15,10 @@ import msgspec
 
 from metaserver.commits.collision import Collision
 from metaserver.errors import BadRequest
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.content_file import (
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression import TRUE, Expression
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.manifests.content_file import (
     DATA,
     POSITION_DELETES,
     UNKNOWN,
@@ -24,13 +26,11 @@ from metaserver.iceberg.content_file import (
     decode_content_file,
     partition_types,
 )
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import TRUE, Expression
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.reading import Int32, Int64
-from metaserver.iceberg.snapshot import MAIN
-from metaserver.iceberg.values import LONG_MAX, Value, decode_json, partition_key
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.types.reading import Int32, Int64
+from metaserver.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
 from metaserver.wire import INDEX_FILES_MAX, check_name
 
 APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
@@ -132,14 +132,14 @@ class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.replace_filter is not None or self.replace_written
 
 
-class Scope(msgspec.Struct, frozen=True):
+class ReadScope(msgspec.Struct, frozen=True):
     """The rows that a change has read: those that match `bound`, or those of `partitions` by (spec id, tuple)."""
 
     bound: Expression | None = None
     partitions: tuple[tuple[int, Partition], ...] = ()
 
 
-EVERYTHING = Scope(bound=TRUE)
+EVERYTHING = ReadScope(bound=TRUE)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,9 +149,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     data: tuple[ContentFile, ...]
     deletes: tuple[ContentFile, ...]
     operation: str
-    scope: Scope | None
+    scope: ReadScope | None
     """None: it has read no rows but those that it removes."""
-    replaced: Scope | None
+    replaced: ReadScope | None
     """Every live file within goes, too."""
 
     @property
@@ -163,7 +163,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(file for file in self.deletes if file.content == POSITION_DELETES)
 
 
-class Shape(NamedTuple):
+class TableShape(NamedTuple):
     """What of a table's metadata a `Change` depends on."""
 
     format_version: int
@@ -172,8 +172,8 @@ class Shape(NamedTuple):
     current_schema_id: int
 
 
-def shape_of(metadata: TableMetadata) -> Shape:
-    return Shape(metadata.format_version, metadata.partition_specs, metadata.schemas, metadata.current_schema_id)
+def shape_of(metadata: TableMetadata) -> TableShape:
+    return TableShape(metadata.format_version, metadata.partition_specs, metadata.schemas, metadata.current_schema_id)
 
 
 def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
@@ -360,8 +360,8 @@ def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Seq
 
 
 def _read_scope(
-    request: ChangeRequest, metadata: TableMetadata, positional: bool, operation: str, replaced: Scope | None
-) -> Scope | None:
+    request: ChangeRequest, metadata: TableMetadata, positional: bool, operation: str, replaced: ReadScope | None
+) -> ReadScope | None:
     if request.scope_filter is not None:
         if request.schema_id not in (None, metadata.current_schema_id):
             # Rows may have been read by other meanings of names than the filter's.
@@ -370,9 +370,9 @@ def _read_scope(
                 f"Rows were read by schema {request.schema_id}, and the table's is {metadata.current_schema_id} now; "
                 "begin again from what stands now",
             )
-        return Scope(bound=_bound(request.scope_filter, request, metadata, "scope"))
+        return ReadScope(bound=_bound(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
-        return Scope(partitions=tuple(_partition(one, metadata) for one in request.scope_partitions))
+        return ReadScope(partitions=tuple(_partition(one, metadata) for one in request.scope_partitions))
     if operation == REPLACE or not request.reads:
         return None
     if request.remove or positional:
@@ -380,12 +380,12 @@ def _read_scope(
     return replaced
 
 
-def _replaced_scope(request: ChangeRequest, data: Sequence[ContentFile], metadata: TableMetadata) -> Scope | None:
+def _replaced_scope(request: ChangeRequest, data: Sequence[ContentFile], metadata: TableMetadata) -> ReadScope | None:
     if request.replace_filter is not None:
-        return Scope(bound=_bound(request.replace_filter, request, metadata, "replace"))
+        return ReadScope(bound=_bound(request.replace_filter, request, metadata, "replace"))
     if not request.replace_written:
         return None
-    return Scope(partitions=partitions_of(data))
+    return ReadScope(partitions=partitions_of(data))
 
 
 def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:

@@ -20,11 +20,11 @@ from msgspec import structs
 
 from metaserver.catalog.catalog import Catalog
 from metaserver.catalog.claims import check_writable
-from metaserver.catalog.commit import Happening, check_uuid, moved_on
-from metaserver.catalog.parts import Parts
+from metaserver.catalog.commit import CommitEvent, check_uuid, moved_on
+from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.values import Caller
 from metaserver.clock import Clock
-from metaserver.commits.applying import Applying, head_of
+from metaserver.commits.applying import ChangeApplication, head_of
 from metaserver.commits.change import ChangeRequest
 from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
@@ -32,19 +32,19 @@ from metaserver.commits.producers import Last, last_of, snapshot_of
 from metaserver.commits.producing import Produced
 from metaserver.commits.turns import ChangeId, Turns
 from metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
-from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.objects.cleanup import Cleanup
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.planner import Planner
+from metaserver.planner.plan.planner import Planner
 from metaserver.settings import Settings
 from metaserver.store.port import (
     AdvanceProducer,
     Entry,
     IdempotencyTaken,
-    IndexFile,
     NamespacePath,
     Operation,
     PointerStore,
+    RegisteredIndexFile,
     ReplaceIndexFiles,
 )
 from metaserver.timeline.timeline import Timeline
@@ -52,11 +52,11 @@ from metaserver.wire import encode_json
 
 _log = structlog.get_logger("seamark.commits")
 
-IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[IndexFile]]]
+IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
 """Reads the index files that come with a change to this table. BadRequest for one that is none of the table's."""
 
 
-class Told(Protocol):
+class CommitMetrics(Protocol):
     """Who counts what happens here."""
 
     def committed_together(self, changes: int) -> None: ...
@@ -76,7 +76,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     summary: dict[str, str]
 
 
-class Landed(msgspec.Struct, frozen=True):
+class CommitResult(msgspec.Struct, frozen=True):
     committed: Committed
     metadata_location: str
     """A metadata file that has the snapshot, or came after it."""
@@ -85,12 +85,12 @@ class Landed(msgspec.Struct, frozen=True):
 class _Job:
     """One change on its way."""
 
-    def __init__(self, caller: Caller, uuid: str, applying: Applying, requested_ms: int) -> None:
+    def __init__(self, caller: Caller, uuid: str, applying: ChangeApplication, requested_ms: int) -> None:
         self.caller = caller
         self.uuid = uuid
         """The table's that it was prepared for."""
         self.applying = applying
-        self.index_files: Sequence[IndexFile] = ()
+        self.index_files: Sequence[RegisteredIndexFile] = ()
         self.requested_ms = requested_ms
         change_id = applying.request.change_id
         self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
@@ -99,7 +99,7 @@ class _Job:
         self.begun = False
         self.offered = False
         """Whether it was handed over to be published: its files may be live then, if nobody knows what came of it."""
-        self.done: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
         # Whoever waits may have gone; asyncio would warn of an error that nobody took.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -111,7 +111,7 @@ class _Job:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def land(self, landed: Landed) -> None:
+    def land(self, landed: CommitResult) -> None:
         if not self.done.done():
             self.done.set_result(landed)
 
@@ -148,7 +148,9 @@ class _Attempt:
 class Commits:
     """Belongs to one event loop. Opened by `open_commits`."""
 
-    def __init__(self, parts: Parts, catalog: Catalog, planner: Planner, manifests: Manifests, told: Told) -> None:
+    def __init__(
+        self, parts: CatalogContext, catalog: Catalog, planner: Planner, manifests: Manifests, told: CommitMetrics
+    ) -> None:
         self._parts = parts
         self._catalog = catalog
         self._planner = planner
@@ -174,7 +176,7 @@ class Commits:
         name: str,
         request: ChangeRequest,
         index_files: IndexFiles,
-    ) -> Landed:
+    ) -> CommitResult:
         """The change as a snapshot at the head of its branch, which its index files get, too.
 
         NoSuchTable. BadRequest for what does not fit the table, Forbidden for files where the caller may not write.
@@ -189,7 +191,7 @@ class Commits:
             raise
         entry = loaded.entry
         assert entry is not None
-        applying = Applying(self._parts, self._manifests, self._planner, caller, request)
+        applying = ChangeApplication(self._parts, self._manifests, self._planner, caller, request)
         job = _Job(caller, entry.uuid, applying, self._parts.clock.now_ms())
         ended = True
         try:
@@ -230,7 +232,7 @@ class Commits:
             if (queue := self._queues.get((namespace, name))) is not None:
                 queue.changed.set()
 
-    async def _in_turn(self, namespace: NamespacePath, name: str, job: _Job) -> Landed:
+    async def _in_turn(self, namespace: NamespacePath, name: str, job: _Job) -> CommitResult:
         queue = self._queues.get((namespace, name))
         if queue is None:
             queue = self._queues[namespace, name] = _Queue()
@@ -334,7 +336,7 @@ class Commits:
         for job, _ in attempt.made:
             job.offered = True
         happened = [
-            Happening(job.caller, job.requested_ms, made.snapshot.snapshot_id, made.summary)
+            CommitEvent(job.caller, job.requested_ms, made.snapshot.snapshot_id, made.summary)
             for job, made in attempt.made
         ]
         operations = [operation for job, made in attempt.made for operation in self._operations(job, made)]
@@ -349,7 +351,7 @@ class Commits:
         self._told.committed_together(len(attempt.made))
         for job, made in attempt.made:
             committed = _committed(made.snapshot.snapshot_id, loaded.metadata, job.uuid)
-            job.land(Landed(committed, loaded.entry.metadata_location))
+            job.land(CommitResult(committed, loaded.entry.metadata_location))
         for job, refusal in attempt.refused:
             job.fail(refusal)
         _fail(attempt.twins, IdempotencyTaken("by another change of the group"))
@@ -406,13 +408,13 @@ class Commits:
             return None
         return await last_of(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
 
-    def _repeated(self, job: _Job, last: Last, entry: Entry, metadata: TableMetadata) -> Landed:
+    def _repeated(self, job: _Job, last: Last, entry: Entry, metadata: TableMetadata) -> CommitResult:
         """The first answer to what a producer has committed before."""
         producer = job.request.producer
         assert producer is not None
         snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
         committed = structs.replace(_committed(snapshot_id, metadata, entry.uuid), duplicate=True)
-        return Landed(committed, entry.metadata_location)
+        return CommitResult(committed, entry.metadata_location)
 
     def _operations(self, job: _Job, made: Produced) -> list[Operation]:
         """What else happens in the transaction that publishes the change."""
@@ -421,7 +423,7 @@ class Commits:
         if job.request.producer is not None:
             producer = job.request.producer
             operations.append(AdvanceProducer(job.uuid, producer.id, producer.sequence, snapshot_id, now_ms))
-        by_definition: dict[str, list[IndexFile]] = {}
+        by_definition: dict[str, list[RegisteredIndexFile]] = {}
         for file in job.index_files:
             by_definition.setdefault(file.definition, []).append(structs.replace(file, snapshot_id=snapshot_id))
         operations += [
@@ -474,10 +476,10 @@ async def open_commits(
     timeline: Timeline,
     catalog: Catalog,
     planner: Planner,
-    told: Told,
+    told: CommitMetrics,
 ) -> AsyncIterator[Commits]:
     """Leaving it waits for what is under way."""
-    parts = Parts(
+    parts = CatalogContext(
         settings=settings,
         store=store,
         objects=objects,

@@ -14,28 +14,28 @@ from functools import partial
 
 import numpy as np
 
-from metaserver.commits.change import SERIALIZABLE, Change, Scope, partitions_of
+from metaserver.commits.change import SERIALIZABLE, Change, ReadScope, partitions_of
 from metaserver.commits.collision import Collision
-from metaserver.commits.history import Came, History, TooLong, rows_of, since
+from metaserver.commits.history import AddedFiles, History, TooLong, rows_of, since
 from metaserver.commits.manifests import Manifests
-from metaserver.commits.overlap import Partitions, Targets
-from metaserver.commits.removing import Found, key_of, live, referring
+from metaserver.commits.overlap import PartitionOverlap, Targets
+from metaserver.commits.removing import FilesToRemove, key_of, live, referring
 from metaserver.commits.sparing import first_meeting, spare_data, spare_deletes
-from metaserver.iceberg.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
-from metaserver.iceberg.expressions import TRUE
-from metaserver.iceberg.manifest import ManifestFile
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.projection import inclusive
-from metaserver.iceberg.reserved import DELETED_PATH
-from metaserver.iceberg.snapshot import Snapshot
-from metaserver.index.packing import Longs
+from metaserver.iceberg.expressions.expression import TRUE
+from metaserver.iceberg.expressions.projection import inclusive
+from metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import Snapshot
+from metaserver.iceberg.types.reserved import DELETED_PATH
+from metaserver.index.blocks.packing import Longs
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.deletes import DeleteIndex
-from metaserver.planner.lookup import files_at
-from metaserver.planner.partitions import grouped
-from metaserver.planner.prune import narrow_by_partition, narrow_by_stats
-from metaserver.planner.selection import never
-from metaserver.planner.view import ROW_BITS, TableView
+from metaserver.planner.deletes.delete_index import DeleteIndex
+from metaserver.planner.lookup.lookup import files_at
+from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
+from metaserver.planner.view.selection import never
+from metaserver.planner.view.view import ROW_BITS, TableView
 
 _IN_THREAD = 200
 """More files and partitions are compared in a thread."""
@@ -51,7 +51,7 @@ class Conflicts:
         metadata: TableMetadata,
         listed: Sequence[ManifestFile],
         change: Change,
-        found: Found,
+        found: FilesToRemove,
     ) -> None:
         self._objects = objects
         self._manifests = manifests
@@ -59,7 +59,7 @@ class Conflicts:
         self._listed = live(listed)
         self._change = change
         self._found = found
-        self._partitions = Partitions(metadata)
+        self._partitions = PartitionOverlap(metadata)
 
     async def check(self, head: Snapshot | None, look_back: int) -> None:
         """Collision where the change may not be applied to the head."""
@@ -150,7 +150,7 @@ class Conflicts:
             )
         return History(self._manifests, self._metadata, snapshots)
 
-    async def _check_deletes(self, history: History, deletes: Came, referenced: set[str]) -> None:
+    async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
         """New deletes of rows of files that go, or whose rows are written anew, would be lost.
 
         Who only deletes may delete what others have deleted, but not what they have written anew.
@@ -168,10 +168,10 @@ class Conflicts:
         await self._refuse_applying(deletes, {path for path in covered if path is not None}, vectors=False)
         unnamed = [file for file in change.positional if file.referenced_data_file is None]
         if unnamed:
-            scope = Scope(partitions=partitions_of(unnamed))
+            scope = ReadScope(partitions=partitions_of(unnamed))
             await self._refuse_in_scope(writing, scope, "wrote rows anew that are to be deleted")
 
-    async def _refuse_applying(self, deletes: Came, paths: set[str], *, vectors: bool) -> None:
+    async def _refuse_applying(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
         """`vectors`: deletion vectors count, and equality deletes; else position deletes alone, which a deletion vector
         would hide."""
         if not paths or not deletes.selection.count():
@@ -212,7 +212,7 @@ class Conflicts:
                     f"{went.snapshot.snapshot_id} removed; begin again from what stands now",
                 )
 
-    def _may_delete(self, unnamed: Sequence[ContentFile], went: Came) -> tuple[ContentFile, bytes] | None:
+    def _may_delete(self, unnamed: Sequence[ContentFile], went: AddedFiles) -> tuple[ContentFile, bytes] | None:
         """A position delete file and the path of one that went which it may be of."""
         found = files_at(went.view, went.selection.rows())
         groups = grouped(found)
@@ -241,16 +241,16 @@ class Conflicts:
             block = came.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
-        scope = Scope(partitions=partitions_of(keyed))
+        scope = ReadScope(partitions=partitions_of(keyed))
         what = "wrote rows by a partition spec that none of the equality deletes is of"
-        await self._refuse_in_scope(Came(came.view, selection), scope, what)
+        await self._refuse_in_scope(AddedFiles(came.view, selection), scope, what)
 
     def _keyed(self) -> list[ContentFile]:
         """The equality deletes, where each is of a partition: one of none is for all files."""
         found = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return found if all(file.partition for file in found) else []
 
-    async def _check_scope(self, history: History, deletes: Came, scope: Scope) -> None:
+    async def _check_scope(self, history: History, deletes: AddedFiles, scope: ReadScope) -> None:
         added = await history.added(deletes=False)
         await self._refuse_in_scope(added, scope, "added rows that the change may have had to read", stats=True)
         await self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
@@ -261,7 +261,7 @@ class Conflicts:
                 what = "removed files that the change has read"
                 await self._refuse_in_scope(went.files, scope, what, stats=not of_deletes)
 
-    async def _refuse_in_scope(self, came: Came, scope: Scope, what: str, *, stats: bool = False) -> None:
+    async def _refuse_in_scope(self, came: AddedFiles, scope: ReadScope, what: str, *, stats: bool = False) -> None:
         """Collision where one of the files may hold, or delete, rows of the scope. `stats`: their bounds are of rows
         that they hold."""
         size = came.selection.count() + len(scope.partitions)
@@ -278,7 +278,7 @@ class Conflicts:
                 f"{block.text('file_path', local)}; begin again from what stands now",
             )
 
-    def _in_scope(self, came: Came, scope: Scope, *, stats: bool) -> Longs:
+    def _in_scope(self, came: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
         """int64[files], rows of the view."""
         selection = came.selection.copy()
         if scope.bound is not None:
@@ -296,14 +296,14 @@ class Conflicts:
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
 
 
-def _chosen(came: Came, rows: Longs) -> Came:
+def _chosen(came: AddedFiles, rows: Longs) -> AddedFiles:
     """These rows of the view alone."""
     numbers, local = came.view.split(rows)
     kept = np.zeros(came.view.rows, dtype=np.uint8)
     kept[np.asarray(came.view.starts, dtype=np.int64)[numbers] + local] = 1
     selection = came.selection.copy()
     selection.intersect(kept)
-    return Came(came.view, selection)
+    return AddedFiles(came.view, selection)
 
 
 def _has_positions_alone(view: TableView, delete: int) -> bool:

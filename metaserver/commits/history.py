@@ -14,31 +14,31 @@ import numpy as np
 
 from metaserver.commits.change import APPEND, DELETE, REPLACE
 from metaserver.commits.manifests import Manifests
-from metaserver.iceberg.manifest import ManifestFile
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.snapshot import Snapshot
-from metaserver.index.block import Block
-from metaserver.index.strings import strings
-from metaserver.planner.appends import keep_appended
-from metaserver.planner.selection import Selection
-from metaserver.planner.view import TableView
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import Snapshot
+from metaserver.index.blocks.block import Block
+from metaserver.index.blocks.strings import strings
+from metaserver.planner.pruning.incremental import keep_appended
+from metaserver.planner.view.selection import Selection
+from metaserver.planner.view.view import TableView
 
 _DATA = 0
 
 
-class Came(NamedTuple):
+class AddedFiles(NamedTuple):
     """Files that were added: which of the view's rows they are."""
 
     view: TableView
     selection: Selection
 
 
-class Went(NamedTuple):
+class RemovedFiles(NamedTuple):
     """Data files, or delete files, that one snapshot removed; None where its parent has expired: it may be any."""
 
     snapshot: Snapshot
     deletes: bool
-    files: Came | None
+    files: AddedFiles | None
 
 
 class TooLong(Exception):
@@ -80,7 +80,7 @@ class History:
         """Those that changed rows."""
         return tuple(one for one in self.snapshots if self._operations[one.snapshot_id] != REPLACE)
 
-    async def added(self, *, deletes: bool, replaced: bool = False) -> Came:
+    async def added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
         """Data files, or delete files, that they added; with `replaced` also in compactions."""
         mine: list[ManifestFile] = []
         changing = self.snapshots if replaced else self._changing()
@@ -93,16 +93,16 @@ class History:
         view = TableView(mine, await self._manifests.blocks(mine))
         selection = Selection.everything(view)
         keep_appended(selection, {one.snapshot_id for one in changing})
-        return Came(view, selection)
+        return AddedFiles(view, selection)
 
-    def writing(self, deletes: Came) -> Came:
+    def writing(self, deletes: AddedFiles) -> AddedFiles:
         """Of the deletes that were added, those of snapshots that may have written rows, too."""
         ids = {one for one, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
         keep_appended(selection, ids)
-        return Came(deletes.view, selection)
+        return AddedFiles(deletes.view, selection)
 
-    async def removed(self, *, deletes: bool, replaced: bool) -> list[Went]:
+    async def removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
         """Data files, or delete files, that they removed; with `replaced` also in compactions."""
         found = []
         for snapshot in self.snapshots:
@@ -111,10 +111,10 @@ class History:
                 continue
             parent = self._metadata.snapshot(snapshot.parent_snapshot_id)
             files = None if parent is None else await self._removed_by(snapshot, parent, deletes)
-            found.append(Went(snapshot, deletes, files))
+            found.append(RemovedFiles(snapshot, deletes, files))
         return found
 
-    async def _removed_by(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> Came:
+    async def _removed_by(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
         listed = await self._manifests.listed(snapshot)
         still = {one.manifest_path for one in listed}
         dropped = [
@@ -128,7 +128,7 @@ class History:
         selection = Selection.everything(view)
         for number, block in enumerate(view.blocks):
             selection.keep(number, np.array([key not in kept for key in _keys(block)], dtype=np.bool_))
-        return Came(view, selection)
+        return AddedFiles(view, selection)
 
     async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:
         """The manifests that the snapshot added."""

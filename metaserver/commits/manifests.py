@@ -19,17 +19,17 @@ from cache.memory import MemoryCache
 from cache.single_flight import SingleFlight
 from metaserver.errors import BadRequest, Corrupt, ObjectMissing
 from metaserver.gathering import gathered
-from metaserver.iceberg.content_file import ContentFile
-from metaserver.iceberg.manifest import ManifestFile, decode_manifest, decode_manifest_list
-from metaserver.iceberg.manifest_writer import ManifestEntry, read_entries
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.snapshot import Snapshot
-from metaserver.index import _hash
-from metaserver.index.block import Block, encode_block
-from metaserver.index.hashing import hash_key
+from metaserver.iceberg.manifests.content_file import ContentFile
+from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest, decode_manifest_list
+from metaserver.iceberg.manifests.writer import ManifestEntry, read_entries
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import Snapshot
+from metaserver.index.blocks.block import Block, encode_block
+from metaserver.index.kernels import _hash
+from metaserver.index.keys.hashing import hash_key
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.lookup import lookup
-from metaserver.planner.view import TableView
+from metaserver.planner.lookup.lookup import lookup
+from metaserver.planner.view.view import TableView
 
 T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]
@@ -44,7 +44,7 @@ _IN_THREAD_BYTES = 64 << 10
 """Larger manifests are decoded in a thread."""
 
 
-class Names(NamedTuple):
+class PathHashes(NamedTuple):
     """Of one manifest: hashes of the paths of its live files, and of those that its delete files refer to. Sorted."""
 
     paths: Hashes
@@ -65,7 +65,7 @@ class Manifests:
         self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES)
         self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _SHARES)
         self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES)
-        self._names: MemoryCache[str, Names] = MemoryCache(budget_bytes // _SHARES)
+        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES)
         self._reading: SingleFlight[str, bytes] = SingleFlight()
 
     async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
@@ -89,7 +89,7 @@ class Manifests:
         """What was just written."""
         self._lists.put(location, manifests, len(manifests) * _LIST_BYTES)
 
-    def remember(self, location: str, data: bytes, names: Names) -> None:
+    def remember(self, location: str, data: bytes, names: PathHashes) -> None:
         """A manifest that was just written."""
         self._data.put(location, data, len(data))
         self._names.put(location, names, names.size_bytes)
@@ -150,7 +150,7 @@ class Manifests:
         known = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return [manifest for manifest, names in known if names is not None and _meet(names.paths, wanted)]
 
-    async def _names_of(self, manifest: ManifestFile) -> Names:
+    async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         kept = self._names.get(manifest.manifest_path)
         if kept is None:
             (block,) = await self.blocks([manifest])
@@ -170,9 +170,9 @@ def hashes_of(paths: Iterable[str]) -> Hashes:
     return np.sort(np.array([hash_key(path.encode(), _SEED) for path in paths], dtype=np.uint64))
 
 
-def names_of(files: Sequence[ContentFile]) -> Names:
+def names_of(files: Sequence[ContentFile]) -> PathHashes:
     """Of a manifest that lists these files live."""
-    return Names(
+    return PathHashes(
         hashes_of({file.file_path for file in files}),
         hashes_of({file.referenced_data_file for file in files if file.referenced_data_file is not None}),
     )
@@ -189,14 +189,14 @@ def _block(data: bytes, location: str) -> Block:
     return Block(b"".join(encode_block(decode_manifest(data, location))))
 
 
-def _names(manifest: ManifestFile, block: Block) -> Names:
+def _names(manifest: ManifestFile, block: Block) -> PathHashes:
     found = lookup(TableView((manifest,), (block,)))
     hashed = []
     for name in ("file_path", "referenced_data_file"):
         texts = found.texts(name)
         hashes = _hash.hash_spans(texts.data, texts.ends, _SEED)
         hashed.append(np.unique(hashes[texts.present != 0]))
-    return Names(*hashed)
+    return PathHashes(*hashed)
 
 
 async def _maybe_in_thread(size: int, work: Callable[[], T]) -> T:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from metaserver.commits.manifests import Manifests
-from metaserver.commits.writing import Writer, Written, target_size
-from metaserver.iceberg import properties as props
-from metaserver.iceberg.content_file import UNKNOWN, partition_types
-from metaserver.iceberg.manifest import ManifestFile
-from metaserver.iceberg.manifest_writer import ADDED, EXISTING, ManifestEntry
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.values import LONG_MAX
+from metaserver.commits.writing import StoredManifest, Writer, target_size
+from metaserver.iceberg.manifests.content_file import UNKNOWN, partition_types
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.manifests.writer import ADDED, EXISTING, ManifestEntry
+from metaserver.iceberg.metadata import properties as props
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.values import LONG_MAX
 
 ENABLED = "commit.manifest-merge.enabled"
 MIN_COUNT = "commit.manifest.min-count-to-merge"
@@ -30,7 +30,7 @@ class Merging:
     def __init__(self, writer: Writer, manifests: Manifests) -> None:
         self._writer = writer
         self._manifests = manifests
-        self._made: dict[tuple[object, ...], Written] = {}
+        self._made: dict[tuple[object, ...], StoredManifest] = {}
 
     async def merge(
         self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
@@ -62,7 +62,7 @@ class Merging:
 
     async def _merged(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
-    ) -> Written:
+    ) -> StoredManifest:
         # What files inherit goes into the merged manifest, but for those of this snapshot.
         key = tuple(
             one.manifest_path

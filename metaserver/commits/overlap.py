@@ -12,13 +12,13 @@ from math import gcd
 from typing import NamedTuple
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.content_file import partition_types
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.ranges import is_ordered, is_rounded
-from metaserver.iceberg.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
-from metaserver.iceberg.values import Value, partition_key, value_key
-from metaserver.planner.partitions import Partition, PartitionField
-from metaserver.planner.view import comparable
+from metaserver.iceberg.expressions.ranges import is_ordered, is_rounded
+from metaserver.iceberg.manifests.content_file import partition_types
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
+from metaserver.iceberg.types.values import Value, partition_key, value_key
+from metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
+from metaserver.planner.view.view import comparable
 
 
 class _Said(NamedTuple):
@@ -30,7 +30,7 @@ class _Said(NamedTuple):
     value: Value | None
 
 
-class Partitions:
+class PartitionOverlap:
     """Of one table: its specs say what their fields mean."""
 
     def __init__(self, metadata: TableMetadata) -> None:
@@ -40,24 +40,24 @@ class Partitions:
             for spec in metadata.partition_specs
         }
 
-    def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> Partition:
+    def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> PartitionTuple:
         """Of a tuple in the order of its spec. BadRequest for a spec that the table does not have."""
         spec = self._metadata.spec(spec_id)
         if spec is None:
             raise BadRequest(f"The table has no partition spec {spec_id}")
         kinds = partition_types(self._metadata, spec)
         fields = (
-            PartitionField(field.field_id or 0, kind, value)
+            PartitionFieldValue(field.field_id or 0, kind, value)
             for field, kind, value in zip(spec.fields, kinds, values, strict=True)
         )
-        return Partition(spec_id, tuple(fields))
+        return PartitionTuple(spec_id, tuple(fields))
 
     def knows_all(self, spec_id: int) -> bool:
         """Whether each field of the spec has an id, so that what is said of a partition is all that it is."""
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
-    def said(self, partition: Partition) -> list[_Said]:
+    def said(self, partition: PartitionTuple) -> list[_Said]:
         fields = self._fields.get(partition.spec_id, {})
         said = []
         for field_id, kind, value in partition.fields:
@@ -72,7 +72,7 @@ class Targets:
     """Partitions that many others are compared with: those of the same spec by a look at their values, so that a
     thousand against a thousand costs two thousand looks; each with each only where specs differ."""
 
-    def __init__(self, partitions: Partitions, wanted: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
+    def __init__(self, partitions: PartitionOverlap, wanted: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
         """`wanted` by (spec id, tuple). BadRequest for a spec that the table does not have."""
         self._partitions = partitions
         self._by_spec: dict[int, dict[object, list[_Said]]] = {}
@@ -80,17 +80,17 @@ class Targets:
             said = partitions.said(partitions.partition(spec_id, values))
             self._by_spec.setdefault(spec_id, {})[_key(said)] = said
 
-    def overlap(self, one: Partition) -> bool:
+    def overlap(self, one: PartitionTuple) -> bool:
         """False only where no row can lie in it and in one of these."""
         return any(self._compared(one, _overlap))
 
-    def hold(self, one: Partition) -> bool:
+    def hold(self, one: PartitionTuple) -> bool:
         """True only where each row of it lies in one and the same of these."""
         return any(self._compared(one, _within, self._partitions.knows_all))
 
     def _compared(
         self,
-        one: Partition,
+        one: PartitionTuple,
         compare: Callable[[list[_Said], list[_Said]], bool],
         asked: Callable[[int], bool] = lambda _: True,
     ) -> Iterator[bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.store.port import PointerStore
 from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 

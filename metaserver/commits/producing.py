@@ -15,15 +15,15 @@ import msgspec
 
 from metaserver.commits.change import Change
 from metaserver.commits.merging import Merging
-from metaserver.commits.removing import Removed
-from metaserver.commits.summary import Counts, counts_of, summary_of
-from metaserver.commits.writing import Writer, Written
+from metaserver.commits.removing import RewrittenManifests
+from metaserver.commits.summary import SummaryCounts, counts_of, summary_of
+from metaserver.commits.writing import StoredManifest, Writer
 from metaserver.errors import BadRequest
-from metaserver.iceberg.manifest_writer import assign_first_row_ids
-from metaserver.iceberg.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.snapshot import Snapshot
-from metaserver.iceberg.updates import apply_updates
-from metaserver.iceberg.values import LONG_MAX
+from metaserver.iceberg.manifests.writer import assign_first_row_ids
+from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from metaserver.iceberg.metadata.snapshot import Snapshot
+from metaserver.iceberg.metadata.updates import apply_updates
+from metaserver.iceberg.types.values import LONG_MAX
 
 
 class Produced(NamedTuple):
@@ -38,9 +38,9 @@ class Produced(NamedTuple):
 async def produce(
     writer: Writer,
     change: Change,
-    added: Sequence[Written],
-    counts: Counts,
-    removed: Removed,
+    added: Sequence[StoredManifest],
+    counts: SummaryCounts,
+    removed: RewrittenManifests,
     metadata: TableMetadata,
     parent: Snapshot | None,
     *,

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from metaserver.commits.change import Remove
 from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
-from metaserver.commits.writing import Writer, Written
-from metaserver.iceberg.content_file import DATA, POSITION_DELETES, ContentFile
-from metaserver.iceberg.manifest import ManifestFile
-from metaserver.iceberg.manifest_writer import DELETED, EXISTING, ManifestEntry
-from metaserver.iceberg.metadata import TableMetadata
+from metaserver.commits.writing import StoredManifest, Writer
+from metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
+from metaserver.iceberg.metadata.metadata import TableMetadata
 
 
-class Removed(NamedTuple):
+class RewrittenManifests(NamedTuple):
     manifests: tuple[ManifestFile, ...]
     """What is left of the parent's, in their order."""
     files: tuple[ContentFile, ...]
@@ -36,7 +36,7 @@ def live(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
     return tuple(one for one in manifests if one.added_files_count != 0 or one.existing_files_count != 0)
 
 
-class Found(NamedTuple):
+class FilesToRemove(NamedTuple):
     """Live files that are to go, and the manifests that list them, each with all of its live entries."""
 
     gone: frozenset[Remove]
@@ -49,10 +49,10 @@ class Found(NamedTuple):
 
 async def find(
     manifests: Manifests, listed: Sequence[ManifestFile], wanted: Collection[Remove], metadata: TableMetadata
-) -> Found:
+) -> FilesToRemove:
     """The files, and with data files the deletes that are of them alone. Collision where one is not live."""
     if not wanted:
-        return Found(frozenset(), ())
+        return FilesToRemove(frozenset(), ())
     holding: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
     gone = set(wanted)
     missing, data = set(wanted), set()
@@ -74,7 +74,7 @@ async def find(
         if attached:
             holding.setdefault(manifest.manifest_path, (manifest, entries))
             gone |= attached
-    return Found(frozenset(gone), tuple(holding.values()))
+    return FilesToRemove(frozenset(gone), tuple(holding.values()))
 
 
 async def referring(
@@ -92,7 +92,7 @@ def _is_of(file: ContentFile, paths: Collection[str]) -> bool:
 
 class _Rewritten(NamedTuple):
     gone: frozenset[Remove]
-    written: Written
+    written: StoredManifest
     files: tuple[ContentFile, ...]
 
 
@@ -107,10 +107,10 @@ class Removing:
     async def remove(
         self,
         parents: Sequence[ManifestFile],
-        found: Found,
+        found: FilesToRemove,
         metadata: TableMetadata,
         sequence_number: int,
-    ) -> Removed:
+    ) -> RewrittenManifests:
         """The parent's manifests without the files that were found in them."""
         replaced: dict[str, ManifestFile] = {}
         files: list[ContentFile] = []
@@ -120,7 +120,7 @@ class Removing:
             files += made.files
         fresh = list(replaced.values())
         kept = [one for one in live(parents) if one.manifest_path not in replaced]
-        return Removed((*fresh, *kept), tuple(files))
+        return RewrittenManifests((*fresh, *kept), tuple(files))
 
     async def _rewritten(
         self,

@@ -11,12 +11,12 @@ import asyncio
 
 import numpy as np
 
-from metaserver.commits.change import Remove, Scope
-from metaserver.commits.overlap import Partitions, Targets
+from metaserver.commits.change import ReadScope, Remove
+from metaserver.commits.overlap import PartitionOverlap, Targets
 from metaserver.errors import BadRequest, RetryLater
-from metaserver.iceberg.binding import OPPOSITE, bind
-from metaserver.iceberg.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions import (
+from metaserver.iceberg.expressions.binding import OPPOSITE, bind
+from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from metaserver.iceberg.expressions.expression import (
     TRUE,
     Always,
     And,
@@ -28,18 +28,20 @@ from metaserver.iceberg.expressions import (
     all_of,
     any_of,
 )
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.snapshot import Snapshot
-from metaserver.iceberg.values import FLOATS
-from metaserver.index.packing import Longs
-from metaserver.planner.lookup import files_at
-from metaserver.planner.partitions import grouped
-from metaserver.planner.planner import Planner
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.view import TableView
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import Snapshot
+from metaserver.iceberg.types.values import FLOATS
+from metaserver.index.blocks.packing import Longs
+from metaserver.planner.lookup.lookup import files_at
+from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.plan.planner import Planner
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.view.view import TableView
 
 
-async def replaced_files(planner: Planner, metadata: TableMetadata, head: Snapshot | None, scope: Scope) -> set[Remove]:
+async def replaced_files(
+    planner: Planner, metadata: TableMetadata, head: Snapshot | None, scope: ReadScope
+) -> set[Remove]:
     """The head's data files within the scope. BadRequest naming one that lies in it with a part of its rows."""
     if head is None:
         return set()
@@ -65,8 +67,8 @@ def _paths(view: TableView, rows: Longs) -> set[str]:
     return {path.decode() for path in files_at(view, rows).texts("file_path").values() if path is not None}
 
 
-def _within(view: TableView, metadata: TableMetadata, scope: Scope) -> set[Remove]:
-    targets = Targets(Partitions(metadata), scope.partitions)
+def _within(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
+    targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])
     groups = grouped(files_at(view, rows))
     goes = []

@@ -18,25 +18,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaserver.commits.history import Came
+from metaserver.commits.history import AddedFiles
 from metaserver.errors import SeamarkError
-from metaserver.iceberg.budget import decoded_budget
-from metaserver.iceberg.expressions import TRUE, Bound, Expression, predicates_of, replaced
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.parquet import InDoubt, Unreadable, places_of
-from metaserver.iceberg.parquet_reading import BoundedParquet
-from metaserver.iceberg.values import FLOATS
-from metaserver.index.block import Block
-from metaserver.index.delete_files import EQUALITY, KeySet, decoded
-from metaserver.index.hashing import hash_halves
-from metaserver.index.keys import keys_of
+from metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
+from metaserver.iceberg.files.budget import decoded_budget
+from metaserver.iceberg.files.parquet import InDoubt, Unreadable, places_of
+from metaserver.iceberg.files.parquet_reading import BoundedParquet
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.values import FLOATS
+from metaserver.index.blocks.block import Block
+from metaserver.index.keys.delete_files import EQUALITY, DeletedKeys, decoded
+from metaserver.index.keys.hashing import hash_halves
+from metaserver.index.keys.keys import keys_of
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.delete_files import delete_files_at
-from metaserver.planner.deleted import columns_of, places_at
-from metaserver.planner.dimension_columns import FileColumn, rows_where, wanted_of
-from metaserver.planner.prune import narrow_by_stats
-from metaserver.planner.selection import Selection, never
-from metaserver.planner.view import TableView
+from metaserver.planner.deletes.delete_files import delete_files_at
+from metaserver.planner.joins.dimension_columns import FileColumn, rows_where, wanted_of
+from metaserver.planner.pruning.file_pruning import narrow_by_stats
+from metaserver.planner.rows.row_deletes import columns_of, places_at
+from metaserver.planner.view.selection import Selection, never
+from metaserver.planner.view.view import TableView
 
 FILES_MAX = 200
 """Files of one check whose keys are read. Where there are more, all of them meet."""
@@ -57,7 +57,7 @@ class _File(NamedTuple):
     """What the scope says of the columns that are known of the file's rows."""
 
 
-async def spare_deletes(objects: ObjectStore, came: Came, bound: Expression) -> Came:
+async def spare_deletes(objects: ObjectStore, came: AddedFiles, bound: Expression) -> AddedFiles:
     """Without the equality deletes that take no row for which `bound` is true."""
     selection = came.selection.copy()
     left: list[_File] = []
@@ -71,17 +71,17 @@ async def spare_deletes(objects: ObjectStore, came: Came, bound: Expression) -> 
         _drop(selection, [place for place in places if place not in met])
         left += (_file(came.view, place, about) for place in sorted(met))
     await _drop_apart(objects, selection, left)
-    return Came(came.view, selection)
+    return AddedFiles(came.view, selection)
 
 
-async def spare_data(objects: ObjectStore, came: Came, bound: Expression) -> Came:
+async def spare_data(objects: ObjectStore, came: AddedFiles, bound: Expression) -> AddedFiles:
     """Without the data files that hold no row for which `bound` is true. Partitions and bounds have been compared."""
     about = _about(bound, None)
     selection = came.selection.copy()
     if about != TRUE:
         files = [_file(came.view, place, about) for place in selection.places().tolist()]
         await _drop_apart(objects, selection, files)
-    return Came(came.view, selection)
+    return AddedFiles(came.view, selection)
 
 
 def _about(bound: Expression, columns: Iterable[int] | None) -> Expression:
@@ -95,7 +95,7 @@ def _about(bound: Expression, columns: Iterable[int] | None) -> Expression:
     return replaced(bound, part)
 
 
-def _equality_deletes(came: Came) -> dict[tuple[int, ...], list[int]]:
+def _equality_deletes(came: AddedFiles) -> dict[tuple[int, ...], list[int]]:
     """The places of those selected, by the columns of their keys."""
     found: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
@@ -121,7 +121,7 @@ def _mask(view: TableView, places: Iterable[int], *, others: bool) -> npt.NDArra
     return mask
 
 
-def _only(came: Came, places: Iterable[int]) -> Selection:
+def _only(came: AddedFiles, places: Iterable[int]) -> Selection:
     selection = came.selection.copy()
     selection.intersect(_mask(came.view, places, others=False))
     return selection
@@ -187,7 +187,7 @@ async def first_meeting(
             hashes = hash_halves([keys_of(one, kind) for one, (_, kind) in zip(stored, columns, strict=True)])
         except (Unreadable, ValueError, KeyError):
             return True
-        return not isinstance(wanted, KeySet) or bool(wanted.exact.has(*hashes).any())
+        return not isinstance(wanted, DeletedKeys) or bool(wanted.exact.has(*hashes).any())
 
     def first() -> tuple[int, int] | None:
         return next((pair for pair in pairs if meets(*pair)), None)

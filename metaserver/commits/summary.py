@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from metaserver.commits.change import Producer
-from metaserver.iceberg.content_file import DATA, POSITION_DELETES, ContentFile
-from metaserver.iceberg.values import LONG_MAX, partition_key
+from metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
+from metaserver.iceberg.types.values import LONG_MAX, partition_key
 from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
@@ -21,7 +21,7 @@ _REMOVED_AS = {"data-files": "deleted-data-files", "records": "deleted-records"}
 _DIGITS_MAX = 18
 
 
-class Counts(NamedTuple):
+class SummaryCounts(NamedTuple):
     """Of files that were added, or removed."""
 
     said: dict[str, int]
@@ -29,10 +29,10 @@ class Counts(NamedTuple):
     partitions: frozenset[object]
 
 
-NOTHING = Counts({}, frozenset())
+NOTHING = SummaryCounts({}, frozenset())
 
 
-def counts_of(files: Iterable[ContentFile]) -> Counts:
+def counts_of(files: Iterable[ContentFile]) -> SummaryCounts:
     said: dict[str, int] = {}
     partitions: set[object] = set()
 
@@ -53,13 +53,13 @@ def counts_of(files: Iterable[ContentFile]) -> Counts:
         else:
             add("position-delete-files" if positions else "equality-delete-files", 1)
         add("position-deletes" if positions else "equality-deletes", file.record_count)
-    return Counts(said, frozenset(partitions))
+    return SummaryCounts(said, frozenset(partitions))
 
 
 def summary_of(
     operation: str,
-    added: Counts,
-    removed: Counts,
+    added: SummaryCounts,
+    removed: SummaryCounts,
     parent: Mapping[str, str] | None,
     given: Mapping[str, str],
     producer: Producer | None,

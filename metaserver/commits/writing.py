@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 from metaserver.clock import Clock
 from metaserver.commits.change import Change
-from metaserver.commits.manifests import AT_ONCE, Manifests, Names, names_of
+from metaserver.commits.manifests import AT_ONCE, Manifests, PathHashes, names_of
 from metaserver.gathering import gathered
-from metaserver.iceberg import properties as props
-from metaserver.iceberg.content_file import ContentFile
-from metaserver.iceberg.manifest import ManifestFile
-from metaserver.iceberg.manifest_writer import (
+from metaserver.iceberg.manifests.content_file import ContentFile
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.manifests.writer import (
     ADDED,
     ManifestEntry,
     WrittenManifest,
     write_manifest,
     write_manifest_list,
 )
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.snapshot import Snapshot
+from metaserver.iceberg.metadata import properties as props
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import Snapshot
 from metaserver.objects.port import ObjectStore
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
@@ -34,7 +34,7 @@ _ENTRIES_MAX = 50_000
 _IN_THREAD_ENTRIES = 50
 
 
-class Written(NamedTuple):
+class StoredManifest(NamedTuple):
     """A manifest that is stored at `path`, and in no manifest list yet."""
 
     path: str
@@ -59,10 +59,10 @@ class Writer:
 
     async def manifest(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
-    ) -> Written:
+    ) -> StoredManifest:
         """One, of all entries."""
 
-        def work() -> tuple[WrittenManifest, Names]:
+        def work() -> tuple[WrittenManifest, PathHashes]:
             made = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
             return made, names_of([entry.file for entry in entries if entry.is_live])
 
@@ -71,11 +71,11 @@ class Writer:
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
         await self._create(path, made.data)
         self._manifests.remember(path, made.data, names)
-        return Written(path, made)
+        return StoredManifest(path, made)
 
     async def several(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
-    ) -> list[Written]:
+    ) -> list[StoredManifest]:
         """As many as keep to the table's target size, about."""
         if len(entries) <= _SAMPLE_ENTRIES:
             return [await self.manifest(entries, metadata, spec_id, content)] if entries else []
@@ -114,9 +114,9 @@ def target_size(metadata: TableMetadata) -> int:
     return max(1, props.as_int(metadata.properties, TARGET_SIZE, TARGET_SIZE_DEFAULT))
 
 
-async def write_added(writer: Writer, change: Change, metadata: TableMetadata) -> tuple[Written, ...]:
+async def write_added(writer: Writer, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
     """Manifests of what the change adds, by spec, data and deletes apart; stored, and in no list yet."""
-    found: list[Written] = []
+    found: list[StoredManifest] = []
     for content, files in ((0, change.data), (1, change.deletes)):
         for spec_id, mine in _by_spec(files):
             entries = [ManifestEntry(ADDED, writer.snapshot_id, None, None, file) for file in mine]

@@ -23,7 +23,6 @@ from metaserver.store.port import (
     EntryKind,
     Grant,
     IdempotencyRecord,
-    IndexFile,
     Instant,
     InstantFilter,
     MetricsReport,
@@ -32,6 +31,7 @@ from metaserver.store.port import (
     Operation,
     PlanTable,
     ProducerState,
+    RegisteredIndexFile,
     ShownPlan,
     Token,
 )
@@ -111,10 +111,10 @@ class DrivenStore(ABC):
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         return await self._list(lambda: queries.indexed_tables(after, limit))
 
-    async def index_files_unused(self, before_ms: int, limit: int) -> list[IndexFile]:
+    async def index_files_unused(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
         return await self._list(lambda: queries.index_files_unused(before_ms, limit))
 
-    async def index_files(self, uuid: str) -> list[IndexFile]:
+    async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         return await self._list(lambda: queries.index_files(uuid))
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:

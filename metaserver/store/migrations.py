@@ -8,7 +8,7 @@ A database newer than this code is refused: writing to it could break what the n
 from __future__ import annotations
 
 from metaserver.errors import ConfigError
-from metaserver.store.statement import Dialect, Statement, Steps
+from metaserver.store.statement import SqlDialect, Statement, Steps
 
 _INSTANT_COLUMNS = """
     position {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, action {text} NOT NULL, state {text} NOT NULL,
@@ -153,7 +153,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
 
 
-def migrate(dialect: Dialect) -> Steps[int]:
+def migrate(dialect: SqlDialect) -> Steps[int]:
     """Applies what is missing; returns the version before. ConfigError for a database that is newer or not ours."""
     yield Statement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
     rows = yield Statement("SELECT version FROM schema_version")

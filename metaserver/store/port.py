@@ -106,14 +106,14 @@ class IndexFileState(StrEnum):
     """Found damaged; kept for whoever wants to know why."""
 
 
-class IndexFile(msgspec.Struct, frozen=True):
+class RegisteredIndexFile(msgspec.Struct, frozen=True):
     """A registered index file. The file says all this itself: the registry can be made anew from storage."""
 
     uuid: str
     """The table's."""
     location: str
     definition: str
-    """The definition's id (`metaserver.index.definitions`)."""
+    """The definition's id (`metaserver.index.files.definitions`)."""
     kind: str
     level: int
     files: int
@@ -393,7 +393,7 @@ class ReplaceIndexFiles(msgspec.Struct, frozen=True):
 
     uuid: str
     definition: str
-    add: tuple[IndexFile, ...]
+    add: tuple[RegisteredIndexFile, ...]
     remove: tuple[str, ...]
     """Locations."""
     now_ms: int
@@ -673,10 +673,10 @@ class PointerStore(Protocol):
         """Entries of tables that have, or had, index files, in order of uuid: all names of up to `limit` tables whose
         uuids are greater than `after`."""
 
-    async def index_files_unused(self, before_ms: int, limit: int) -> list[IndexFile]:
+    async def index_files_unused(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
         """Superseded and quarantined ones that became so before then, the oldest change first."""
 
-    async def index_files(self, uuid: str) -> list[IndexFile]:
+    async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         """The table's, in every state, oldest first."""
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:

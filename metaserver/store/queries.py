@@ -12,7 +12,6 @@ from metaserver.store.port import (
     EntryKind,
     Grant,
     IdempotencyRecord,
-    IndexFile,
     Instant,
     InstantFilter,
     InstantState,
@@ -21,6 +20,7 @@ from metaserver.store.port import (
     NamespacePath,
     PlanTable,
     ProducerState,
+    RegisteredIndexFile,
     ShownPlan,
     Token,
 )
@@ -127,7 +127,7 @@ def indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
     return [to_entry(row) for row in rows]
 
 
-def index_files_unused(before_ms: int, limit: int) -> Steps[list[IndexFile]]:
+def index_files_unused(before_ms: int, limit: int) -> Steps[list[RegisteredIndexFile]]:
     rows = yield Statement(
         f"SELECT {INDEX_FILE} FROM index_files WHERE state <> 'live' AND changed_ms < $1 "  # noqa: S608
         "ORDER BY changed_ms, location LIMIT $2",
@@ -136,7 +136,7 @@ def index_files_unused(before_ms: int, limit: int) -> Steps[list[IndexFile]]:
     return [to_index_file(row) for row in rows]
 
 
-def index_files(uuid: str) -> Steps[list[IndexFile]]:
+def index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
     rows = yield Statement(
         f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location",  # noqa: S608
         (uuid,),

@@ -17,7 +17,6 @@ from metaserver.store.port import (
     Entry,
     EntryKind,
     IdempotencyRecord,
-    IndexFile,
     IndexFileState,
     Instant,
     InstantState,
@@ -26,6 +25,7 @@ from metaserver.store.port import (
     NamespacePath,
     PlanTable,
     ProducerState,
+    RegisteredIndexFile,
     Token,
 )
 from metaserver.store.statement import Row
@@ -186,11 +186,11 @@ def to_producer(row: Row) -> ProducerState:
     return ProducerState(*row)
 
 
-def to_index_file(row: Row) -> IndexFile:
+def to_index_file(row: Row) -> RegisteredIndexFile:
     state = _INDEX_FILE_STATES.get(row[10])
     if state is None:
         raise Corrupt(f"The database holds an index file in unknown state {row[10]!r}")
-    return IndexFile(
+    return RegisteredIndexFile(
         uuid=row[0],
         location=row[1],
         definition=row[2],
@@ -207,7 +207,7 @@ def to_index_file(row: Row) -> IndexFile:
     )
 
 
-def from_index_file(file: IndexFile) -> tuple[Any, ...]:
+def from_index_file(file: RegisteredIndexFile) -> tuple[Any, ...]:
     return (
         file.uuid,
         file.location,

@@ -1,7 +1,7 @@
 """What a transaction is made of, without any I/O: generators that yield statements and receive rows.
 
 The rule: SQL is written once, in the dialect that SQLite and PostgreSQL share (`$1` placeholders, `ON CONFLICT`,
-`RETURNING`); the few words in which they differ are tokens in braces that a `Dialect` fills in. So one set of
+`RETURNING`); the few words in which they differ are tokens in braces that a `SqlDialect` fills in. So one set of
 generators, tested on both, says what a transaction means, and the drivers know only how to run one.
 """
 
@@ -52,7 +52,7 @@ def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, .
 
 
 @dataclass(frozen=True)
-class Dialect:
+class SqlDialect:
     """How one database says the words in braces.
 
     `tokens` maps each to its SQL. `placeholder` stands before a parameter's number. `locks`: has row locks.
@@ -76,7 +76,7 @@ class Dialect:
         return translate
 
 
-SQLITE = Dialect(
+SQLITE = SqlDialect(
     name="SQLite",
     tokens={
         "text": "TEXT",
@@ -96,7 +96,7 @@ SQLITE = Dialect(
     locks=False,
 )
 
-POSTGRES = Dialect(
+POSTGRES = SqlDialect(
     name="PostgreSQL",
     tokens={
         # "C" compares bytes, and bytes of UTF-8 sort as code points.

@@ -22,8 +22,8 @@ from metaserver.access.principal import (
     show_path,
 )
 from metaserver.api.app import add_routes
-from metaserver.api.describe import description_of
-from metaserver.api.keys import SETTINGS
+from metaserver.api.http.describe import description_of
+from metaserver.api.http.keys import SETTINGS
 from metaserver.errors import BadRequest, Forbidden
 from metaserver.settings import Settings
 from metaserver.store.port import Grant, NamespacePath

@@ -18,8 +18,8 @@ import pyroaring
 from connector.indexing import DataFile as Indexed
 from connector.indexing import IndexTask, index_data_files
 from connector.parquet.columns import Projection
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index.definitions import of_id
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.files.definitions import of_id
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, register
 from tests.api.live import LiveTable, Snapshot

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyroaring
 import pytest
 
-from metaserver.api import bitmaps
-from metaserver.api.arrow import ARROW_STREAM
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.planner.request import Question, ScanRequest
+from metaserver.api.formats.arrow import ARROW_STREAM
+from metaserver.api.lookups import bitmaps
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.planner.scan.request import BoundScan, ScanRequest
 from tests.api.client import Api
 from tests.api.stored import Row, Stored, rows_of, some_row
 from tests.api.test_lookups import a_table
@@ -284,7 +284,7 @@ async def test_a_predicate_with_a_hundred_thousand_values_is_read_and_bound_besi
     filter_ = {"type": "in", "term": "name", "values": [f"name {number}" for number in range(100_000)]}
     metadata = (await api.server.parts.catalog.tables.load(("db",), "t")).metadata
     began_s = time.thread_time()
-    Question.ask(metadata, ScanRequest(parse_expression(filter_)))
+    BoundScan.bind(metadata, ScanRequest(parse_expression(filter_)))
     binding_s = time.thread_time() - began_s
     body = json.dumps({"filter": filter_}).encode()
     began_s = time.thread_time()  # of the event loop's thread alone, which is this one

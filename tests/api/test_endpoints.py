@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaserver.api.describe import description_of
+from metaserver.api.http.describe import description_of
 from tests.api.client import Api
 from tests.api.standard import PLANNING, operations
 from tests.server.rig import running

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metaserver.api import index_audit
-from metaserver.index import bloom
-from metaserver.index.hashing import file_ids
-from metaserver.index.index_file import KINDS, FilesTable, assemble, read_header
-from metaserver.index.keys import keys_of
+from metaserver.api.indexes import index_audit
+from metaserver.index.files.index_file import KINDS, FilesTable, assemble, read_header
+from metaserver.index.keys.hashing import file_ids
+from metaserver.index.keys.keys import keys_of
+from metaserver.index.kinds import bloom
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
 from tests.api.planned import append, file_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from metaserver.api import planning
-from metaserver.planner.planner import Planner
-from metaserver.planner.request import Question
+from metaserver.api.plans import planning
+from metaserver.planner.plan.planner import Planner
+from metaserver.planner.scan.request import BoundScan
 from metaserver.store.port import Entry
 from tests.api.client import Api
 from tests.api.planned import EQ_5, PYICEBERG, T, append, numbers, tens
@@ -25,12 +25,12 @@ class Slow:
         self.made = 0
         plan = Planner.plan
 
-        async def waits(planner: Planner, question: Question, entry: Entry) -> Any:
+        async def waits(planner: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
             await self.go.wait()
             self.made += 1
-            return await plan(planner, question, entry)
+            return await plan(planner, bound_scan, entry)
 
-        async def says(planner: Planner, question: Question) -> int:
+        async def says(planner: Planner, bound_scan: BoundScan) -> int:
             return unread
 
         monkeypatch.setattr(Planner, "plan", waits)

@@ -15,12 +15,13 @@ import pytest
 from yarl import URL
 
 from metaserver.access.tokens import create_token
-from metaserver.api import pieces, planning
+from metaserver.api.formats import pieces
+from metaserver.api.plans import planning
 from metaserver.clock import SystemClock
 from metaserver.errors import StorageError
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.planner.answer import Answer
-from metaserver.planner.request import Question, ScanRequest, asked_by_java
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.planner.answer.answer import ScanTaskWriter
+from metaserver.planner.scan.request import BoundScan, ScanRequest, asked_by_java
 from metaserver.store.open import open_store
 from metaserver.store.port import Grant, RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
@@ -324,13 +325,13 @@ async def test_an_answer_that_fails_half_way_is_not_taken_for_a_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
-    tasks = Answer.tasks
+    tasks = ScanTaskWriter.tasks
 
     def failing(self: Any, rows: Any) -> Any:
         yield from list(tasks(self, rows))[:3]
         raise StorageError("the disk is gone")
 
-    monkeypatch.setattr(Answer, "tasks", failing)
+    monkeypatch.setattr(ScanTaskWriter, "tasks", failing)
     async with running(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
@@ -345,7 +346,7 @@ async def test_a_filter_with_tens_of_thousands_of_values_is_read_and_bound_besid
 ) -> None:
     threads = []
 
-    def asked(metadata: TableMetadata, asked: ScanRequest) -> Question:
+    def asked(metadata: TableMetadata, asked: ScanRequest) -> BoundScan:
         threads.append(threading.get_ident())
         return asked_by_java(metadata, asked)
 

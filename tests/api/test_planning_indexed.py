@@ -12,10 +12,10 @@ import pytest
 
 from connector.indexing import DataFile as ListedFile
 from connector.indexing import index_file
-from metaserver.index import bitmap
-from metaserver.index.definitions import IndexDefinition
-from metaserver.index.keys import keys_of
-from metaserver.index.terms import Term
+from metaserver.index.files.definitions import IndexDefinition
+from metaserver.index.keys.keys import keys_of
+from metaserver.index.keys.terms import Term
+from metaserver.index.kinds import bitmap
 from tests.api.client import Api
 from tests.api.indexed import begin, define, register, shown, write
 from tests.api.planned import T, append, numbers, tens

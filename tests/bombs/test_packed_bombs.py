@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from metaserver.errors import Corrupt
-from metaserver.iceberg.manifest import decode_manifest
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index import keys
-from metaserver.index.keys import keys_of
+from metaserver.iceberg.manifests.manifest import decode_manifest
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.keys import keys
+from metaserver.index.keys.keys import keys_of
 from tests.bombs.peak import peak_of
 
 MIB = 1 << 20

@@ -17,12 +17,12 @@ from pyarrow import fs
 from connector.parquet import columns as indexed
 from connector.parquet.columns import Projection, read_columns
 from metaserver.clock import SystemClock
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index.delete_files import DeleteFile, decoded
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.keys.delete_files import DeleteFile, decoded
 from metaserver.objects.router import open_objects
-from metaserver.planner.dimension_columns import FileColumn, Wanted
-from metaserver.planner.parquet_columns import DataRows
+from metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
+from metaserver.planner.rows.data_columns import DataRows
 from metaserver.settings import Settings
 from tests.bombs.peak import peak_of
 
@@ -222,7 +222,7 @@ def test_a_deletion_vector_that_is_too_long_to_be_opened_is_not(tmp_path: Path) 
 
 def test_a_long_default_of_a_column_that_a_file_lacks_is_one_value() -> None:
     field = Field(KEY, "c", False, "string", initial_default=VALUE)
-    column = FileColumn.absent([Schema((field,))], Wanted(KEY, "string"), 1_000_000, "f")
+    column = FileColumn.absent([Schema((field,))], DimensionColumn(KEY, "string"), 1_000_000, "f")
     assert column.rows == 1_000_000
     assert len(column.keys_of_rows(None)) == 1
     assert column.size_bytes < 10 * MIB

@@ -10,7 +10,7 @@ import pytest
 
 from metaserver.catalog.values import CreateTable, CreateView, TableChange
 from metaserver.errors import BadRequest
-from metaserver.iceberg.properties import steers_client
+from metaserver.iceberg.metadata.properties import steers_client
 from metaserver.objects.locations import parse_location
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
 from tests.catalog.test_confinement import VERSION

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.commit import Happening
+from metaserver.catalog.commit import CommitEvent
 from metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, LoadedTable, TableChange, TableIdentifier
 from metaserver.clock import SystemClock
 from metaserver.errors import (
@@ -21,7 +21,7 @@ from metaserver.errors import (
     NoSuchTable,
     RetryLater,
 )
-from metaserver.iceberg.updates import apply_updates
+from metaserver.iceberg.metadata.updates import apply_updates
 from metaserver.store.port import AdvanceProducer, EntryKind, IdempotencyTaken, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, rig
 
@@ -343,7 +343,7 @@ async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int =
     for number, snapshot_id in enumerate(snapshots):
         added = append(snapshot_id, parent, last + 1 + number)[1]
         updates += added
-        happenings.append(Happening(WRITERS[number % 2], 5, snapshot_id, added[0]["snapshot"]["summary"]))
+        happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added[0]["snapshot"]["summary"]))
         parent = snapshot_id
     now = SystemClock().now_ms()
     return await it.catalog.committer.publish(

@@ -11,7 +11,7 @@ from metaserver.catalog.staging import TTL_S, Staging
 from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
 from metaserver.clock import SimulatedClock
 from metaserver.errors import BadRequest, Forbidden
-from metaserver.iceberg.metadata import TableMetadata
+from metaserver.iceberg.metadata.metadata import TableMetadata
 from tests.access.keyrings import fixed_keyring
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from metaserver.commits import overlap
-from metaserver.commits.overlap import Partitions, Targets
+from metaserver.commits.overlap import PartitionOverlap, Targets
 from metaserver.commits.replacing import rest
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.sort_order import UNSORTED
-from metaserver.iceberg.transforms import apply
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.metadata.sort_order import UNSORTED
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.iceberg.types.transforms import apply
 from tests.seeds import first_seed
 
 KINDS = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}
@@ -76,7 +76,7 @@ def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
             break
         assert turn < 600, (seed, proved)
         one, other = _some_spec(rng, 0), _some_spec(rng, 1)
-        partitions = Partitions(_table([one, other]))
+        partitions = PartitionOverlap(_table([one, other]))
         pairs = [(_tuple(one, row), _tuple(other, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
@@ -100,7 +100,7 @@ def test_among_many_those_of_its_own_spec_are_met_by_their_values_and_others_one
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
     for _ in range(60):
         specs = [_some_spec(rng, 0), _some_spec(rng, 1)]
-        partitions = Partitions(_table(specs))
+        partitions = PartitionOverlap(_table(specs))
         wanted = [
             (n, _tuple(specs[n], rng.choice(rows))) for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
         ]
@@ -118,16 +118,16 @@ def test_among_many_those_of_its_own_spec_are_met_by_their_values_and_others_one
 def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    partitions = Partitions(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
+    partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
     looks = 0
-    said = Partitions.said
+    said = PartitionOverlap.said
 
-    def counted(self: Partitions, partition: Any) -> Any:
+    def counted(self: PartitionOverlap, partition: Any) -> Any:
         nonlocal looks
         looks += 1
         return said(self, partition)
 
-    monkeypatch.setattr(Partitions, "said", counted)
+    monkeypatch.setattr(PartitionOverlap, "said", counted)
     monkeypatch.setattr(overlap, "_apart", None)  # to compare two would fail
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
@@ -139,20 +139,20 @@ def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
 def test_the_zeros_are_apart_and_nan_is_one(zeros: tuple[float, float]) -> None:
-    partitions = Partitions(_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
+    partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
     targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
     assert targets.hold(partitions.partition(0, (zeros[0],)))
     assert not targets.overlap(partitions.partition(0, (zeros[1],)))
     assert targets.hold(partitions.partition(0, (-math.nan,)))
 
 
-def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[Partitions, Any, Any]:
+def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[PartitionOverlap, Any, Any]:
     """Partitions of one column, each of its own spec."""
     specs = [
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
         for number, (transform, _) in enumerate((one, other))
     ]
-    partitions = Partitions(_table(specs))
+    partitions = PartitionOverlap(_table(specs))
     return partitions, (0, (one[1],)), (1, (other[1],))
 
 

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from connector.building import Adaptive, InProcess, Limits, Progress, build, grouped
+from connector.building import Adaptive, GroupLimits, InProcess, Progress, build, grouped
 from connector.errors import Refused
 from connector.indexes import IndexClient
-from connector.indexing import DataFile, IndexTask, Written
+from connector.indexing import DataFile, IndexTask, WrittenIndex
 from metaserver.cli.build import interruptible
 from metaserver.cli.main import cli
 from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
 from tests.connector.served import Served
 
-SMALL = Limits(files=2)
+SMALL = GroupLimits(files=2)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class Watched(InProcess):
         self.groups: list[Sequence[DataFile]] = []
         self._before = list(before)
 
-    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         for group in groups:
             if self._before and (act := self._before.pop(0)) is not None:
                 act()  # type: ignore[operator]
@@ -199,7 +199,7 @@ def test_files_that_cannot_be_indexed_are_told_and_tried_once(client: IndexClien
 
 def test_a_table_made_anew_under_the_name_gets_nothing_of_the_old_one(client: IndexClient) -> None:
     class Replaced(InProcess):
-        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
             return super().run(replace(task, table_uuid="another"), groups)
 
     with pytest.raises(Refused, match="another"):
@@ -211,8 +211,8 @@ def test_a_cluster_is_started_for_much_and_only_once() -> None:
     started: list[int] = []
 
     class Cluster(InProcess):
-        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
-            return (Written(None, len(group), 0, 0, ()) for group in groups)
+        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
+            return (WrittenIndex(None, len(group), 0, 0, ()) for group in groups)
 
         def close(self) -> None:
             started.append(-1)
@@ -221,7 +221,7 @@ def test_a_cluster_is_started_for_much_and_only_once() -> None:
         started.append(1)
         return Cluster()
 
-    def told(count: int, size_bytes: int = 1) -> Iterable[Written]:
+    def told(count: int, size_bytes: int = 1) -> Iterable[WrittenIndex]:
         group = [DataFile(f"nowhere:{n}", size_bytes, 1, format="orc") for n in range(count)]
         return workers.run(None, [group])  # type: ignore[arg-type]
 
@@ -242,7 +242,7 @@ def test_groups_keep_to_the_limits_and_lose_nothing() -> None:
     for seed in range(50):
         rng = random.Random(seed)
         files = [DataFile(str(n), rng.randint(1, 100), rng.randint(0, 100)) for n in range(rng.randint(0, 60))]
-        limits = Limits(rng.randint(1, 10), rng.randint(50, 300), rng.randint(50, 300))
+        limits = GroupLimits(rng.randint(1, 10), rng.randint(50, 300), rng.randint(50, 300))
         groups = list(grouped(files, limits))
         assert [one for group in groups for one in group] == files, seed
         for group in groups:

@@ -8,7 +8,7 @@ import pytest
 
 from connector.client import SeamarkClient
 from connector.errors import NotFound
-from metaserver.iceberg.table_json import decode_table
+from metaserver.iceberg.metadata.table_json import decode_table
 from tests.connector.lake import SCHEMA, append, catalog_at, create
 from tests.connector.served import Served
 

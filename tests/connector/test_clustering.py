@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from connector.clustering import BITS, Attributes, Clustering, Lookup, Ranks, Reached, cuts, ordered
+from connector.clustering import BITS, Attributes, Clustering, KeyLookup, Ranks, Reached, cuts, ordered
 from connector.curves import CURVES, HILBERT, ZORDER, curve_keys
 from connector.errors import BadRequest
 
@@ -133,7 +133,7 @@ def test_a_row_is_found_by_all_of_its_key(seed: int) -> None:
     keys = list(zip(*(one.to_pylist() for one in table), strict=True))
     asked = zip(*(one.to_pylist() for one in given), strict=True)
     expected = [keys.index(one) if None not in one and one in keys else -1 for one in asked]
-    lookup = pickle.loads(pickle.dumps(Lookup(table)))
+    lookup = pickle.loads(pickle.dumps(KeyLookup(table)))
     assert lookup.rows(given).tolist() == expected
 
 

@@ -28,12 +28,12 @@ from connector.deleting import (
 from connector.parquet.casting import Unwritable
 from connector.storage import Storage
 from connector.writing import write_batches
-from metaserver.iceberg.content_file import decode_content_file
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.partition import UNPARTITIONED
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index.delete_files import DeleteFile, Positions, decoded
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.manifests.content_file import decode_content_file
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import UNPARTITIONED
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.keys.delete_files import DeleteFile, Positions, decoded
 from tests.connector.written import by_column, spec, table, target
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "land", False, "string"), Field(3, "ratio", False, "double")))

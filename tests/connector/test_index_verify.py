@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from connector.auditing import audit_index
-from connector.building import InProcess, Limits, build
+from connector.building import GroupLimits, InProcess, build
 from connector.errors import Forbidden
 from connector.indexes import IndexClient
 from connector.storage import Storage
 from metaserver.cli.main import cli
-from metaserver.index.index_file import KINDS, assemble, open_index_file
+from metaserver.index.files.index_file import KINDS, assemble, open_index_file
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
 
@@ -37,7 +37,7 @@ def client(served: Served) -> Iterator[IndexClient]:
     made = IndexClient(served.url)
     for name, column in COLUMNS.items():
         made.put_index("db.t", name, kind=name, columns=[column])
-        build(made, "db.t", name, InProcess(), limits=Limits(files=2))
+        build(made, "db.t", name, InProcess(), limits=GroupLimits(files=2))
     yield made
     made.close()
 

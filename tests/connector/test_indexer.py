@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from connector import indexer as module
-from connector.building import InProcess, Limits, Workers
+from connector.building import GroupLimits, InProcess, Workers
 from connector.errors import Unreachable
 from connector.indexer import AuditLimits, Indexer, Round
 from connector.indexes import IndexClient
-from connector.indexing import DataFile, IndexTask, Written
-from metaserver.index.index_file import open_index_file
+from connector.indexing import DataFile, IndexTask, WrittenIndex
+from metaserver.index.files.index_file import open_index_file
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 
@@ -71,7 +71,7 @@ def test_a_round_builds_every_enabled_index_of_every_table_and_the_next_has_noth
 def test_small_index_files_are_merged_until_there_are_few_and_tell_the_same(client: IndexClient) -> None:
     table(client, "db.t", files=9, i=("bitmap", "country"))
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    done = Indexer(client, in_process, limits=Limits(files=1)).round()
+    done = Indexer(client, in_process, limits=GroupLimits(files=1)).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
     found = client.index("db.t", "i")
     assert found.json["levels"] == {"1": 1}
@@ -85,7 +85,7 @@ def test_small_index_files_are_merged_until_there_are_few_and_tell_the_same(clie
 
 def test_a_merge_leaves_out_what_no_snapshot_holds_any_more(client: IndexClient) -> None:
     table(client, "db.t", files=5, i=("record", "id"))
-    one_each = Limits(files=1)
+    one_each = GroupLimits(files=1)
     assert Indexer(client, in_process, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
         held = catalog.load_table("db.t")
@@ -109,7 +109,7 @@ def test_indexers_at_once_index_each_file_once(client: IndexClient, served: Serv
     def keep() -> None:
         mine = IndexClient(served.url)
         start.wait()
-        rounds.extend(Indexer(mine, in_process, limits=Limits(files=1)).round() for _ in range(5))
+        rounds.extend(Indexer(mine, in_process, limits=GroupLimits(files=1)).round() for _ in range(5))
         mine.close()
 
     rounds: list[Round] = []
@@ -151,7 +151,7 @@ def test_a_damaged_index_file_is_found_and_built_anew_without_a_command(client: 
     table(client, "db.t", files=3, i=(kind, "id"))
     day = AuditLimits(every_s=86_400)
     ms = [1_800_000_000_000]
-    keeper = Indexer(client, in_process, limits=Limits(files=1), audit=day, now_ms=lambda: ms[0])
+    keeper = Indexer(client, in_process, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
     first = keeper.round()
     assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "what was built just now is audited next"
     second = keeper.round()
@@ -177,7 +177,7 @@ def test_audits_keep_within_their_limits_and_get_to_every_index_file(client: Ind
     for name in ("db.a", "db.b"):
         table(client, name, files=3, i=("bitmap", "id"))
     clock = Clocked()
-    one_each = Limits(files=1)
+    one_each = GroupLimits(files=1)
     assert Indexer(client, in_process, limits=one_each).round().builds == 2
     keeper = Indexer(client, in_process, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
     flip(client, "db.b", "i", 2)
@@ -202,7 +202,7 @@ class Failing(InProcess):
         self.kind = kind
         self.asked = 0
 
-    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[Written]:
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         if task.definition.kind == self.kind:
             self.asked += 1
             raise RuntimeError("executor lost")
@@ -251,7 +251,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_when_something_changes_or_
 
 def test_a_damaged_index_file_stops_merges_but_no_builds(client: IndexClient) -> None:
     table(client, "db.t", files=8, i=("bloom", "id"))
-    Indexer(client, in_process, limits=Limits(files=8)).round()
+    Indexer(client, in_process, limits=GroupLimits(files=8)).round()
     first = client.index("db.t", "i").json["index-files"][0]["location"]
     for number in range(7):
         append(client.url, "db.t", [[2000 + number]])

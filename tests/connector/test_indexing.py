@@ -15,17 +15,17 @@ import pytest
 
 from connector.indexing import DataFile, IndexTask, index_data_files, keys_of_term
 from connector.parquet.columns import Projection
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.transforms import apply
-from metaserver.index.bitmap import Bitmap
-from metaserver.index.bits import positions
-from metaserver.index.bloom import Bloom
-from metaserver.index.definitions import define
-from metaserver.index.hashing import hash_key, hash_keys, hash_rows
-from metaserver.index.index_file import open_index_file
-from metaserver.index.keys import KeyRange, KeyRanges, Keys, key_of, keys_of, mask_of
-from metaserver.index.record import Record
-from metaserver.index.terms import LOWER, lowered, resolve
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.iceberg.types.transforms import apply
+from metaserver.index.files.definitions import define
+from metaserver.index.files.index_file import open_index_file
+from metaserver.index.keys.hashing import hash_key, hash_keys, hash_rows
+from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of, mask_of
+from metaserver.index.keys.terms import LOWER, lowered, resolve
+from metaserver.index.kinds.bitmap import Bitmap
+from metaserver.index.kinds.bits import positions
+from metaserver.index.kinds.bloom import Bloom
+from metaserver.index.kinds.record import Record
 
 SCHEMA = Schema(
     (

@@ -10,7 +10,7 @@ import pytest
 
 from connector.client import CURRENT
 from connector.indexes import IndexClient
-from connector.locating import RANGES_MAX, Keys, key_fields, locate
+from connector.locating import RANGES_MAX, BatchKeys, key_fields, locate
 from connector.planning import ScanTask, open_table
 from connector.rows import Lookup
 from connector.upserts import MERGE_ON_READ, delete
@@ -65,7 +65,7 @@ def test_answers_with_more_text_of_paths_than_an_array_of_strings_holds_are_take
     task = ScanTask({"file-path": path, "record-count": count}, ())
     monkeypatch.setattr("connector.locating.plan", lambda *_: iter([task]))
     opened = open_table(client, "db.t", CURRENT)
-    found = locate(client, opened, Keys(key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
+    found = locate(client, opened, BatchKeys(key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
     (file,) = found.files  # and nothing of the path that no row has
     assert file.positions.tolist() == file.keys.tolist() == list(range(count))
     assert asked == [700] * 3

@@ -14,13 +14,13 @@ from connector.indexing import DataFile, index_file
 from connector.merging import Registered, due, merge_index_files
 from connector.storage import Storage
 from metaserver.errors import Corrupt
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index import bitmap, bloom, record
-from metaserver.index.bits import positions
-from metaserver.index.definitions import IndexDefinition, define
-from metaserver.index.hashing import hash_keys, hash_rows
-from metaserver.index.index_file import open_index_file
-from metaserver.index.keys import KeyRange, KeyRanges, Keys, key_of, keys_of
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.files.definitions import IndexDefinition, define
+from metaserver.index.files.index_file import open_index_file
+from metaserver.index.keys.hashing import hash_keys, hash_rows
+from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of
+from metaserver.index.kinds import bitmap, bloom, record
+from metaserver.index.kinds.bits import positions
 
 SCHEMA = Schema((Field(1, "id", True, "long"),))
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.parquet.pages import Pages
-from metaserver.iceberg import thrift
+from metaserver.iceberg.files import thrift
 from tests.seeds import first_seed
 
 ROWS = 40_000

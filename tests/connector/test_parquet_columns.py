@@ -11,8 +11,8 @@ import pytest
 from pyarrow import fs
 
 from connector.parquet.columns import Projection, read_columns
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.schema import Field, Schema, StructType
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.types.schema import Field, Schema, StructType
 
 SCHEMA = Schema(
     (

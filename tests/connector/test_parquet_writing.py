@@ -29,10 +29,10 @@ from connector.parquet.metrics import lower_bound, modes_of, upper_bound
 from connector.parquet.writing import data_file, data_file_writer
 from connector.target import WriteTarget
 from metaserver.errors import BadRequest
-from metaserver.iceberg.content_file import decode_content_file
-from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType
-from metaserver.iceberg.sort_order import UNSORTED
-from metaserver.iceberg.values import FLOATS, decode
+from metaserver.iceberg.manifests.content_file import decode_content_file
+from metaserver.iceberg.metadata.sort_order import UNSORTED
+from metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from metaserver.iceberg.types.values import FLOATS, decode
 from tests.connector import typed
 from tests.connector.written import (
     EVERY_TYPE,

@@ -16,9 +16,9 @@ from pyiceberg.types import IcebergType
 
 from connector.parquet.casting import Unwritable, arrow_schema, conform
 from connector.partitioning import Partitioner, hashes_of, transformed
-from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.schema import Field, Schema, StructType
-from metaserver.iceberg.transforms import accepts, apply
+from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.types.schema import Field, Schema, StructType
+from metaserver.iceberg.types.transforms import accepts, apply
 from tests.connector import typed
 
 TRANSFORMS = [

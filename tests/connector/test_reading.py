@@ -21,13 +21,13 @@ from connector.client import At, SeamarkClient
 from connector.errors import BadRequest
 from connector.filtering import matching
 from connector.planning import ScanTask, open_table, plan, with_rows
-from connector.reading import FILE, POSITION, Counts, TaskReader, Wanted, bound_filter, scan, wanted_of
+from connector.reading import FILE, POSITION, ReadCounts, ReadPlan, TaskReader, bound_filter, scan, wanted_of
 from connector.storage import Storage
-from metaserver.iceberg.arrow import arrow_array
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expressions import TRUE
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.sql import parse_sql
+from metaserver.iceberg.expressions.arrow import arrow_array
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression import TRUE
+from metaserver.iceberg.expressions.sql import parse_sql
+from metaserver.iceberg.files.parquet import Unreadable
 from tests.api.stored import Snapshot, Stored, some_row
 from tests.api.test_bitmaps import OPPOSITE, Leaf, Tree, compared, filter_json, in_sql, odd_row, some_tree, sql_text
 from tests.connector import lake
@@ -40,7 +40,7 @@ NAMES = ["id", "name", "price", "part"]
 
 
 def read_task(
-    task: ScanTask, wanted: Wanted, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
+    task: ScanTask, wanted: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
 ) -> Iterator[pa.RecordBatch]:
     return TaskReader(wanted, storage).read(task, positions)
 
@@ -415,6 +415,6 @@ def test_a_scan_stays_with_its_snapshot_and_branches_are_read(served: Served, cl
     assert opened.snapshot_id == 3
     bound = bound_filter("id = 1", opened)
     tasks = list(with_rows(client, opened, bound, plan(client, opened, bound)))
-    counts = Counts()
+    counts = ReadCounts()
     reader = TaskReader(wanted_of(opened, None, bound), opened.storage, counts=counts)
     assert sum(batch.num_rows for batch in reader.read_all(tasks)) == counts.rows == 1

@@ -33,14 +33,14 @@ from pyiceberg.types import (
 from connector.client import At, SeamarkClient
 from connector.errors import BadRequest
 from connector.planning import ScanTask
-from connector.reading import TaskReader, Wanted, scan
+from connector.reading import ReadPlan, TaskReader, scan
 from connector.storage import Storage
-from metaserver.iceberg import schema as ours
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.sql import parse_sql
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.sql import parse_sql
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.types import schema as ours
 from tests.connector import lake
 from tests.connector.served import Served
 
@@ -174,12 +174,12 @@ def test_what_an_older_file_lacks_is_its_default_or_its_partitions_value(tmp_pat
     spec = PartitionSpec(0, (PartitionField("part", "identity", 1, (), 1000),))
     metadata = new_table(schema, spec, tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 2, "spec-id": 0}
-    wanted = Wanted(metadata, schema, ("part", "b", "late", "st"))
+    wanted = ReadPlan(metadata, schema, ("part", "b", "late", "st"))
     for partition, part in ((["1.25"], Decimal("1.25")), ([None], None)):
         (batch,) = TaskReader(wanted, Storage()).read(ScanTask({**file, "partition": partition}, ()))
         assert batch.to_pylist() == [{"part": part, "b": b, "late": "new", "st": None} for b in (1, 2)]
     where = bind(parse_sql("late = 'new' AND b > 1", schema).expression, schema, (), case_sensitive=True)
-    some = Wanted(metadata, schema, ("late",), where)
+    some = ReadPlan(metadata, schema, ("late",), where)
     (batch,) = TaskReader(some, Storage()).read(ScanTask({**file, "partition": [None]}, ()))
     assert batch.to_pylist() == [{"late": "new"}]
 
@@ -200,9 +200,9 @@ def test_a_file_without_ids_is_read_by_the_name_mapping_or_not_at_all(tmp_path: 
     ]  # fmt: skip
     metadata = new_table(schema, PartitionSpec(0, ()), tmp_path)
     with pytest.raises(Unreadable, match="no field ids, and the table has no name mapping"):
-        list(TaskReader(Wanted(metadata, schema, ("id",)), Storage()).read(ScanTask(file, ())))
+        list(TaskReader(ReadPlan(metadata, schema, ("id",)), Storage()).read(ScanTask(file, ())))
     mapped = msgspec.structs.replace(metadata, properties={"schema.name-mapping.default": json.dumps(mapping)})
-    (batch,) = TaskReader(Wanted(mapped, schema, ("st", "id")), Storage()).read(ScanTask(file, ()))
+    (batch,) = TaskReader(ReadPlan(mapped, schema, ("st", "id")), Storage()).read(ScanTask(file, ()))
     assert batch.to_pylist() == [{"st": {"x": [5, None]}, "id": 1}, {"st": None, "id": None}]
 
 
@@ -244,4 +244,4 @@ def test_a_column_that_cannot_become_the_tables_is_refused_by_name(
     metadata = new_table(schema, PartitionSpec(0, ()), tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 1, "spec-id": 0, "partition": []}
     with pytest.raises(Unreadable, match=f"its column for now .*{wanted}"):
-        list(TaskReader(Wanted(metadata, schema, ("now",)), Storage()).read(ScanTask(file, ())))
+        list(TaskReader(ReadPlan(metadata, schema, ("now",)), Storage()).read(ScanTask(file, ())))

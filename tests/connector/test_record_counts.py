@@ -26,8 +26,8 @@ from connector.merging import FANOUT
 from connector.storage import Storage
 from connector.upserts import delete, upsert
 from connector.writing import append
-from metaserver.index.index_file import open_index_file
-from metaserver.index.record import Record
+from metaserver.index.files.index_file import open_index_file
+from metaserver.index.kinds.record import Record
 from tests.connector.lake import catalog_at
 from tests.connector.test_upserts import create
 

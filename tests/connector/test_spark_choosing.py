@@ -14,7 +14,7 @@ from connector.indexes import IndexClient
 from connector.planning import open_table
 from connector.reading import bound_filter
 from connector.spark import choosing
-from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, Found, found_by
+from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
 from connector.writing import append
 from tests.connector.test_upserts import create
 from tests.seeds import first_seed
@@ -45,7 +45,7 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
     table = open_table(client, "db.t", CURRENT)
     for asked in (source.randrange(300) for _ in range(10)):
         found = found_by(client, table, bound_filter(f"k = {asked}", table))
-        wanted = Found()
+        wanted = RemainingRows()
         for keys in files:
             places = [place for place, key in enumerate(keys) if key == asked]
             if indexed and places:
@@ -62,8 +62,8 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
 
 def test_a_reader_is_taken_by_the_pages_that_it_need_not_read() -> None:
     large = 100 * EVEN_ROWS
-    assert Found(held=large, touched=EVEN_ROWS, chosen=1).suits_ours
-    assert Found(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_ours
-    assert not Found(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_ours
-    assert not Found(held=EVEN_ROWS, touched=1, chosen=1).suits_ours
-    assert not Found().suits_ours
+    assert RemainingRows(held=large, touched=EVEN_ROWS, chosen=1).suits_ours
+    assert RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_ours
+    assert not RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_ours
+    assert not RemainingRows(held=EVEN_ROWS, touched=1, chosen=1).suits_ours
+    assert not RemainingRows().suits_ours

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.indexing import DataFile, IndexTask, Written, index_data_files, index_file, keys_of_file
+from connector.indexing import DataFile, IndexTask, WrittenIndex, index_data_files, index_file, keys_of_file
 from connector.parquet.columns import Projection
 from connector.storage import Storage
 from connector.verifying import Verdict, verify_index_file
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index import bitmap, bloom, record
-from metaserver.index.definitions import define
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.files.definitions import define
+from metaserver.index.kinds import bitmap, bloom, record
 
 SCHEMA = Schema((Field(1, "name", False, "string"),))
 
@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> list[DataFile]:
     ]
 
 
-def verified(task: IndexTask, written: Written | str) -> Verdict:
+def verified(task: IndexTask, written: WrittenIndex | str) -> Verdict:
     location = written if isinstance(written, str) else written.location
     assert location is not None
     return verify_index_file(location, task, sample=10, rng=random.Random(1))

@@ -21,11 +21,11 @@ from connector.parquet.writing import FileWriter
 from connector.storage import Storage
 from connector.target import WriteTarget, target_of
 from connector.writing import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
-from metaserver.iceberg.content_file import decode_content_file
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.transforms import apply
-from metaserver.index.index_file import open_index_file
+from metaserver.iceberg.manifests.content_file import decode_content_file
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.iceberg.types.transforms import apply
+from metaserver.index.files.index_file import open_index_file
 from metaserver.wire import INDEX_FOLDER
 from tests.connector.written import order, read_by_pyiceberg, spec, table, target
 from tests.services.s3 import S3

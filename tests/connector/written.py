@@ -19,11 +19,11 @@ from pyiceberg.typedef import Record
 from connector.parquet.casting import conform
 from connector.storage import Storage
 from connector.target import WriteTarget, target_of
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import UNPARTITIONED, PartitionField, PartitionSpec
-from metaserver.iceberg.schema import Field, ListType, MapType, Schema, StructType
-from metaserver.iceberg.sort_order import UNSORTED, SortField, SortOrder
-from metaserver.iceberg.table_json import encode_table
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
+from metaserver.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder
+from metaserver.iceberg.metadata.table_json import encode_table
+from metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
 from tests.connector import typed
 
 EVERY_TYPE = Schema(

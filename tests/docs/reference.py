@@ -15,8 +15,8 @@ from aiohttp import web
 
 from metaserver import errors
 from metaserver.api.app import add_routes
-from metaserver.api.endpoints import served_endpoints
-from metaserver.api.keys import SETTINGS
+from metaserver.api.http.endpoints import served_endpoints
+from metaserver.api.http.keys import SETTINGS
 from metaserver.cli.main import cli
 from metaserver.settings import Settings
 from tests.api.standard import operations

@@ -13,7 +13,7 @@ import pytest
 from bench.connect import trino as trino_snippet
 from connector.spark.session import EXTENSIONS, catalog_conf
 from metaserver import errors
-from metaserver.api.metrics import Metrics
+from metaserver.api.http.metrics import ServerMetrics
 from metaserver.cli.main import cli
 from metaserver.settings import CONFIG_VARIABLE, FIELDS, environment_name, load
 from metaserver.tls import CA_VARIABLE
@@ -191,7 +191,9 @@ def test_trinos_properties_are_those_that_the_tests_start_it_with() -> None:
 
 def test_the_operators_page_names_every_metric() -> None:
     text = (REPO / "docs" / "how-to" / "operate.md").read_text()
-    exposed = {family.name + ("_total" if family.type == "counter" else "") for family in Metrics().registry.collect()}
+    exposed = {
+        family.name + ("_total" if family.type == "counter" else "") for family in ServerMetrics().registry.collect()
+    }
     assert {name for name in exposed if f"`{name}`" not in text} == set()
     assert set(re.findall(r"`(seamark_\w+)`", text)) - exposed == set()
 

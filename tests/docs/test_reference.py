@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from metaserver.api.app import add_routes
-from metaserver.api.keys import SETTINGS
+from metaserver.api.http.keys import SETTINGS
 from metaserver.api.openapi import build_document
 from metaserver.settings import Settings
 from metaserver.store.migrations import MIGRATIONS

@@ -18,10 +18,10 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from connector.building import ClusterFailed, InProcess, Limits, build
+from connector.building import ClusterFailed, GroupLimits, InProcess, build
 from connector.client import Explanation
 from connector.indexes import IndexClient
-from connector.indexing import DataFile, IndexTask, Written
+from connector.indexing import DataFile, IndexTask, WrittenIndex
 from connector.spark.index_job import SparkWorkers
 from tests.connector import lake
 from tests.engines.test_planning import Engines
@@ -75,7 +75,7 @@ class Meanwhile(SparkWorkers):
         self._waves = {int(name.removeprefix("wave")): act for name, act in waves.items()}
         self.groups: list[list[int]] = []
 
-    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+    def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
         if act := self._waves.get(len(self.groups)):
             act()
         self.groups.append([len(group) for group in groups])
@@ -105,9 +105,9 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
             defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
             engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
-            built = tuple(build(client, "db.wide", name, jobs, limits=Limits(files=4)) for name in BY_SPARK)
+            built = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
             here = InProcess()
-            built += tuple(build(client, "db.wide", name, here, limits=Limits(files=4)) for name in HERE)
+            built += tuple(build(client, "db.wide", name, here, limits=GroupLimits(files=4)) for name in HERE)
             yield Lake(engines, client, before_rename, built)
         client.close()
 
@@ -278,7 +278,7 @@ def test_a_job_that_is_killed_is_gone_on_with_and_catches_up_with_a_writer(wide:
         raise Killed
 
     _small(wide, "cut")
-    one_each = Limits(files=1)
+    one_each = GroupLimits(files=1)
     with pytest.raises(Killed):
         build(wide.client, "db.cut", "i", Meanwhile(spark, wave1=kill), limits=one_each)
     assert wide.client.index("db.cut", "i").files == 4
@@ -295,7 +295,7 @@ def test_a_job_that_is_killed_is_gone_on_with_and_catches_up_with_a_writer(wide:
 
 def test_what_fails_in_a_task_is_told_in_a_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:
     class Unwritable(SparkWorkers):
-        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[Written]:
+        def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
             return super().run(replace(task, folder="file:///proc/nowhere"), groups)
 
     wide.client.put_index("db.wide", "more", kind="bloom", columns=["qty"])

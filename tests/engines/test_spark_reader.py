@@ -44,7 +44,7 @@ from connector.spark import choosing
 from connector.spark.filters import expression_of
 from connector.spark.reader import PUSHDOWN
 from connector.spark.session import connect, read
-from metaserver.iceberg.expressions import TRUE
+from metaserver.iceberg.expressions.expression import TRUE
 from tests.services.seamark import Seamark
 
 pytestmark = [

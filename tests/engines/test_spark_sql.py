@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from connector.plans.asking import Asking
 from connector.spark import querying, sql
-from connector.spark.querying import Rewritten, rewritten
+from connector.spark.querying import RewrittenQuery, rewritten
 from tests.engines.queries import Queries
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -56,10 +56,10 @@ class Rig:
     def ours(self, text: str, args: Any = None, **options: Any) -> list[str]:
         return rows(sql(self.spark, text.replace("{db}", self.db), args, **options))
 
-    def told(self, text: str, args: Any = None) -> Rewritten:
+    def told(self, text: str, args: Any = None) -> RewrittenQuery:
         return rewritten(self.spark, text.replace("{db}", self.db), args)
 
-    def same(self, text: str, args: Any = None) -> Rewritten:
+    def same(self, text: str, args: Any = None) -> RewrittenQuery:
         """Asserts that the rows are; tells what was done."""
         text = text.replace("{db}", self.db)
         wanted = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))

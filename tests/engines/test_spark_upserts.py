@@ -24,8 +24,8 @@ from connector.parquet.casting import Unwritable
 from connector.partitioning import transformed
 from connector.spark import upserting, write
 from connector.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, Report, upsert
-from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.schema import Field
+from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.types.schema import Field
 from tests.engines.conftest import rows
 from tests.engines.tables import SparkTables
 from tests.engines.test_spark_writing import EVERYTHING

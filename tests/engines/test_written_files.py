@@ -40,8 +40,8 @@ from connector.deleting import DeletedRows, WrittenDeletes, write_deletes, write
 from connector.planning import open_table, plan
 from connector.target import WriteTarget
 from connector.writing import append
-from metaserver.iceberg.types import base_name
-from metaserver.iceberg.values import decode
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import decode
 from tests.connector import typed
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark

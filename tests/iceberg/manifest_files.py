@@ -20,7 +20,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from metaserver.iceberg.manifest import MISSING, DecodedManifest, PartitionValues, Spans
+from metaserver.iceberg.manifests.manifest import MISSING, DecodedManifest, PartitionValues, Spans
 
 SYNC = bytes(range(16))
 

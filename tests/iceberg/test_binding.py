@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import FALSE, TRUE, Always, And, Bound, Expression, Not, Op, Or, Unbound
-from metaserver.iceberg.reading import read
-from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Not, Op, Or, Unbound
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.types.reading import read
+from metaserver.iceberg.types.schema import Schema
 from tests.iceberg.samples import field, schema
 
 

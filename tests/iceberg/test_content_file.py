@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import RESTDataFile, RESTEqualityDeleteFile, RESTPositionDeleteFile
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.content_file import column_type, decode_content_file, encode_content_file
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
+from metaserver.iceberg.manifests.content_file import column_type, decode_content_file, encode_content_file
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
 from tests.iceberg.content_files import STATISTICS, Case, comparable, replaced
 
 MODELS = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}

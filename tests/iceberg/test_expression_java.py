@@ -16,10 +16,10 @@ import pyspark
 import pytest
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import expression_json, parse_expression
-from metaserver.iceberg.reading import read
-from metaserver.iceberg.schema import Schema
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from metaserver.iceberg.types.reading import read
+from metaserver.iceberg.types.schema import Schema
 from tests.iceberg.samples import field, schema
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE

@@ -14,9 +14,9 @@ from pyiceberg.schema import Schema as TheirSchema
 from pyiceberg.types import NestedField, PrimitiveType
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.expression_json import expression_json, parse_expression
-from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Not, Op, Or, Unbound
-from metaserver.iceberg.values import Value
+from metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Not, Op, Or, Unbound
+from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from metaserver.iceberg.types.values import Value
 from tests.iceberg.test_values import KINDS
 from tests.iceberg.test_values import theirs as theirs_of
 

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from metaserver.errors import BadRequest, CommitConflict, Corrupt
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.new_table import new_table
-from metaserver.iceberg.requirements import TABLE_REQUIREMENTS, check_requirements, check_view_requirements
-from metaserver.iceberg.table_json import decode_table, encode_table
-from metaserver.iceberg.updates import TABLE_ACTIONS, apply_updates
-from metaserver.iceberg.view import decode_view, encode_view
-from metaserver.iceberg.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.new_table import new_table
+from metaserver.iceberg.metadata.requirements import TABLE_REQUIREMENTS, check_requirements, check_view_requirements
+from metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from metaserver.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
+from metaserver.iceberg.views.view import decode_view, encode_view
+from metaserver.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
 from tests.iceberg.samples import (
     EVENTS,
     NOW,

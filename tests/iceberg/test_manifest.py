@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaserver.errors import Corrupt
-from metaserver.iceberg.manifest import INFLATED_LIMIT_BYTES, LONGS, MISSING, TEXTS, decode_manifest
+from metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, MISSING, TEXTS, decode_manifest
 from tests.iceberg import manifest_files as files
 
 TIME = {"type": "long", "logicalType": "time-micros"}

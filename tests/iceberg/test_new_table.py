@@ -11,7 +11,7 @@ from pyiceberg.table.metadata import TableMetadataUtil, new_table_metadata
 from pyiceberg.table.sorting import SortOrder
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.table_json import encode_table
+from metaserver.iceberg.metadata.table_json import encode_table
 from tests.iceberg.samples import NOW, UUID, field, order, schema, spec, table
 
 NESTED = schema(

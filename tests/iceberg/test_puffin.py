@@ -17,7 +17,7 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
 from metaserver.errors import Corrupt
-from metaserver.iceberg.puffin import (
+from metaserver.iceberg.files.puffin import (
     FOOTER_LIMIT_BYTES,
     MAGIC,
     NO_SNAPSHOT,

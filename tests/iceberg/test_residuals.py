@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.evaluation import may_match, must_match, verdict
-from metaserver.iceberg.expressions import FALSE, TRUE, And, Bound, Expression, Op, Or
-from metaserver.iceberg.partition import UNPARTITIONED, PartitionField, PartitionSpec
-from metaserver.iceberg.residuals import Residuals, nameable
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.iceberg.values import Value
+from metaserver.iceberg.expressions.evaluation import may_match, must_match, verdict
+from metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
+from metaserver.iceberg.expressions.residuals import Residuals, nameable
+from metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.iceberg.types.values import Value
 from tests.iceberg.predicates import (
     COLUMNS,
     DAY,

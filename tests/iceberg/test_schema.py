@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.reading import read
-from metaserver.iceberg.schema import Schema, checked
-from metaserver.iceberg.transforms import accepts, canonical
-from metaserver.iceberg.types import canonical_primitive
+from metaserver.iceberg.types.reading import read
+from metaserver.iceberg.types.schema import Schema, checked
+from metaserver.iceberg.types.transforms import accepts, canonical
+from metaserver.iceberg.types.types import canonical_primitive
 from tests.iceberg.samples import field, schema
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metaserver.errors import BadRequest, CommitConflict
-from metaserver.iceberg.table_json import decode_table, encode_table
+from metaserver.iceberg.metadata.table_json import decode_table, encode_table
 from tests.iceberg.samples import (
     NOW,
     Json,

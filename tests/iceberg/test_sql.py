@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg import schema as ours
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import expression_json
-from metaserver.iceberg.sql import parse_sql
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression_json import expression_json
+from metaserver.iceberg.expressions.sql import parse_sql
+from metaserver.iceberg.types import schema as ours
 from tests.planner.lake import Row
 from tests.planner.predicates import SPARKS, Names, matches
 from tests.planner.schemas import Field, Schema

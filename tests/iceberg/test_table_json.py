@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pyiceberg.table.metadata import TableMetadataUtil
 
 from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg import table_json
-from metaserver.iceberg.metadata import TableMetadata, with_previous_file
-from metaserver.iceberg.table_json import decode_table, encode_table, refs_view
+from metaserver.iceberg.metadata import table_json
+from metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from metaserver.iceberg.metadata.table_json import decode_table, encode_table, refs_view
 from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, commit, order, set_ref, spec, table, with_snapshots
 
 SOURCE = "s3://lake/events/metadata/00001.metadata.json"

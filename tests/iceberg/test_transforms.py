@@ -30,8 +30,8 @@ from pyiceberg.types import (
 )
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.murmur3 import murmur3
-from metaserver.iceberg.transforms import apply, first_day, result_type
+from metaserver.iceberg.types.murmur3 import murmur3
+from metaserver.iceberg.types.transforms import apply, first_day, result_type
 
 # appendix B of the spec, and the hash as it prints it
 HASHES: list[tuple[str, Any, int]] = [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.table_json import decode_table, encode_table
-from metaserver.iceberg.updates import TABLE_ACTIONS, apply_updates
+from metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from metaserver.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
 from tests.iceberg.samples import (
     EVENTS,
     NOW,

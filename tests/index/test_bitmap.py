@@ -12,24 +12,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.index import bitmap, postings
-from metaserver.index.bitmap import Bitmap, Built
-from metaserver.index.keys import KeyRange, KeyRanges, keys_of, mask_of
-from metaserver.index.slices import EQUALITY, SLICES, slice_count
+from metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of, mask_of
+from metaserver.index.kinds import bitmap, postings
+from metaserver.index.kinds.bitmap import Bitmap, FileBitmap
+from metaserver.index.kinds.slices import EQUALITY, SLICES, slice_count
 from tests.index.columns import KINDS, LONG, Kind, draw_column, draw_predicate, kind_of
 
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
 
 
-def built(kind: Kind, values: Sequence[Any]) -> Built:
+def built(kind: Kind, values: Sequence[Any]) -> FileBitmap:
     return bitmap.build(keys_of(kind.arrow(values), kind_of(kind)))
 
 
-def opened(builts: Sequence[Built]) -> Bitmap:
+def opened(builts: Sequence[FileBitmap]) -> Bitmap:
     return Bitmap(memoryview(b"".join(bitmap.encode(builts))))
 
 
-def of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> Built:
+def of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
     return bitmap.build(keys_of(pa.array(values, pa.int64()), "long"))
 
 

@@ -15,14 +15,24 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.index import _bloom
-from metaserver.index.bloom import FIXED_SIZE, Bloom, Built, build, encode, filter_bits, hash_count, header_size, merge
-from metaserver.index.hashing import hash_key
-from metaserver.index.keys import Keys, key_of, keys_of
+from metaserver.index.kernels import _bloom
+from metaserver.index.keys.hashing import hash_key
+from metaserver.index.keys.keys import Keys, key_of, keys_of
+from metaserver.index.kinds.bloom import (
+    FIXED_SIZE,
+    Bloom,
+    FileBloom,
+    build,
+    encode,
+    filter_bits,
+    hash_count,
+    header_size,
+    merge,
+)
 from tests.index.test_keys import COLUMNS, arrow_of, is_nan
 
 
-def blob_of(builts: list[Built]) -> bytes:
+def blob_of(builts: list[FileBloom]) -> bytes:
     return b"".join(encode(builts))
 
 
@@ -204,7 +214,7 @@ def test_the_format_is_what_was_written_before() -> None:
 GOLDEN = (13_112, "3f6589d64df3fa3b")
 
 
-def merged_parts(seed: int) -> Iterator[tuple[list[Built], list[tuple[Bloom, Any]]]]:
+def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
     """The filters that are kept, and the parts that they are kept of."""
     rng = np.random.default_rng(seed)
     for parts in (1, 2, 5, 12):
@@ -231,7 +241,7 @@ def test_a_merge_is_to_the_byte_what_is_built_from_the_files_that_are_kept(seed:
 
 
 def test_a_merge_in_many_steps_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.index.bloom._MERGE_WORDS", 900)
+    monkeypatch.setattr("metaserver.index.kinds.bloom._MERGE_WORDS", 900)
     for kept, parts in merged_parts(9):
         if kept:
             assert b"".join(merge(parts)) == blob_of(kept)

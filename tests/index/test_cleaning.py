@@ -11,9 +11,9 @@ import pytest
 
 from metaserver.catalog.values import Caller, CreateTable
 from metaserver.errors import RetryLater
-from metaserver.index.definitions import PREFIX, read_definitions
+from metaserver.index.files.definitions import PREFIX, read_definitions
 from metaserver.server import housekeeping_round
-from metaserver.store.port import IndexFile
+from metaserver.store.port import RegisteredIndexFile
 from tests.server.rig import Running, running
 
 DAY_S = 86_400
@@ -33,7 +33,7 @@ class Table:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"index")
         now_ms = self.server.parts.clock.now_ms()
-        file = IndexFile(
+        file = RegisteredIndexFile(
             self.entry.uuid, path.as_uri(), definition, "bloom", 0, 1, 1, 5, None, now_ms, changed_ms=now_ms
         )
         await self.server.parts.registry.replace(self.entry.uuid, definition, add=[file])

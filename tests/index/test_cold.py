@@ -12,14 +12,15 @@ import pyarrow as pa
 import pytest
 
 from metaserver.errors import SeamarkError
-from metaserver.index import bitmap, bloom, cold, postings, record
-from metaserver.index.cold import ColdIndex, open_cold
-from metaserver.index.hashing import hash_keys
-from metaserver.index.index_file import FilesTable, assemble, open_index_file
-from metaserver.index.keys import KeyRange, KeyRanges, Keys, keys_of
-from metaserver.index.kinds import KINDS as OPENED
-from metaserver.index.questions import BitmapQuestion, BloomQuestion, Question, RecordQuestion
-from metaserver.store.port import IndexFile
+from metaserver.index.files import remote as cold
+from metaserver.index.files.index_file import FilesTable, assemble, open_index_file
+from metaserver.index.files.remote import ColdIndex, open_cold
+from metaserver.index.keys.hashing import hash_keys
+from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
+from metaserver.index.kinds import bitmap, bloom, postings, record
+from metaserver.index.kinds.kinds import KINDS as OPENED
+from metaserver.index.kinds.questions import BitmapQuestion, BloomQuestion, Question, RecordQuestion
+from metaserver.store.port import RegisteredIndexFile
 from tests.index.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
 
 LOCATION = "file:///t/index.puffin"
@@ -53,8 +54,8 @@ def file_of(kind: str, columns: Sequence[Keys]) -> bytes:
     return b"".join(parts)
 
 
-def listed(kind: str, size_bytes: int) -> IndexFile:
-    return IndexFile(
+def listed(kind: str, size_bytes: int) -> RegisteredIndexFile:
+    return RegisteredIndexFile(
         uuid="u", location=LOCATION, definition="d", kind=kind, level=0, files=1, rows=1, size_bytes=size_bytes,
         snapshot_id=None, created_ms=0,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from metaserver.errors import Corrupt
-from metaserver.index.decoding import Decoders, decoded
+from metaserver.index.blocks.decoding import Decoders, decoded
 from tests.api.planned import KINDS, STYLE, file_of
 from tests.index.test_block import SCHEMA
 from tests.planner.manifests import ADDED, Entry, manifest_bytes
@@ -36,7 +36,7 @@ def helpers() -> list[psutil.Process]:
     found = []
     for one in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # or a zombie, which nobody has waited for yet
-            found += [one] if any("index.decoding" in part for part in one.cmdline()) else []
+            found += [one] if any("blocks.decoding" in part for part in one.cmdline()) else []
     return found
 
 

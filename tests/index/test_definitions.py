@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index.definitions import (
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.files.definitions import (
     DEFAULT_FPP,
     DEFINITIONS_MAX,
     IndexDefinition,

@@ -12,14 +12,14 @@ import pytest
 
 from metaserver.clock import SimulatedClock
 from metaserver.errors import StorageError
-from metaserver.index.index_file import open_index_file
-from metaserver.index.indexes import RETRY_S, Indexes, open_indexes
-from metaserver.index.registry import Registry
+from metaserver.index.files.index_file import open_index_file
+from metaserver.index.files.indexes import RETRY_S, Indexes, open_indexes
+from metaserver.index.files.registry import Registry
 from metaserver.objects.port import ObjectStore
 from metaserver.objects.router import open_objects
 from metaserver.settings import Settings
 from metaserver.store.open import open_store
-from metaserver.store.port import IndexFile, IndexFileState
+from metaserver.store.port import IndexFileState, RegisteredIndexFile
 from tests.planner.indexing import IndexedTable, create_namespace
 from tests.planner.tables import Table, Watched
 
@@ -57,7 +57,7 @@ class Rig:
         opened = open_indexes(settings, store, self.table.registry, self.clock)
         return await self._stack.enter_async_context(opened)
 
-    async def file(self, path: Path) -> IndexFile:
+    async def file(self, path: Path) -> RegisteredIndexFile:
         (found,) = [one for one in await self.table.files() if one.location == path.as_uri()]
         return found
 

@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.manifest import Spans
-from metaserver.iceberg.values import Value, encode
-from metaserver.index._pack import Packer
-from metaserver.index.packing import (
+from metaserver.iceberg.manifests.manifest import Spans
+from metaserver.iceberg.types.values import Value, encode
+from metaserver.index.blocks.packing import (
     LONG_MAX,
     MISSING,
     NONE,
-    Column,
     Form,
     Longs,
     Packed,
+    PackedColumn,
     form_of,
     key_of,
     source_of,
     value_of,
 )
+from metaserver.index.kernels._pack import Packer
 
 INT = st.integers(-(2**31), 2**31 - 1)
 LONG = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -67,17 +67,21 @@ def bytes_of(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
     return np.frombuffer(bytes(heap), dtype=np.uint8)
 
 
-def packed_spans(kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool) -> tuple[Column, Packed] | None:
+def packed_spans(
+    kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool
+) -> tuple[PackedColumn, Packed] | None:
     packer = Packer(bytes_of(heap), len(spans.starts))
     number = packer.bounds(source_of(kind), spans.starts, spans.lengths, absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     packed = packer.packed(number)
     if packed is None:
         return None
-    return Column(memory, Packed(*packed), len(spans.starts)), Packed(*packed)
+    return PackedColumn(memory, Packed(*packed), len(spans.starts)), Packed(*packed)
 
 
-def packed_bounds(kind: str, values: list[Value | None], *, absent_low: bool) -> tuple[Column | None, Packed | None]:
+def packed_bounds(
+    kind: str, values: list[Value | None], *, absent_low: bool
+) -> tuple[PackedColumn | None, Packed | None]:
     heap = bytearray(b"x")
     spans = spans_of(kind, values, heap)
     return packed_spans(kind, heap, spans, absent_low=absent_low) or (None, None)
@@ -227,7 +231,7 @@ def test_presence_tells_which_values_count() -> None:
     for number in numbers:
         packed = packer.packed(number)
         assert packed is not None
-        found.append(Column(memory, Packed(*packed), 4))
+        found.append(PackedColumn(memory, Packed(*packed), 4))
     assert [found[0].key(row) for row in range(4)] == [MISSING, None, 9, None]
     assert str([found[1].key(row) for row in range(4)]) == "[nan, None, -inf, None]"
     assert (found[1].packed.low, found[1].packed.high) == (-math.inf, math.inf)
@@ -264,7 +268,7 @@ def test_codes_order_as_values_and_what_is_absent_is_at_its_end(spread: int, abs
     fields = packer.packed(number)
     assert fields is not None
     packed = Packed(*fields)
-    assert Column(memory, packed, len(values)).longs().tolist() == values
+    assert PackedColumn(memory, packed, len(values)).longs().tolist() == values
     assert (packed.presence == NONE) == (not gap)
     if not gap and spread == 0:
         assert packed.width == 0
@@ -332,7 +336,7 @@ def test_a_manifest_of_columns_comes_back(data: st.DataObject) -> None:
                 assert fields is None
                 assert form is None or all(value is None for value in side)
                 continue
-            column = Column(memory, Packed(*fields), rows)
+            column = PackedColumn(memory, Packed(*fields), rows)
             keys = [column.key(row) for row in range(rows)]
             assert [None if key is None else value_of(form, kind, key) for key in keys] == side
         real = [[None if count is not None and count < 0 else count for count in each] for each in counts]
@@ -350,7 +354,7 @@ def test_a_manifest_of_columns_comes_back(data: st.DataObject) -> None:
 
 
 def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:
-    found: Longs = Column(memory, Packed(*fields), rows).longs()
+    found: Longs = PackedColumn(memory, Packed(*fields), rows).longs()
     return [None if value == MISSING else value for value in found.tolist()]
 
 

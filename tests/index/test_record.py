@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.index._record import sorted_run
-from metaserver.index.hashing import checksum, hash_rows
-from metaserver.index.keys import Keys, key_of, keys_of
-from metaserver.index.record import Built, Fences, Record, build, encode, key_hash, merge
+from metaserver.index.kernels._record import sorted_run
+from metaserver.index.keys.hashing import checksum, hash_rows
+from metaserver.index.keys.keys import Keys, key_of, keys_of
+from metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, key_hash, merge
 
 PAGE = 4096
 Rows = list[tuple[Any, ...]]
@@ -177,7 +177,7 @@ def test_equal_hashes_and_extreme_ones_are_told_apart_where_they_can_be(seed: in
     builts = []
     for file in range(draw.randrange(1, 6)):
         rows = [(draw.choice(halves), draw.choice(halves)) for _ in range(draw.choice((1, 170, 171, 2000)))]
-        builts.append(Built(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
+        builts.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
         for position, pair in enumerate(rows):
             known[pair].append((file, position))
     record = opened(encode(builts))
@@ -200,7 +200,7 @@ def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
 
 def test_a_cold_lookup_reads_a_page_or_two() -> None:
     hi, lo = uniform(100_000)
-    record = opened(encode([Built(sorted_run(hi, lo))]))
+    record = opened(encode([FileRecords(sorted_run(hi, lo))]))
     reads = [record.fences.cold_pages(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
     assert {len(one) for one in reads} == {1}
     assert {one[0][1] for one in reads} == {PAGE, 2 * PAGE}
@@ -212,7 +212,7 @@ def test_a_cold_lookup_reads_a_page_or_two() -> None:
 
 
 def test_an_entry_takes_little_more_than_its_24_bytes() -> None:
-    assert len(b"".join(encode([Built(sorted_run(*uniform(100_000)))]))) / 100_000 < 24.2
+    assert len(b"".join(encode([FileRecords(sorted_run(*uniform(100_000)))]))) / 100_000 < 24.2
 
 
 def test_an_index_of_nothing_finds_nothing() -> None:
@@ -225,7 +225,7 @@ def test_an_index_of_nothing_finds_nothing() -> None:
 def test_a_batch_beyond_all_bounds_is_answered_in_order() -> None:
     """More hashes than are looked up at once, and three times as many answers."""
     hi, lo = uniform(2000)
-    record = opened(encode([Built(sorted_run(hi, lo))] * 3))
+    record = opened(encode([FileRecords(sorted_run(hi, lo))] * 3))
     asked = np.random.default_rng(2).integers(0, 4000, 300_000)
     absent_hi, absent_lo = uniform(2000, seed=1)
     query, file, position = record.lookup(
@@ -239,7 +239,7 @@ def test_a_batch_beyond_all_bounds_is_answered_in_order() -> None:
 
 def test_lookups_of_many_threads_agree() -> None:
     hi, lo = uniform(50_000)
-    record = opened(encode([Built(sorted_run(hi, lo))]))
+    record = opened(encode([FileRecords(sorted_run(hi, lo))]))
     answers: list[list[int]] = []
 
     def ask() -> None:
@@ -262,7 +262,8 @@ def test_files_that_are_too_long_are_refused() -> None:
 def test_a_merge_takes_no_memory_for_what_it_writes(tmp_path: Path) -> None:
     """As the runs of a merge are mapped, so is what it allocates independent of their size."""
     mapped = [
-        stored(tmp_path / str(number), encode([Built(sorted_run(*uniform(500_000, number)))])) for number in (1, 2)
+        stored(tmp_path / str(number), encode([FileRecords(sorted_run(*uniform(500_000, number)))]))
+        for number in (1, 2)
     ]
     tracemalloc.start()
     written = 0
@@ -287,7 +288,7 @@ def test_an_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> No
     tracemalloc.start()
     rounds = []
     for group in range(10):
-        builts = [Built(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
+        builts = [FileRecords(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
         rounds.append(stored(tmp_path / str(group), encode(builts)))
         del builts
     tracemalloc.reset_peak()
@@ -308,7 +309,7 @@ def test_an_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> No
 
 def test_damage_at_any_byte_is_found() -> None:
     hi, lo = uniform(400)
-    blob = b"".join(encode([Built(sorted_run(hi[:200], lo[:200])), Built(sorted_run(hi[200:], lo[200:]))]))
+    blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
     expected, draw = matches(Record(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for at in range(0, len(blob), 1):
@@ -327,7 +328,7 @@ def test_damage_at_any_byte_is_found() -> None:
 
 def test_a_damaged_page_hurts_only_those_who_need_it_and_no_merge_keeps_it() -> None:
     hi, lo = uniform(1000)
-    blob = bytearray(b"".join(encode([Built(sorted_run(hi, lo))])))
+    blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
     record = Record(memoryview(blob))
     fine = hi < record.fences.first[2]
@@ -356,7 +357,7 @@ def resealed(blob: bytes, page: int, change: Callable[[bytearray], None]) -> mem
 @pytest.mark.parametrize("entries", [0, 171, 255, 0xFFFFFFFF])
 def test_a_page_that_claims_too_much_is_refused(entries: int) -> None:
     hi, lo = uniform(400)
-    blob = b"".join(encode([Built(sorted_run(hi, lo))]))
+    blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = Record(resealed(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match=f"page 1 claims {entries} entries"):
@@ -365,7 +366,7 @@ def test_a_page_that_claims_too_much_is_refused(entries: int) -> None:
 
 def test_an_entry_of_a_file_that_is_not_there_is_refused() -> None:
     hi, lo = uniform(100)
-    blob = b"".join(encode([Built(sorted_run(hi, lo))]))
+    blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = Record(resealed(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match="of file 7"):
@@ -374,7 +375,7 @@ def test_an_entry_of_a_file_that_is_not_there_is_refused() -> None:
 
 def test_pages_in_another_place_are_refused() -> None:
     hi, lo = uniform(400)
-    blob = b"".join(encode([Built(sorted_run(hi, lo))]))
+    blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
         Record(swapped).verify()
@@ -383,7 +384,7 @@ def test_pages_in_another_place_are_refused() -> None:
 def test_a_reader_of_the_documented_format_finds_every_entry() -> None:
     """`docs/reference/index-format.md`, read with `struct` alone."""
     rows = [uniform(500, seed) for seed in range(3)]
-    blob = b"".join(encode([Built(sorted_run(*one)) for one in rows]))
+    blob = b"".join(encode([FileRecords(sorted_run(*one)) for one in rows]))
     magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
     assert (magic, entries, pages, files, page_bytes) == (b"SMRECORD", 1500, 9, 3, 4096)
     assert struct.unpack_from("<Q", blob, len(blob) - 8) == (checksum(blob[-64:-8]),)

@@ -11,17 +11,17 @@ import pytest
 
 from metaserver.clock import SimulatedClock
 from metaserver.errors import CommitConflict, CommitUnknown, NotFound
-from metaserver.index.registry import IndexFiles, Registry
+from metaserver.index.files.registry import IndexFiles, Registry
 from metaserver.store.open import open_store
 from metaserver.store.port import (
     CreateEntry,
     CreateNamespace,
     DropEntry,
     Entry,
-    IndexFile,
     IndexFileState,
     Operation,
     PointerStore,
+    RegisteredIndexFile,
 )
 from tests.store.contract_index_files import make_file
 from tests.store.samples import NS, TABLE, make_entry
@@ -37,7 +37,7 @@ class Counting:
         self.listed = 0
         self.lose = 0
 
-    async def index_files(self, uuid: str) -> list[IndexFile]:
+    async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         self.listed += 1
         await asyncio.sleep(0)
         return await self._store.index_files(uuid)
@@ -76,7 +76,7 @@ async def entry_of(store: Counting) -> Entry:
     return entry
 
 
-def names(files: Sequence[IndexFile]) -> list[str]:
+def names(files: Sequence[RegisteredIndexFile]) -> list[str]:
     return [file.location.rpartition("/")[2] for file in files]
 
 

@@ -24,21 +24,21 @@ from connector.indexing import index_file, keys_of_term
 from connector.merging import merge_index_files
 from connector.storage import Storage
 from metaserver.clock import Clock, SystemClock
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index import bitmap, bloom, record
-from metaserver.index.definitions import DEFINABLE, PREFIX, IndexDefinition, read_definitions
-from metaserver.index.indexes import Indexes, open_indexes
-from metaserver.index.keys import Keys
-from metaserver.index.registry import Registry
-from metaserver.index.terms import Term, format_term, resolve_id
-from metaserver.index.usage import Usage
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.iceberg.types.schema import Schema
+from metaserver.index.files.definitions import DEFINABLE, PREFIX, IndexDefinition, read_definitions
+from metaserver.index.files.indexes import Indexes, open_indexes
+from metaserver.index.files.registry import Registry
+from metaserver.index.files.usage import Usage
+from metaserver.index.keys.keys import Keys
+from metaserver.index.keys.terms import Term, format_term, resolve_id
+from metaserver.index.kinds import bitmap, bloom, record
 from metaserver.objects.port import ObjectStore
 from metaserver.objects.router import open_objects
-from metaserver.planner.planner import Planner, open_planner
+from metaserver.planner.plan.planner import Planner, open_planner
 from metaserver.settings import Settings
-from metaserver.store.port import CreateEntry, CreateNamespace, Entry, IndexFile, IndexFileState, PointerStore
+from metaserver.store.port import CreateEntry, CreateNamespace, Entry, IndexFileState, PointerStore, RegisteredIndexFile
 from tests.planner import partitioning
 from tests.planner.kinds import V3_ONLY, base, decimal_parts, fixed_length
 from tests.planner.lake import DataFile, Lake
@@ -205,7 +205,7 @@ class IndexedLake:
         assert found is not None
         return found
 
-    async def live(self) -> list[IndexFile]:
+    async def live(self) -> list[RegisteredIndexFile]:
         """In the order in which they were written: the names of merged ones are random."""
         files = await self.store.index_files(self.metadata.table_uuid)
         return sorted((file for file in files if file.state is IndexFileState.LIVE), key=lambda file: file.created_ms)
@@ -237,7 +237,7 @@ class IndexedLake:
         *,
         remove: Sequence[str] = (),
     ) -> None:
-        one = IndexFile(
+        one = RegisteredIndexFile(
             uuid=self.metadata.table_uuid,
             location=location,
             definition=definition.id,
@@ -416,7 +416,7 @@ class IndexedTable:
         assert found is not None
         return found
 
-    async def files(self) -> list[IndexFile]:
+    async def files(self) -> list[RegisteredIndexFile]:
         return await self.store.index_files(self.metadata.table_uuid)
 
     async def register(self) -> None:
@@ -443,7 +443,7 @@ class IndexedTable:
             index_file(self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries])
         )
         path.write_bytes(data)
-        one = IndexFile(
+        one = RegisteredIndexFile(
             uuid=self.metadata.table_uuid,
             location=path.as_uri(),
             definition=definition.id,

@@ -28,16 +28,16 @@ from typing import Any
 
 from metaserver.clock import SystemClock
 from metaserver.errors import NotAcceptable
-from metaserver.iceberg.expression_json import expression_json, parse_expression
-from metaserver.iceberg.expressions import FALSE
-from metaserver.iceberg.residuals import nameable
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index.block import Block
+from metaserver.iceberg.expressions.expression import FALSE
+from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from metaserver.iceberg.expressions.residuals import nameable
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.blocks.block import Block
 from metaserver.objects.router import open_objects
-from metaserver.planner.answer import Answer
-from metaserver.planner.planner import Planner, open_planner
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.scan import Scan
+from metaserver.planner.answer.answer import ScanTaskWriter
+from metaserver.planner.plan.planner import Planner, open_planner
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.scan.scan import Scan
 from metaserver.settings import Settings
 from metaserver.store.port import Entry
 from tests.planner.cases import Case, cases
@@ -100,7 +100,7 @@ def _delete_name(block: Block, row: int) -> str:
 
 def _answered(scan: Scan) -> dict[str, Task]:
     """The plan read back out of its JSON. NotAcceptable where JSON cannot say it."""
-    answer = Answer(scan)
+    answer = ScanTaskWriter(scan)
     tasks = json.loads(b"[" + b"".join(answer.tasks(scan.rows)) + b"]")
     deletes = []
     for delete in json.loads(b"[" + b"".join(answer.delete_files()) + b"]"):

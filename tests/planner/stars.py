@@ -16,8 +16,8 @@ import pyarrow as pa
 from connector.indexing import DataFile as Indexed
 from connector.indexing import IndexTask, index_data_files
 from connector.parquet.columns import Projection
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index.definitions import of_id
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.files.definitions import of_id
 from tests.api.client import Api
 from tests.api.live import LiveTable
 from tests.api.stored import PATH_ID, POSITION_ID, write

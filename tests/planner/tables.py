@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from metaserver.clock import SystemClock
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.objects.port import ObjectInfo, ObjectStore
 from metaserver.objects.router import open_objects
-from metaserver.planner.answer import Answer
-from metaserver.planner.planner import Planner, open_planner
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.scan import Scan
+from metaserver.planner.answer.answer import ScanTaskWriter
+from metaserver.planner.plan.planner import Planner, open_planner
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.scan.scan import Scan
 from metaserver.settings import Settings
 from tests.planner.kinds import to_bytes
 from tests.planner.lake import DATA, POSITION_DELETES, DataFile, DeleteFile
@@ -246,7 +246,7 @@ async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True,
     """The files planned, by number, in the plan's order. The JSON of the answer, which is made too, names the same."""
     scan = await planner.scan(metadata, ScanRequest(filter=parse_expression(filter), **request))
     found = numbers_of(scan)
-    tasks = json.loads(b"[" + b"".join(Answer(scan).tasks(scan.rows)) + b"]")
+    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")
     assert [_number(task["data-file"]["file-path"]) for task in tasks] == found
     return found
 

@@ -17,18 +17,18 @@ import pytest
 from pyiceberg.catalog.rest.scan_planning import ScanTasks
 
 from metaserver.errors import Corrupt, NotAcceptable
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import expression_json, parse_expression
-from metaserver.iceberg.expressions import FALSE
-from metaserver.iceberg.manifest import ManifestFile, decode_manifest
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index.block import Block, encode_block
-from metaserver.planner.answer import FILES_PER_PIECE, Answer, TaskForm
-from metaserver.planner.deletes import DeleteIndex
-from metaserver.planner.partition_text import PYICEBERG, STANDARD, dialect_of
-from metaserver.planner.scan import Scan
-from metaserver.planner.view import TableView
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression import FALSE
+from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.blocks.block import Block, encode_block
+from metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
+from metaserver.planner.answer.partition_text import PYICEBERG, STANDARD, dialect_of
+from metaserver.planner.deletes.delete_index import DeleteIndex
+from metaserver.planner.scan.scan import Scan
+from metaserver.planner.view.view import TableView
 from tests.planner.kinds import pool, to_bytes
 from tests.planner.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
@@ -132,7 +132,7 @@ def scan(
 
 
 def answered(plan: Scan, **options: Any) -> dict[str, Any]:
-    answer = Answer(plan, **options)
+    answer = ScanTaskWriter(plan, **options)
     tasks = b"".join(answer.tasks(plan.rows))
     return {
         "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_number),
@@ -177,7 +177,7 @@ def test_row_ids_and_sequence_numbers_are_told_as_files_inherit_them() -> None:
             metadata(()), [(msgspec.structs.replace(listed, first_row_id=first_row_id, sequence_number=9), files)]
         )
         for rows in (plan.rows, plan.rows[2:], plan.rows[1:2]):
-            answer = Answer(plan, form=TaskForm(sequence_numbers=True))
+            answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
             tasks = [one["data-file"] for one in json.loads(b"[" + b"".join(answer.tasks(rows)) + b"]")]
             assert [one.get("first-row-id") for one in tasks] == [told[row] for row in rows.tolist()]
             assert [one["data-sequence-number"] for one in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
@@ -210,7 +210,7 @@ def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
     plan = scan(metadata(()), blocks)
     every = dict(zip(plan.rows.tolist(), [path for part in paths for path in part], strict=True))
     for rows in (plan.rows, plan.rows[::7], plan.rows[3:-2], plan.rows[:0]):
-        tasks = json.loads(b"[" + b"".join(Answer(plan).tasks(rows)) + b"]")
+        tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
         assert [task["data-file"]["file-path"] for task in tasks] == [every[row] for row in rows.tolist()]
         assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows.tolist()]
 
@@ -223,7 +223,7 @@ def test_each_file_has_its_own_lists_whatever_rows_are_asked_for(longest: int) -
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
     plan = scan(metadata(()), [block([a_file(f"f{n}", split_offsets=one) for n, one in enumerate(lists)])])
     for rows in (plan.rows, plan.rows[::3], plan.rows[150:], plan.rows[4:5]):
-        tasks = json.loads(b"[" + b"".join(Answer(plan).tasks(rows)) + b"]")
+        tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
         told = [task["data-file"].get("split-offsets", []) for task in tasks]
         assert told == [lists[row] or [] for row in rows.tolist()], "seed 11"
 
@@ -235,7 +235,7 @@ def test_statistics_of_many_files_are_told_of_those_that_are_asked_for() -> None
     metrics = [{} if value is None else {1: metrics_of("long", value, value + 9)} for value in values]
     plan = scan(metadata(()), [block([a_file(f"f{n}", metrics=one) for n, one in enumerate(metrics)])])
     rows = plan.rows[3::5]
-    tasks = json.loads(b"[" + b"".join(Answer(plan, stats=[1]).tasks(rows)) + b"]")
+    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
         told = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
         known = metrics[row].get(1)
@@ -318,8 +318,8 @@ def test_a_partition_that_is_nan_is_refused_with_what_to_do() -> None:
 def test_the_zeros_are_two_partitions() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
     plan = scan(metadata(spec), [block([a_file("a", (0.0,)), a_file("b", (-0.0,))], 0, spec)])
-    assert b'"partition":[0.0]' in b"".join(Answer(plan).tasks(plan.rows))
-    assert b'"partition":[-0.0]' in b"".join(Answer(plan).tasks(plan.rows))
+    assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.rows))
+    assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.rows))
 
 
 def test_partitions_follow_the_tables_spec_and_not_the_manifests_order_or_types() -> None:
@@ -410,11 +410,11 @@ def test_only_delete_files_that_a_page_refers_to_are_in_it() -> None:
     data = [a_file("a", sequence=3), a_file("b", sequence=3)]
     deletes = [a_delete("of a", 1, referenced="a"), a_delete("of b", 1, referenced="b")]
     plan = scan(metadata(()), [block(data)], [block(deletes)])
-    answer = Answer(plan)
+    answer = ScanTaskWriter(plan)
     (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.rows[1:])) + b"]")
     assert task["delete-file-references"] == [0]
     assert [one["file-path"] for one in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
-    answer = Answer(scan(metadata(()), [block([a_file("c")])]))
+    answer = ScanTaskWriter(scan(metadata(()), [block([a_file("c")])]))
     assert list(answer.delete_files()) == []
 
 

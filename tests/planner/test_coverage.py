@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from metaserver.clock import SystemClock
-from metaserver.index.hashing import file_ids
+from metaserver.index.keys.hashing import file_ids
 from metaserver.objects.router import open_objects
-from metaserver.planner import coverage
-from metaserver.planner.coverage import FileIds, Words, file_ids_of
-from metaserver.planner.planner import Planner, open_planner
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.view import TableView
+from metaserver.planner.indexes import coverage
+from metaserver.planner.indexes.coverage import FileIds, Words, file_ids_of
+from metaserver.planner.plan.planner import Planner, open_planner
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.view.view import TableView
 from metaserver.settings import Settings
 from tests.planner.history import random_lake
 from tests.planner.lake import ContentFile

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from metaserver.errors import Corrupt
-from metaserver.iceberg.manifest import ManifestFile
-from metaserver.iceberg.schema import Schema
-from metaserver.index.block import Block
-from metaserver.planner import equality
-from metaserver.planner.deletes import DeleteIndex
-from metaserver.planner.view import TableView
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.types.schema import Schema
+from metaserver.index.blocks.block import Block
+from metaserver.planner.deletes import equality
+from metaserver.planner.deletes.delete_index import DeleteIndex
+from metaserver.planner.view.view import TableView
 from tests.planner.delete_tables import (
     LATE,
     NESTED,

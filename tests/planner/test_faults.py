@@ -21,8 +21,8 @@ import fastavro
 import pytest
 
 from metaserver.errors import BadRequest, Corrupt, Forbidden, RetryLater, StorageError
-from metaserver.planner.planner import Planner
-from metaserver.planner.request import ScanRequest
+from metaserver.planner.plan.planner import Planner
+from metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Answer, Api
 from tests.api.planned import append, file_of
 from tests.faults.disk import small_disk

@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from metaserver.clock import SystemClock
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import predicates_of
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index import cold
-from metaserver.index.definitions import PREFIX, read_definitions
-from metaserver.index.index_file import open_index_file
-from metaserver.index.indexes import OpenIndex
-from metaserver.index.kinds import KINDS
-from metaserver.index.registry import Registry
+from metaserver.iceberg.expressions.expression import predicates_of
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.index.files import remote as cold
+from metaserver.index.files.definitions import PREFIX, read_definitions
+from metaserver.index.files.index_file import open_index_file
+from metaserver.index.files.indexes import OpenIndex
+from metaserver.index.files.registry import Registry
+from metaserver.index.kinds.kinds import KINDS
 from metaserver.objects.port import ObjectStore
-from metaserver.planner.coverage import Coverage, FileIds, coverages_bytes
-from metaserver.planner.covers import Covers
-from metaserver.planner.projected import COMBINATIONS_MAX, KEYS_MAX, Projected, project
-from metaserver.planner.request import Question, ScanRequest
-from metaserver.planner.scan import Scan
+from metaserver.planner.indexes.coverage import Coverage, FileIds, coverages_bytes
+from metaserver.planner.indexes.index_predicates import COMBINATIONS_MAX, KEYS_MAX, IndexProjection, project
+from metaserver.planner.indexes.resolver import IndexResolver
+from metaserver.planner.scan.request import BoundScan, ScanRequest
+from metaserver.planner.scan.scan import Scan
 from metaserver.store.open import open_store
 from metaserver.store.port import IndexFileState, PointerStore
 from tests.planner.indexing import IndexedTable, Planning, create_namespace, open_planning
@@ -104,7 +104,7 @@ async def until(holds: Callable[[], bool]) -> None:
 SCHEMA = [(1, "id", "long"), (2, "name", "string"), (3, "ts", "timestamp"), (4, "kind", "int")]
 
 
-def asked(filter: Any, **properties: str) -> Projected | None:
+def asked(filter: Any, **properties: str) -> IndexProjection | None:
     metadata = decode_table(
         json.dumps(
             {
@@ -137,11 +137,11 @@ def asked(filter: Any, **properties: str) -> Projected | None:
     )
     defined = read_definitions(metadata)
     assert not defined.problems
-    question = Question.ask(metadata, ScanRequest(filter=parse_expression(filter)))
-    return project(question.bound, defined.enabled)
+    bound_scan = BoundScan.bind(metadata, ScanRequest(filter=parse_expression(filter)))
+    return project(bound_scan.bound, defined.enabled)
 
 
-def said(projected: Projected | None) -> list[tuple[str, str, tuple[Any, ...]]]:
+def said(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
     """(index, operation, values) of each predicate on a term."""
     assert projected is not None
     found = [
@@ -491,7 +491,7 @@ async def test_what_covers_a_view_is_found_once_and_is_on_the_planners_account(r
     second = await rig.scan(planning, eq(18))
     assert (numbers_of(plain), numbers_of(first), numbers_of(second)) == ([1], [1], [1])
     assert planning.planner.stats().added_bytes - after < after - before
-    covers, definition, entry = Covers(planning.indexes), table.definitions["b"], await table.entry()
+    covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.entry()
     kept = coverages_bytes(first.view)
     looked_up = await covers.bitmaps(first.view, definition, entry)
     assert coverages_bytes(first.view) == kept, "lookups share what plans found"

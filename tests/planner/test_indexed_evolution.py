@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 from metaserver.clock import SystemClock
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.index.definitions import IndexDefinition
-from metaserver.index.registry import Registry
-from metaserver.index.terms import resolve_id
-from metaserver.planner.request import ScanRequest
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.index.files.definitions import IndexDefinition
+from metaserver.index.files.registry import Registry
+from metaserver.index.keys.terms import resolve_id
+from metaserver.planner.scan.request import ScanRequest
 from metaserver.store.open import open_store
 from metaserver.store.port import PointerStore
 from tests.planner.indexing import IndexedTable, array_of, as_of, create_namespace, open_planning

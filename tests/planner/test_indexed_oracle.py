@@ -29,12 +29,12 @@ from typing import Any
 import pytest
 
 from metaserver.clock import SystemClock
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import And, Bound, Or, predicates_of
-from metaserver.index import cold
-from metaserver.index.registry import Registry
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.scan import Scan
+from metaserver.iceberg.expressions.expression import And, Bound, Or, predicates_of
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.index.files import remote as cold
+from metaserver.index.files.registry import Registry
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.scan.scan import Scan
 from metaserver.store.open import open_store
 from tests.planner.cases import Case, cases
 from tests.planner.history import random_lake

@@ -15,11 +15,11 @@ import pytest
 
 from metaserver.clock import SystemClock
 from metaserver.errors import CommitConflict
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.index.registry import Registry
-from metaserver.planner.request import ScanRequest
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.index.files.registry import Registry
+from metaserver.planner.scan.request import ScanRequest
 from metaserver.store.open import open_store
-from metaserver.store.port import IndexFile, IndexFileState
+from metaserver.store.port import IndexFileState, RegisteredIndexFile
 from tests.planner.indexing import IndexedTable, Planning, create_namespace, damage, open_planning
 from tests.planner.tables import Table, numbers_of
 
@@ -56,7 +56,7 @@ async def plans(planning: Planning, table: IndexedTable, rng: random.Random, end
     return count
 
 
-def path_of(file: IndexFile) -> Path:
+def path_of(file: RegisteredIndexFile) -> Path:
     return Path(file.location.removeprefix("file://"))
 
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from metaserver.clock import SystemClock
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.planner.covers import Covers
-from metaserver.planner.meaning import Meaning
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.row_marks import RowMarks
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.planner.indexes.resolver import IndexResolver
+from metaserver.planner.pruning.semantics import ComparisonSemantics
+from metaserver.planner.rows.row_matches import PredicateMatcher
+from metaserver.planner.scan.request import ScanRequest
 from metaserver.store.open import open_store
 from metaserver.store.port import PointerStore
 from tests.planner.indexing import create_namespace, open_planning
@@ -55,15 +55,19 @@ def as_sql(value: float) -> float:
     return value
 
 
-CLIENTS = {Meaning.ICEBERG: (as_iceberg,), Meaning.SQL: (as_sql,), Meaning.POSSIBLE: (as_iceberg, as_sql)}
+CLIENTS = {
+    ComparisonSemantics.ICEBERG: (as_iceberg,),
+    ComparisonSemantics.SQL: (as_sql,),
+    ComparisonSemantics.POSSIBLE: (as_iceberg, as_sql),
+}
 
 
-def holds(filter: Any, value: float, meaning: Meaning) -> bool:
+def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
     if filter["type"] in ("or", "and"):
-        both = [holds(filter[side], value, meaning) for side in ("left", "right")]
+        both = [holds(filter[side], value, semantics) for side in ("left", "right")]
         return any(both) if filter["type"] == "or" else all(both)
     compare = COMPARED[filter["type"]]
-    return any(compare(key(value), key(filter["value"])) for key in CLIENTS[meaning])
+    return any(compare(key(value), key(filter["value"])) for key in CLIENTS[semantics])
 
 
 async def priced(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
@@ -83,26 +87,30 @@ async def test_a_filter_that_names_both_zeros_asks_an_index_for_both(kind: str, 
             for filter in FILTERS:
                 request = ScanRequest(filter=parse_expression(filter))
                 planned = numbers_of(await planning.planner.scan(table.metadata, request, await table.entry()))
-                expected = {number for number in PRICES if holds(filter, PRICES[number][0], Meaning.POSSIBLE)}
+                expected = {
+                    number for number in PRICES if holds(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
+                }
                 assert expected <= set(planned), filter
                 assert kind != "bitmap" or expected == set(planned), filter
 
 
-@pytest.mark.parametrize("meaning", Meaning)
-async def test_the_rows_of_a_filter_that_names_both_zeros_are_those_of_both(meaning: Meaning, tmp_path: Path) -> None:
+@pytest.mark.parametrize("semantics", ComparisonSemantics)
+async def test_the_rows_of_a_filter_that_names_both_zeros_are_those_of_both(
+    semantics: ComparisonSemantics, tmp_path: Path
+) -> None:
     async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
         await create_namespace(store)
         table = await priced(tmp_path, store, "bitmap")
         async with open_planning(tmp_path, table.registry) as planning:
             view = await planning.planner.view(table.metadata, ScanRequest())
-            covers = Covers(planning.indexes)
+            covers = IndexResolver(planning.indexes)
             index = await covers.bitmaps(view, table.definitions["i"], await table.entry())
             for filter in FILTERS:
-                marks = RowMarks({(3, "identity"): index}, meaning, from_sql=False)
+                marks = PredicateMatcher({(3, "identity"): index}, semantics, from_sql=False)
                 schema = table.metadata.current_schema
                 bound = bind(parse_expression(filter), schema, [schema], case_sensitive=True)
                 for place, values in PRICES.items():
                     bits, exact = marks.of(bound, place, len(values))
                     assert exact, filter
                     assert bits is not None
-                    assert bool(bits.any()) == holds(filter, values[0], meaning), (filter, values)
+                    assert bool(bits.any()) == holds(filter, values[0], semantics), (filter, values)

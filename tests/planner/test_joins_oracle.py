@@ -22,8 +22,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from metaserver.index import key_set
-from metaserver.planner import members, projected
+from metaserver.index.keys import key_set
+from metaserver.planner.indexes import index_predicates as projected
+from metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
 from tests.planner.kinds import base, decimal_text, default_json, pool
 from tests.planner.lake import DataFile
@@ -247,8 +248,8 @@ def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[li
 async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
     few = rng.choice([0, 2, 200])
-    monkeypatch.setattr(members, "FEW", few)
-    monkeypatch.setattr(members, "LISTED_MAX", rng.choice([few + 1, 5000]))
+    monkeypatch.setattr(dynamic_filters, "FEW", few)
+    monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([few + 1, 5000]))
     monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
     monkeypatch.setattr(projected, "HASHED_MAX", rng.choice([3, 2000]))
     outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]

@@ -14,16 +14,18 @@ import pytest
 
 from metaserver.clock import SystemClock
 from metaserver.errors import BadRequest
-from metaserver.iceberg.parquet import Unreadable
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index.delete_files import HashSet
-from metaserver.index.hashing import hash_rows
-from metaserver.index.keys import keys_of
-from metaserver.index.terms import resolve
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.keys.delete_files import HashSet
+from metaserver.index.keys.hashing import hash_rows
+from metaserver.index.keys.keys import keys_of
+from metaserver.index.keys.terms import resolve
 from metaserver.objects.router import open_objects
-from metaserver.planner import delete_files, deleted, locate
-from metaserver.planner.given_keys import keys_of_arrow, keys_of_json
-from metaserver.planner.parquet_columns import DataRows
+from metaserver.planner.deletes import delete_files
+from metaserver.planner.rows import record_lookup as locate
+from metaserver.planner.rows import row_deletes as deleted
+from metaserver.planner.rows.data_columns import DataRows
+from metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
 from metaserver.settings import Settings
 from tests.api.client import Api
 from tests.api.stored import Stored

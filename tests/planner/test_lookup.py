@@ -17,21 +17,21 @@ import pytest
 
 from metaserver.clock import SystemClock
 from metaserver.errors import BadRequest
-from metaserver.iceberg.manifest import decode_manifest, decode_manifest_list
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.partition import PartitionSpec
-from metaserver.iceberg.schema import Schema
-from metaserver.iceberg.table_json import decode_table
-from metaserver.index.block import Block, encode_block
-from metaserver.index.packing import MISSING, Form, value_of
+from metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.iceberg.types.schema import Schema
+from metaserver.index.blocks.block import Block, encode_block
+from metaserver.index.blocks.packing import MISSING, Form, value_of
 from metaserver.objects.router import open_objects
-from metaserver.planner import _lookup
-from metaserver.planner.lookup import Found, StatsColumn, Strings, files_at, lookup
-from metaserver.planner.partitions import grouped
-from metaserver.planner.planner import Planner, open_planner
-from metaserver.planner.prefix import parse_prefix
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.view import TableView
+from metaserver.planner.lookup import _lookup
+from metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, files_at, lookup
+from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.lookup.prefix import parse_prefix
+from metaserver.planner.plan.planner import Planner, open_planner
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.view.view import TableView
 from metaserver.settings import Settings
 from tests.planner import partitioning
 from tests.planner.history import random_lake
@@ -69,7 +69,7 @@ async def views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snaps
     return made
 
 
-def paths(found: Found) -> list[str]:
+def paths(found: FoundFiles) -> list[str]:
     return [(path or b"").decode() for path in found.texts("file_path").values()]
 
 
@@ -178,7 +178,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[s
         assert found.sequence_numbers().tolist() == [file.sequence for file in files]
         assert found.snapshot_ids().tolist() == [file.snapshot_id for file in files]
         for column in lake.schema.leaves().values():
-            stats = found.stats(StatsColumn(column.id, column.kind))
+            stats = found.stats(RequestedColumn(column.id, column.kind))
             counts = [stats.counts(name).tolist() for name in ("value_counts", "null_value_counts", "nan_value_counts")]
             sides = {side: stats.bounds(side) for side in ("lower", "upper")}
             for at, file in enumerate(files):

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metaserver.iceberg.expressions import Bound, Op
-from metaserver.index.keys import KeyRanges, key_of, keys_of
-from metaserver.planner.meaning import Meaning, key_ranges
+from metaserver.iceberg.expressions.expression import Bound, Op
+from metaserver.index.keys.keys import KeyRanges, key_of, keys_of
+from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 NAN = math.nan
 VALUES: dict[str, list[Any]] = {
@@ -116,25 +116,29 @@ def test_each_meaning_is_what_its_clients_answer(kind: str) -> None:
     for bound in asked(kind):
         for value in (*VALUES[kind], None):
             java, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
-            expected = {Meaning.ICEBERG: java, Meaning.SQL: ieee, Meaning.POSSIBLE: java or ieee}
-            for meaning, answer in expected.items():
-                ranges = key_ranges(bound, kind, meaning)
+            expected = {
+                ComparisonSemantics.ICEBERG: java,
+                ComparisonSemantics.SQL: ieee,
+                ComparisonSemantics.POSSIBLE: java or ieee,
+            }
+            for semantics, answer in expected.items():
+                ranges = key_ranges(bound, kind, semantics)
                 assert ranges is not None
-                assert said(ranges, kind, value) == answer, (bound, value, meaning, ranges)
+                assert said(ranges, kind, value) == answer, (bound, value, semantics, ranges)
 
 
 @pytest.mark.parametrize("op", ORDERED)
 def test_the_order_of_uuids_is_left_to_the_reader(op: Op) -> None:
-    assert key_ranges(predicate(op, "uuid", bytes(16)), "uuid", Meaning.POSSIBLE) is None
+    assert key_ranges(predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
 
 
 def test_a_value_that_narrower_keys_do_not_reach_says_nothing() -> None:
-    assert key_ranges(predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", Meaning.POSSIBLE) is None
+    assert key_ranges(predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", ComparisonSemantics.POSSIBLE) is None
 
 
 def test_a_literal_of_a_promoted_type_finds_the_keys_of_the_older_one() -> None:
     stored = keys_of(pa.array([1.5, 2.5], pa.float32()), "float")
-    ranges = key_ranges(predicate(Op.EQ, "double", 2.5), "float", Meaning.POSSIBLE)
+    ranges = key_ranges(predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
     assert ranges is not None
     assert stored.codes is not None
     assert [ranges.holds(int(code)) for code in stored.codes] == [False, True]

@@ -20,13 +20,13 @@ import pytest
 
 from metaserver.clock import SystemClock
 from metaserver.errors import Corrupt
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.objects.router import open_objects
-from metaserver.planner.plan_tables import Kept, PlanFiles, PlanWriter, kept_of
-from metaserver.planner.planner import Planner, open_planner
-from metaserver.planner.request import ScanRequest
+from metaserver.planner.plan.plan_tables import KeptManifests, PlanFiles, PlanWriter, kept_of
+from metaserver.planner.plan.planner import Planner, open_planner
+from metaserver.planner.scan.request import ScanRequest
 from metaserver.settings import Settings
 from tests.planner.cases import Case, cases
 from tests.planner.entries import Record, assert_same, entries, listed, whole
@@ -44,7 +44,9 @@ class Tables:
         self.planner, self.writer = planner, writer
         self.count = 0
 
-    async def plan(self, case: Case, metadata: TableMetadata | None = None) -> tuple[Kept, PlanFiles, set[str]]:
+    async def plan(
+        self, case: Case, metadata: TableMetadata | None = None
+    ) -> tuple[KeptManifests, PlanFiles, set[str]]:
         """What is kept, the files that are now on disk, and the paths that the planner keeps."""
         if metadata is None:
             location = case.lake.metadata_location

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions import Bound, Op, all_of
-from metaserver.iceberg.schema import Field, Schema
-from metaserver.index.definitions import IndexDefinition, define
-from metaserver.index.registry import Registry
-from metaserver.planner.coverage import Coverage, file_ids_of
-from metaserver.planner.indexed import Probe
-from metaserver.planner.projected import TRANSFORMED_MAX, project
-from metaserver.planner.request import ScanRequest
-from metaserver.planner.selection import Selection
-from metaserver.planner.view import TableView
+from metaserver.iceberg.expressions.expression import Bound, Op, all_of
+from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.index.files.definitions import IndexDefinition, define
+from metaserver.index.files.registry import Registry
+from metaserver.planner.indexes.coverage import Coverage, file_ids_of
+from metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project
+from metaserver.planner.indexes.probe import Probe
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.view.selection import Selection
+from metaserver.planner.view.view import TableView
 from metaserver.store.open import open_store
 from tests.planner.indexing import IndexedTable, create_namespace, open_planning
 from tests.planner.tables import Table

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from metaserver.iceberg.expressions import Bound, Expression, Op, Or
-from metaserver.iceberg.manifest import ManifestFile, decode_manifest
-from metaserver.index.block import Block, encode_block
-from metaserver.planner.prune import IN_LIMIT, narrow_by_stats
-from metaserver.planner.selection import Selection
-from metaserver.planner.view import PartitionColumn, StatsColumn, TableView
+from metaserver.iceberg.expressions.expression import Bound, Expression, Op, Or
+from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from metaserver.index.blocks.block import Block, encode_block
+from metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
+from metaserver.planner.view.selection import Selection
+from metaserver.planner.view.view import ColumnStatistics, PartitionValues, TableView
 from tests.api.planned import STYLE, file_of
 from tests.planner.kinds import javas_uuid_order
 from tests.planner.manifests import ADDED, Entry, manifest_bytes
@@ -103,8 +103,8 @@ def test_bounds_in_either_order_of_uuids_hide_no_member_of_a_list(length: int) -
     for _ in range(40):
         others = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
         listed = sorted([rng.choice(rng.choice(files.held)), *others])
-        members = {number for number, some in enumerate(files.held) if set(some) & set(listed)}
-        assert members <= files.left(Op.IN, *listed), listed
+        dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listed)}
+        assert dynamic_filters <= files.left(Op.IN, *listed), listed
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
     assert len(files.left(Op.IN, *near_zero)) < len(files.held)
 
@@ -158,7 +158,7 @@ def test_the_size_of_a_view_is_told_while_threads_look_at_new_columns(monkeypatc
     """The event loop adds up what plans in threads put together."""
     table = view(ColumnMetrics())
     fresh = iter(range(100, 200))
-    for column in (StatsColumn, PartitionColumn):
+    for column in (ColumnStatistics, PartitionValues):
         size = column.size_bytes.fget
 
         def grown(self: object, size: Callable[[object], int] = size) -> int:

@@ -15,12 +15,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
-from metaserver.iceberg.binding import bind
-from metaserver.iceberg.expression_json import expression_json, parse_expression
-from metaserver.iceberg.expressions import TRUE, predicates_of
-from metaserver.iceberg.residuals import tautology, weakened
-from metaserver.planner.answer import Answer, TaskForm
-from metaserver.planner.partition_text import JAVA, PYICEBERG, STANDARD, Dialect, dialect_of
+from metaserver.iceberg.expressions.binding import bind
+from metaserver.iceberg.expressions.expression import TRUE, predicates_of
+from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from metaserver.iceberg.expressions.residuals import tautology, weakened
+from metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
+from metaserver.planner.answer.partition_text import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.manifests import PartitionField
 from tests.planner.test_answer import a_file, block, metadata, scan
 
@@ -73,11 +73,11 @@ def test_a_weakened_residual_holds_for_every_row_of_the_residual_and_is_never_tr
 
 
 def answered(
-    files: int, where: Any, dialect: Dialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
+    files: int, where: Any, dialect: ClientDialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
 ) -> Any:
     entries = [a_file(f"f{one}", (one,) if spec else ()) for one in range(files)]
     plan = scan(metadata(spec), [block(entries, 0, spec)], where=where)
-    answer = Answer(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
+    answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
     pieces = list(answer.tasks(plan.rows))
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
 
@@ -87,7 +87,7 @@ def listed(count: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
-def test_residuals_of_all_files_take_no_more_than_their_bytes(dialect: Dialect) -> None:
+def test_residuals_of_all_files_take_no_more_than_their_bytes(dialect: ClientDialect) -> None:
     tasks, size = answered(500, listed(20_000), dialect)
     assert size < BUDGET
     residuals = [task.get("residual-filter") for task in tasks]
@@ -100,14 +100,14 @@ def test_residuals_of_all_files_take_no_more_than_their_bytes(dialect: Dialect) 
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
-def test_few_files_and_short_filters_have_their_residual_whole(dialect: Dialect) -> None:
+def test_few_files_and_short_filters_have_their_residual_whole(dialect: ClientDialect) -> None:
     for files, where in ((5, listed(20_000)), (500, listed(100))):
         tasks, _ = answered(files, where, dialect)
         assert [task["residual-filter"] for task in tasks] == [where] * files
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
-def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluated(dialect: Dialect) -> None:
+def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluated(dialect: ClientDialect) -> None:
     spec = (PartitionField(1000, "p", 1, "identity"),)
     terms = [{"type": "eq", "term": "c2", "value": f"value {one}"} for one in range(20_000)]
     where: Any = {"type": "eq", "term": "c1", "value": -1}
@@ -125,7 +125,7 @@ def test_a_long_value_makes_no_long_residual_for_whoever_needs_one() -> None:
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
-def test_exact_residuals_are_whole_however_long_they_are(dialect: Dialect) -> None:
+def test_exact_residuals_are_whole_however_long_they_are(dialect: ClientDialect) -> None:
     tasks, _ = answered(500, listed(20_000), dialect, exact=True)
     assert [task["residual-filter"] for task in tasks] == [listed(20_000)] * 500
 
@@ -135,15 +135,15 @@ def test_the_files_of_one_answer_with_exact_residuals_stay_within_their_bytes(co
     table = metadata((), kinds={1: "long"})
     plan = scan(table, [block([a_file("f")], 0)], where=listed(count))
     form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
-    most = Answer(plan, dialect=JAVA, form=form).files_max
+    most = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
     if most is not None:
         _, size = answered(most, listed(count), JAVA, exact=True)
         whole = len(json.dumps(listed(count), separators=(",", ":")))
         assert most == 1 or most * whole <= BUDGET < (most + 1) * whole
         assert size < max(BUDGET, whole) + most * 1000
     assert (most is None) is (count <= 100)
-    assert Answer(plan, dialect=JAVA, form=TaskForm(residual_bytes=BUDGET)).files_max is None
-    assert Answer(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
+    assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residual_bytes=BUDGET)).files_max is None
+    assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
 
 
 def test_residuals_that_cannot_be_bound_by_name_are_wide_for_java_and_whole_for_others() -> None:
@@ -155,7 +155,7 @@ def test_residuals_that_cannot_be_bound_by_name_are_wide_for_java_and_whole_for_
     plan.metadata = replace(named, schemas=(renamed,))
     found = {}
     for dialect in (STANDARD, JAVA, PYICEBERG):
-        [task] = json.loads(b"[" + b"".join(Answer(plan, dialect=dialect).tasks(plan.rows)) + b"]")
+        [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.rows)) + b"]")
         found[dialect] = task.get("residual-filter")
     assert found == {STANDARD: None, JAVA: True, PYICEBERG: listed(3)}
 

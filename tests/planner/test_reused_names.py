@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from metaserver.errors import BadRequest
-from metaserver.iceberg.evaluation import may_match
-from metaserver.iceberg.expression_json import parse_expression
-from metaserver.iceberg.expressions import predicates_of
-from metaserver.iceberg.metadata import TableMetadata
-from metaserver.iceberg.table_json import decode_table
-from metaserver.planner.request import ScanRequest, asked_by_java
+from metaserver.iceberg.expressions.evaluation import may_match
+from metaserver.iceberg.expressions.expression import predicates_of
+from metaserver.iceberg.expressions.expression_json import parse_expression
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.planner.scan.request import ScanRequest, asked_by_java
 from metaserver.wire import encode_json
 from tests.seeds import first_seed
 

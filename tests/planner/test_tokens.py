@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaserver.planner.tokens import ROWS_MAX, TOKENS_BYTES_MAX, VERSION, Asked, Tokens, pack, page_count
+from metaserver.planner.scan.tokens import ROWS_MAX, TOKENS_BYTES_MAX, VERSION, PinnedRequest, Tokens, pack, page_count
 from tests.access.keyrings import fixed_keyring
 
 ids = st.integers(-(2**63), 2**63 - 1)
 requests = st.builds(
-    Asked,
+    PinnedRequest,
     snapshot_id=st.none() | ids,
     start_snapshot_id=st.none() | ids,
     end_snapshot_id=st.none() | ids,
@@ -23,11 +23,13 @@ requests = st.builds(
     use_snapshot_schema=st.booleans(),
     stats_fields=st.lists(st.text(st.characters(codec="utf-8")), max_size=4).map(tuple),
 )
-ASKED = Asked(7, None, None, 0, b'{"type":"eq","term":"a","value":3}', True, False, ("a",))
+ASKED = PinnedRequest(7, None, None, 0, b'{"type":"eq","term":"a","value":3}', True, False, ("a",))
 
 
 @given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
-def test_a_token_opens_on_any_replica_as_it_was_sealed(asked: Asked, first: int, end: int, uuid: object) -> None:
+def test_a_token_opens_on_any_replica_as_it_was_sealed(
+    asked: PinnedRequest, first: int, end: int, uuid: object
+) -> None:
     here, there = Tokens(fixed_keyring()), Tokens(fixed_keyring())
     task = there.open_plan_task(here.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
     assert task is not None

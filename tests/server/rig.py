@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from metaserver.api.parts import Parts
+from metaserver.api.http.parts import ServerParts
 from metaserver.clock import Clock, SystemClock
 from metaserver.server import bind, open_certificate, open_parts, serving, url_of
 from metaserver.settings import Settings
@@ -21,7 +21,7 @@ from tests.services.seamark import SHARED_KEY
 @dataclass
 class Running:
     url: str
-    parts: Parts
+    parts: ServerParts
     http: aiohttp.ClientSession
 
     async def get(self, path: str, **options: Any) -> tuple[int, Any]:

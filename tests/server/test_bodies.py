@@ -18,9 +18,9 @@ from aiohttp import web
 
 from metaserver.access.tokens import create_token
 from metaserver.api.app import add_routes
-from metaserver.api.describe import description_of
-from metaserver.api.keys import SETTINGS
-from metaserver.api.slots import Bound, Bounds, Place
+from metaserver.api.http.describe import description_of
+from metaserver.api.http.keys import SETTINGS
+from metaserver.api.http.slots import Bound, Bounds, Place
 from metaserver.clock import SystemClock
 from metaserver.errors import RetryLater, TooManyRequests
 from metaserver.settings import Settings

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from aiohttp import web
 
-from metaserver.api.connections import (
+from metaserver.api.http.connections import (
     Connection,
     ConnectionLimits,
     ConnectionRunner,
@@ -23,7 +23,7 @@ from metaserver.api.connections import (
     limits_of,
     raise_descriptor_limit,
 )
-from metaserver.api.metrics import Metrics
+from metaserver.api.http.metrics import ServerMetrics
 from metaserver.settings import Settings
 from tests.server.rig import Running, running
 
@@ -150,7 +150,7 @@ async def test_an_address_has_its_share_of_connections_and_idle_ones_make_room(t
 
 async def test_with_thousands_idle_a_new_connection_costs_no_look_at_all_of_them() -> None:
     limits = ConnectionLimits(connections=10_000, per_address=5_000, header_timeout_s=10, send_timeout_s=60)
-    runner = ConnectionRunner(web.Application(), limits, Metrics())
+    runner = ConnectionRunner(web.Application(), limits, ServerMetrics())
     await runner.setup()
     guard, loop = runner.server, asyncio.get_running_loop()
     assert isinstance(guard, Connections)

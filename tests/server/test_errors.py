@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from metaserver.api.errors import from_seamark_error
+from metaserver.api.http.errors import from_seamark_error
 from metaserver.errors import RetryLater, SeamarkError, Unauthenticated
 from tests.server.rig import Running, running
 

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from metaserver.api.app import add_routes
-from metaserver.api.keys import SETTINGS
+from metaserver.api.http.keys import SETTINGS
 from metaserver.cli import reference
 from metaserver.errors import RetryLater
 from metaserver.server import housekeeping_round
@@ -126,7 +126,7 @@ async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
         async def hangs() -> None:
             await asyncio.sleep(60)
 
-        monkeypatch.setattr("metaserver.api.health.PING_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("metaserver.api.admin.health.PING_TIMEOUT_S", 0.1)
         monkeypatch.setattr(server.parts.store, "ping", away)
         monkeypatch.setattr(server.parts.objects, "ping", hangs)
         status, body = await server.get("/readyz")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from metaserver.api import idempotency, pending
+from metaserver.api.http import idempotency
+from metaserver.api.plans import pending
 from metaserver.catalog.quotas import Quota
 from metaserver.errors import TooManyRequests
 from tests.api.client import SCHEMA, Api, new_key

@@ -16,9 +16,9 @@ from metaserver.store.port import (
     DroppedEntry,
     ForgetDropped,
     ForgetIndexFile,
-    IndexFile,
     IndexFileState,
     QuarantineIndexFile,
+    RegisteredIndexFile,
     RenameEntry,
     ReplaceIndexFiles,
     RestoreEntry,
@@ -30,7 +30,7 @@ UUID = "uuid-of-t"
 LIVE, SUPERSEDED, QUARANTINED = IndexFileState.LIVE, IndexFileState.SUPERSEDED, IndexFileState.QUARANTINED
 
 
-def make_file(name: str, **fields: Any) -> IndexFile:
+def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
     given: dict[str, Any] = {
         "uuid": UUID,
         "definition": "d",
@@ -43,7 +43,7 @@ def make_file(name: str, **fields: Any) -> IndexFile:
         "created_ms": 5,
         "changed_ms": 5,
     } | fields
-    return IndexFile(location=f"file:///w/{name}", **given)
+    return RegisteredIndexFile(location=f"file:///w/{name}", **given)
 
 
 def replacing(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from connector.errors import NotFound
-from connector.plans.seamark import Known, Name, PlanTable, PlanView, Reference, View, Wanted
+from connector.plans.seamark import KnownTable, Name, PlanTableAnswer, PlanTableRequest, PlanView, Reference, View
 from connector.trino.rewriting import Limits, Rewriter
 
 COLUMNS = {
@@ -27,11 +27,11 @@ class Seamark:
     """Gives the n-th plan the id 100 + n. `plan` may say otherwise, or raise. `tables`: what is known of them, if more
     than the columns."""
 
-    plan: Callable[[Wanted], Any] = lambda wanted: {}
+    plan: Callable[[PlanTableRequest], Any] = lambda wanted: {}
     wait_s: float = 0.0
     version: str = "1"
-    tables: Mapping[str, Known] = field(default_factory=dict)
-    asked: list[Wanted] = field(default_factory=list)
+    tables: Mapping[str, KnownTable] = field(default_factory=dict)
+    asked: list[PlanTableRequest] = field(default_factory=list)
     looked_at: list[tuple[str, ...]] = field(default_factory=list)
     views: dict[str | Name, View] = field(default_factory=dict)
     """By their names, with the schema or without. `plan_view` names the n-th one `v~plan~n`, or raises."""
@@ -40,7 +40,7 @@ class Seamark:
     views_read: list[Name] = field(default_factory=list)
     leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
-    async def plan_table(self, wanted: Wanted) -> PlanTable:
+    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
         number = len(self.asked)
         self.asked.append(wanted)
         if self._view(wanted.table) is not None:
@@ -48,13 +48,13 @@ class Seamark:
         await asyncio.sleep(self.wait_s)
         usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": wanted.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return PlanTable(**{**usual, **sizes, **self.plan(wanted)})
+        return PlanTableAnswer(**{**usual, **sizes, **self.plan(wanted)})
 
-    async def columns(self, table: tuple[str, ...]) -> Known | None:
+    async def columns(self, table: tuple[str, ...]) -> KnownTable | None:
         self.looked_at.append(table)
         if table[-1] in self.tables:
             return self.tables[table[-1]]
-        return Known(self.version, COLUMNS[table[-1]]) if table[-1] in COLUMNS else None
+        return KnownTable(self.version, COLUMNS[table[-1]]) if table[-1] in COLUMNS else None
 
     async def view(self, name: Name) -> View | None:
         self.views_read.append(name)

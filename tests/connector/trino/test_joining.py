@@ -10,49 +10,49 @@ import pytest
 
 from connector.errors import Forbidden, ServerFailed
 from connector.plans.joining import SMALL_BYTES, TIMES_SMALLER
-from connector.plans.seamark import Joined, JoinTold, Known, PlanTable, Wanted
+from connector.plans.seamark import JoinOutcome, JoinRequest, KnownTable, PlanTableAnswer, PlanTableRequest
 from connector.trino.rewriting import Limits, Rewriting
 from connector.trino.sessions import Session
 from tests.connector.trino.played import PATIENT, Seamark, rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
 TABLES = {
-    "sales": Known("1", {"item": "long", "day": "date", "ship": "date", "price": "long"}, 10, LARGE, 1000),
-    "items": Known("1", {"i_key": "long", "brand": "long", "color": "string"}, 20, SMALL, 3),
-    "brands": Known("1", {"b_key": "long", "name": "string"}, 30, SMALL, 1),
-    "days": Known("1", {"d_day": "date", "year": "int"}, 40, SMALL, 1),
+    "sales": KnownTable("1", {"item": "long", "day": "date", "ship": "date", "price": "long"}, 10, LARGE, 1000),
+    "items": KnownTable("1", {"i_key": "long", "brand": "long", "color": "string"}, 20, SMALL, 3),
+    "brands": KnownTable("1", {"b_key": "long", "name": "string"}, 30, SMALL, 1),
+    "days": KnownTable("1", {"d_day": "date", "year": "int"}, 40, SMALL, 1),
 }
 STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'"
 RED = "\"color\" = 'red'"
 
 
-def used(wanted: Wanted) -> dict[str, Any]:
+def used(wanted: PlanTableRequest) -> dict[str, Any]:
     """All joins are, at the snapshots that were named."""
 
-    def told(joins: tuple[Joined, ...]) -> list[JoinTold]:
-        return [each for one in joins for each in (JoinTold(one.snapshot_id, 77, True), *told(one.joins))]
+    def told(joins: tuple[JoinRequest, ...]) -> list[JoinOutcome]:
+        return [each for one in joins for each in (JoinOutcome(one.snapshot_id, 77, True), *told(one.joins))]
 
     return {"joins": tuple(told(wanted.joins))}
 
 
 async def rewritten(
     statement: str,
-    plan: Callable[[Wanted], dict[str, Any]] = used,
+    plan: Callable[[PlanTableRequest], dict[str, Any]] = used,
     limits: Limits = PATIENT,
-    tables: Mapping[str, Known] = TABLES,
-) -> tuple[Rewriting, list[Wanted]]:
+    tables: Mapping[str, KnownTable] = TABLES,
+) -> tuple[Rewriting, list[PlanTableRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
     async with rewriter(server, limits) as made:
         return await made.rewrite(statement, Session("lake", "db")), server.asked
 
 
-def of(table: str, asked: list[Wanted]) -> list[Wanted]:
+def of(table: str, asked: list[PlanTableRequest]) -> list[PlanTableRequest]:
     return [one for one in asked if one.table[-1] == table]
 
 
 async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_is_pinned() -> None:
     done, asked = await rewritten(STAR)
-    assert [one.joins for one in of("sales", asked)] == [(Joined(("db", "items"), (("item", "i_key"),), RED, 20),)]
+    assert [one.joins for one in of("sales", asked)] == [(JoinRequest(("db", "items"), (("item", "i_key"),), RED, 20),)]
     (items,) = of("items", asked)
     assert (items.predicate, items.snapshot_id, items.kept_max, items.joins) == (RED, 20, 1.0, ())
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
@@ -62,8 +62,8 @@ async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_i
 
 
 async def test_what_goes_over_the_wire_is_the_contract() -> None:
-    nested = Joined(("db", "brands"), (("brand", "b_key"),), "\"name\" = 'x'", 30)
-    assert Joined(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
+    nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), "\"name\" = 'x'", 30)
+    assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
         "table": ["a", "items"],
         "on": {"item": "i_key", "day": "d"},
         "snapshot-id": 20,
@@ -107,16 +107,18 @@ async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
     [
         ("SELECT 1 FROM sales, items WHERE item = i_key", {}),
         ("SELECT 1 FROM sales, items WHERE item = i_key AND i_key = 5", {}),
-        (STAR, {"items": Known("1", TABLES["items"].columns, 20, LARGE // TIMES_SMALLER + 1, 9)}),
-        (STAR, {"items": Known("1", TABLES["items"].columns, None, 0, 0)}),
-        (STAR, {"items": Known("1", None, 20, SMALL, 1)}),
-        (STAR, {"sales": Known("1", TABLES["sales"].columns, 10, LARGE, 1)}),
+        (STAR, {"items": KnownTable("1", TABLES["items"].columns, 20, LARGE // TIMES_SMALLER + 1, 9)}),
+        (STAR, {"items": KnownTable("1", TABLES["items"].columns, None, 0, 0)}),
+        (STAR, {"items": KnownTable("1", None, 20, SMALL, 1)}),
+        (STAR, {"sales": KnownTable("1", TABLES["sales"].columns, 10, LARGE, 1)}),
         (f"{STAR} AND FALSE OR price > 3", {}),
         ("SELECT 1 FROM sales, hive.x.items WHERE item = i_key AND color = 'red' AND price > 3", {}),
         ("SELECT 1 FROM sales s, items FOR VERSION AS OF 5 i WHERE s.item = i.i_key AND i.color = 'red'", {}),
     ],
 )
-async def test_no_join_is_asked_about_that_would_say_nothing_or_cost_much(sql: str, tables: dict[str, Known]) -> None:
+async def test_no_join_is_asked_about_that_would_say_nothing_or_cost_much(
+    sql: str, tables: dict[str, KnownTable]
+) -> None:
     _, asked = await rewritten(sql, tables=tables)
     assert all(one.joins == () for one in of("sales", asked))
 
@@ -129,24 +131,24 @@ async def test_a_statement_with_joins_alone_is_asked_about_once() -> None:
 # Where the small table cannot be read as it was evaluated, the large one is asked about without
 
 
-def told(**changes: Any) -> Callable[[Wanted], dict[str, Any]]:
+def told(**changes: Any) -> Callable[[PlanTableRequest], dict[str, Any]]:
     """Of each join, but so changed."""
 
-    def plan(wanted: Wanted) -> dict[str, Any]:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
         joins = used(wanted)["joins"]
-        return {"joins": tuple(JoinTold(**{**_fields(one), **changes}) for one in joins)}
+        return {"joins": tuple(JoinOutcome(**{**_fields(one), **changes}) for one in joins)}
 
     return plan
 
 
-def _fields(one: JoinTold) -> dict[str, Any]:
+def _fields(one: JoinOutcome) -> dict[str, Any]:
     return {"snapshot_id": one.snapshot_id, "keys": one.keys, "used": one.used}
 
 
-def without(table: str, error: Exception | None = None) -> Callable[[Wanted], dict[str, Any]]:
+def without(table: str, error: Exception | None = None) -> Callable[[PlanTableRequest], dict[str, Any]]:
     """There is no plan of the table; or an error."""
 
-    def plan(wanted: Wanted) -> dict[str, Any]:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
         if wanted.table[-1] != table:
             return used(wanted)
         if error is not None:
@@ -156,8 +158,8 @@ def without(table: str, error: Exception | None = None) -> Callable[[Wanted], di
     return plan
 
 
-def with_joins(error: Exception) -> Callable[[Wanted], dict[str, Any]]:
-    def plan(wanted: Wanted) -> dict[str, Any]:
+def with_joins(error: Exception) -> Callable[[PlanTableRequest], dict[str, Any]]:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
         if wanted.joins:
             raise error
         return {}
@@ -177,7 +179,7 @@ def with_joins(error: Exception) -> Callable[[Wanted], dict[str, Any]]:
     ],
 )
 async def test_in_doubt_the_large_table_is_asked_about_again_without(
-    plan: Callable[[Wanted], dict[str, Any]],
+    plan: Callable[[PlanTableRequest], dict[str, Any]],
 ) -> None:
     done, asked = await rewritten(f"{STAR} AND price > 3", plan)
     assert [bool(one.joins) for one in of("sales", asked)] == [True, False]
@@ -195,7 +197,7 @@ async def test_without_a_predicate_of_its_own_it_is_not_asked_about_again() -> N
 async def test_a_join_that_was_left_out_binds_nobody() -> None:
     """And a table of which all is left is none that is worth another name."""
 
-    def plan(wanted: Wanted) -> dict[str, Any]:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
         sizes = {"files": 3, "considered_files": 3} if wanted.table[-1] == "items" else {}
         return {**told(used=False, keys=None)(wanted), **sizes}
 
@@ -208,7 +210,7 @@ async def test_a_join_that_was_left_out_binds_nobody() -> None:
 async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> None:
     """Of two places of the small table one gets no plan."""
 
-    def plan(wanted: Wanted) -> dict[str, Any]:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
         if wanted.table[-1] == "items" and wanted.predicate is None:
             raise Forbidden("", status=403)
         return used(wanted)
@@ -220,7 +222,7 @@ async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> Non
 
 async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() -> None:
     class Slow(Seamark):
-        async def plan_table(self, wanted: Wanted) -> PlanTable:
+        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
             await asyncio.sleep(30.0 if wanted.joins else 0.0)
             return await super().plan_table(wanted)
 
@@ -240,7 +242,7 @@ async def test_a_failing_server_is_no_reason_to_ask_twice() -> None:
 
 async def test_tables_that_are_all_joined_to_each_other_are_looked_at_for_a_bounded_time() -> None:
     tables = {
-        f"t{number}": Known("1", {f"k{number}": "long", f"x{number}": "long"}, 1, SMALL, 2) for number in range(30)
+        f"t{number}": KnownTable("1", {f"k{number}": "long", f"x{number}": "long"}, 1, SMALL, 2) for number in range(30)
     }
     names = ", ".join(tables)
     equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
@@ -248,5 +250,5 @@ async def test_tables_that_are_all_joined_to_each_other_are_looked_at_for_a_boun
     assert all(_count(one.joins) <= 32 for one in asked)
 
 
-def _count(joins: tuple[Joined, ...]) -> int:
+def _count(joins: tuple[JoinRequest, ...]) -> int:
     return sum(1 + _count(one.joins) for one in joins)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.ssb.queries import QUERIES
-from connector.plans.joining import Partner, Place, partners
-from connector.plans.seamark import Known
+from connector.plans.joining import Partner, PlannedScan, partners
+from connector.plans.seamark import KnownTable
 from connector.trino.scans import scans
 
 MB = 1 << 20
@@ -35,11 +35,11 @@ FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
     """What limits each place of the table."""
     known = {
-        (None, None, name): Known("1", dict.fromkeys(columns.split(), "long"), 1, size, 2)
+        (None, None, name): KnownTable("1", dict.fromkeys(columns.split(), "long"), 1, size, 2)
         for name, (columns, size) in tables.items()
     }
     found = scans(sql, columns_of=lambda names: known[names].columns)
-    chosen = partners({number: Place(scan, "c", (scan.table,)) for number, scan in enumerate(found)}, known)
+    chosen = partners({number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}, known)
     return [shown(each) for place, each in chosen.items() if place.table == (table,)]
 
 

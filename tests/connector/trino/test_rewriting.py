@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from connector.errors import BadRequest, NotFound, ServerFailed, Unreachable
-from connector.plans.seamark import PlanTable, Wanted
+from connector.plans.seamark import PlanTableAnswer, PlanTableRequest
 from connector.trino import reading
 from connector.trino.breaker import FAILURES_MAX
 from connector.trino.rewriting import Limits, Rewriting
@@ -23,14 +23,16 @@ from tests.connector.trino.played import Seamark, rewriter
 SESSION = Session(catalog="lake", schema="db")
 
 
-async def rewritten(statement: str, session: Session = SESSION, **seamark: Any) -> tuple[Rewriting, list[Wanted]]:
+async def rewritten(
+    statement: str, session: Session = SESSION, **seamark: Any
+) -> tuple[Rewriting, list[PlanTableRequest]]:
     server = Seamark(**seamark)
     async with rewriter(server) as made:
         return await made.rewrite(statement, session), server.asked
 
 
-def raising(error: Exception) -> Callable[[Wanted], Any]:
-    def plan(wanted: Wanted) -> Any:
+def raising(error: Exception) -> Callable[[PlanTableRequest], Any]:
+    def plan(wanted: PlanTableRequest) -> Any:
         raise error
 
     return plan
@@ -116,7 +118,7 @@ async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_an
         (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
     ],
 )
-async def test_without_a_plan_there_is_a_reason(plan: Callable[[Wanted], Any], why: str) -> None:
+async def test_without_a_plan_there_is_a_reason(plan: Callable[[PlanTableRequest], Any], why: str) -> None:
     done, wanted = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
     assert (done.statement, done.told.partition("; ms=")[0]) == (None, f"unchanged; {why}")
     assert len(wanted) == 1
@@ -214,7 +216,7 @@ async def test_places_of_a_table_with_plans_of_two_snapshots_are_left_alone() ->
 
 
 async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_either() -> None:
-    def plan(wanted: Wanted) -> dict[str, Any]:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
         if wanted.snapshot_id is not None:
             raise NotFound("", status=404)
         return {}
@@ -225,7 +227,7 @@ async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_ei
 
 
 async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_places() -> None:
-    def plan(wanted: Wanted) -> dict[str, Any]:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
         if wanted.predicate == '"x" = 2':
             raise BadRequest("", status=400)
         return {}
@@ -327,7 +329,7 @@ async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing() -
 
 async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
     class Uneven(Seamark):
-        async def plan_table(self, wanted: Wanted) -> PlanTable:
+        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
             await asyncio.sleep(30 if wanted.table[-1] == "u" else 0)
             return await super().plan_table(wanted)
 

@@ -17,8 +17,8 @@ import pytest
 
 from connector.plans.splicing import splice
 from connector.trino.scans import Scan, replacement, scans
-from metaserver.iceberg import schema as ours
-from metaserver.iceberg.sql import parse_sql
+from metaserver.iceberg.expressions.sql import parse_sql
+from metaserver.iceberg.types import schema as ours
 from tests.connector.trino.statements import Statements, Stored, quoted
 from tests.planner.schemas import Field, Schema
 

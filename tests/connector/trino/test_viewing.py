@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from connector.errors import Forbidden, NotFound
-from connector.plans.seamark import Known, Name, View, Wanted
+from connector.plans.seamark import KnownTable, Name, PlanTableRequest, View
 from connector.trino.rewriting import Rewriting
 from connector.trino.sessions import Session
 from connector.trino.viewing import DEPTH_MAX, VIEWS_MAX
@@ -222,7 +222,7 @@ async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> No
     assert done.statement is not None
     assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
 
-    def turning(wanted: Wanted) -> dict[str, Any]:
+    def turning(wanted: PlanTableRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if wanted.predicate and "x" in wanted.predicate else 2}
 
     done, server = await rewritten(statement, views=views, plan=turning)
@@ -275,7 +275,7 @@ async def test_a_nested_view_that_has_changed_is_read_again() -> None:
 async def test_what_a_view_was_says_nothing_of_the_tables_beside_it() -> None:
     """The name `x` in the subquery is the outer table's until the view has such a column."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
-    tables = {"t": Known("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": Known("1", COLUMNS_OF["u"], 7, 100, 2)}
+    tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
     server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
     async with rewriter(server) as made:
         await made.rewrite(statement, SESSION)
@@ -331,7 +331,7 @@ async def test_a_table_within_and_beside_a_view_is_read_at_one_snapshot() -> Non
     assert done.statement is not None
     assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
 
-    def turning(wanted: Wanted) -> dict[str, Any]:
+    def turning(wanted: PlanTableRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if wanted.predicate and "x" in wanted.predicate else 2}
 
     done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)

@@ -1,0 +1,1 @@
+"""Operation: health, logins, tokens, grants, audit."""

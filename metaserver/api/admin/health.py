@@ -1,0 +1,83 @@
+"""GET /healthz: the process lives. GET /readyz: it can serve now: store and storage answer and can be written.
+
+Kept apart because the remedies differ: an unhealthy process is restarted, an unready one only gets no traffic. A
+database that is away must not make an orchestrator restart all replicas. Neither needs a login or tells more than yes
+or no and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aiohttp import web
+
+from metaserver.api.admin.readiness import Readiness
+from metaserver.api.http.describe import ResponseSpec, describe
+from metaserver.api.http.keys import DRAIN, OBJECTS, STORE
+from metaserver.errors import SeamarkError
+from metaserver.wire import encode_json
+
+PING_TIMEOUT_S = 2.0
+"""Below the second or so after which most probes give up by themselves three times in a row."""
+
+_log = structlog.get_logger("seamark.health")
+
+READINESS: web.AppKey[Readiness] = web.AppKey("readiness", Readiness)
+
+_HEALTH = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
+_READY = {
+    "type": "object",
+    "required": ["status", "checks"],
+    "properties": {
+        "status": {"type": "string", "enum": ["ready", "not ready"]},
+        "checks": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+
+
+@describe(
+    "healthz", "The process lives", tags=("operation",), answers=(ResponseSpec(200, "Alive", _HEALTH),), public=True
+)
+async def healthz(request: web.Request) -> web.Response:
+    return _json(200, {"status": "alive"})
+
+
+@describe(
+    "readyz",
+    "The server can serve now: database and storage answer and can be written, and it is not draining",
+    tags=("operation",),
+    answers=(ResponseSpec(200, "Ready", _READY), ResponseSpec(503, "Not ready, and why", _READY)),
+    public=True,
+)
+async def readyz(request: web.Request) -> web.Response:
+    app = request.app
+    store, objects, writing = await asyncio.gather(
+        _check("store", app[STORE].ping), _check("objects", app[OBJECTS].ping), app[READINESS].check()
+    )
+    checks = {"store": store, "objects": objects, **writing, "drain": "draining" if app[DRAIN].is_set() else "ok"}
+    ready = all(state == "ok" for state in checks.values())
+    return _json(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
+
+
+async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
+    try:
+        await asyncio.wait_for(ping(), PING_TIMEOUT_S)
+    except TimeoutError:
+        return f"no answer within {PING_TIMEOUT_S:g} s"
+    except (SeamarkError, OSError) as error:
+        # the message may name hosts and paths, which an anonymous prober need not learn
+        _log.warning("not ready", part=part, error=str(error))
+        return "failing"
+    return "ok"
+
+
+def _json(status: int, value: object) -> web.Response:
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(status=status, body=encode_json(value), content_type="application/json", headers=headers)
+
+
+def add_routes(app: web.Application) -> None:
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)

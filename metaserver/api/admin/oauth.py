@@ -1,0 +1,218 @@
+"""POST /v1/oauth/tokens: OAuth 2.0 for clients that are configured with a `credential`.
+
+Deprecated in the Iceberg REST specification, and what Spark, Trino, Flink, PyIceberg and DuckDB still use. Two grants:
+
+- client credentials (RFC 6749, 4.4): `client_id` is the name of a bearer token of this server, `client_secret` the
+  token itself, in the form or as HTTP Basic. Clients configured with a secret only send no id; the secret is enough.
+- token exchange (RFC 8693), by which Java clients refresh. An access token alone gives one that ends when it does: who
+  does not show the secret cannot prolong a login, so a stolen access token ends by itself. With Basic credentials
+  beside it, as Java sends them once the token has run out, also an expired one of the same holder gives a full new one.
+  A bearer token of this server comes back as it is (it is the secret), and so does a token of the OIDC issuer, since
+  only its issuer can prolong it.
+
+What is answered is a JWT (`access/issued.py`) that ends with the bearer token it was made from. Without a login (auth =
+none) any credentials are taken, for the clients that insist on having some. Errors are in OAuth's own form (RFC 6749,
+5.2), which clients parse here instead of the catalog's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from urllib.parse import parse_qsl, unquote_plus
+
+from aiohttp import web
+
+from metaserver.access.authenticator import Authenticator, Login
+from metaserver.access.tokens import PREFIX
+from metaserver.api.http.describe import ResponseSpec, describe
+from metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
+from metaserver.api.http.requests import read_body
+from metaserver.errors import TooLarge, Unauthenticated
+from metaserver.wire import encode_json
+
+_FIELDS_MAX = 32
+_FORM = "application/x-www-form-urlencoded"
+_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+_ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105  the name of a kind of token
+_JWT = "urn:ietf:params:oauth:token-type:jwt"
+_ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105
+
+_TOKEN_SCHEMA = {
+    "type": "object",
+    "required": ["access_token", "token_type", "expires_in", "issued_token_type"],
+    "properties": {
+        "access_token": {"type": "string"},
+        "token_type": {"const": "bearer"},
+        "expires_in": {"type": "integer", "description": "Seconds."},
+        "issued_token_type": {"type": "string"},
+    },
+}
+_REFUSAL_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}, "error_description": {"type": "string"}},
+}
+
+
+class _Refusal(Exception):
+    """An OAuth error on its way to the client: 401 for credentials that are not believed, else 400."""
+
+    def __init__(self, error: str, description: str) -> None:
+        super().__init__(description)
+        self.error = error
+        self.description = description
+
+
+@describe(
+    "getToken",
+    "An access token for client credentials, or for another token (OAuth 2.0, form-encoded; RFC 6749 and 8693)",
+    tags=("access",),
+    answers=(
+        ResponseSpec(200, "The token", _TOKEN_SCHEMA),
+        ResponseSpec(400, "The request or the token to exchange will not do", _REFUSAL_SCHEMA),
+        ResponseSpec(401, "The credentials are not believed", _REFUSAL_SCHEMA),
+    ),
+    public=True,
+)
+async def get_token(request: web.Request) -> web.Response:
+    try:
+        token, ttl_s = await _answer(request)
+    except _Refusal as refusal:
+        return _refuse(refusal)
+    return _json(
+        200,
+        {"access_token": token, "token_type": "bearer", "expires_in": ttl_s, "issued_token_type": _ACCESS_TOKEN},
+    )
+
+
+async def _answer(request: web.Request) -> tuple[str, int]:
+    """(token, seconds)."""
+    form = await _read_form(request)
+    client = _credentials(request, form)
+    grant = form.get("grant_type")
+    if grant not in ("client_credentials", _EXCHANGE):
+        raise _Refusal("unsupported_grant_type", f"grant_type must be client_credentials or {_EXCHANGE}")
+    if grant == _EXCHANGE:
+        _check_exchange(form)
+    authenticator = request.app[AUTHENTICATOR]
+    if authenticator.open:
+        request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote)
+        return authenticator.issuer.issue(None)
+    if grant == _EXCHANGE:
+        return await _exchange(request, form["subject_token"], client)
+    if client is None:
+        raise _Refusal("invalid_client", "client_secret is missing: it is a token from seamark token create")
+    login = await _login(authenticator, *client)
+    request[PRINCIPAL] = login.principal
+    return authenticator.issuer.issue(login.token)
+
+
+async def _read_form(request: web.Request) -> dict[str, str]:
+    if request.content_type != _FORM:
+        raise _Refusal("invalid_request", f"Send the parameters as {_FORM}")
+    try:
+        body = await read_body(request)
+    except TooLarge as error:
+        raise _Refusal("invalid_request", error.message) from None
+    try:
+        pairs = parse_qsl(
+            body.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=bool(body),
+            max_num_fields=_FIELDS_MAX,
+            errors="strict",
+        )
+    except ValueError:
+        raise _Refusal("invalid_request", "The body is not a form with percent-encoded UTF-8") from None
+    form = dict(pairs)
+    if len(form) != len(pairs):
+        raise _Refusal("invalid_request", "A parameter is given more than once")
+    return {name: value for name, value in form.items() if value}
+
+
+def _credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
+    """(client id if given, secret) from the form or HTTP Basic; None without any. Both at once must agree."""
+    given = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return given  # a bearer token here is what the client has now; it proves nothing that the form does not
+    try:
+        name, _, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        raise _Refusal("invalid_client", "The Authorization header is not Basic credentials in base64") from None
+    basic = (unquote_plus(name) or None, unquote_plus(secret))
+    if not secret:  # a credential without an id, as some clients encode it
+        basic = (None, unquote_plus(name))
+    if given is not None and given != basic:
+        raise _Refusal("invalid_request", "The form and the Authorization header carry different credentials")
+    return basic
+
+
+async def _login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
+    try:
+        login = await authenticator.login_secret(secret)
+    except Unauthenticated as error:
+        raise _Refusal("invalid_client", error.message) from None
+    if name is not None and name != login.principal.name:
+        # no word on whose secret it is
+        raise _Refusal("invalid_client", "The client_secret is not that of this client_id")
+    return login
+
+
+def _check_exchange(form: dict[str, str]) -> None:
+    if "subject_token" not in form:
+        raise _Refusal("invalid_request", "subject_token is missing")
+    if form.get("subject_token_type") not in (_ACCESS_TOKEN, _JWT, _ID_TOKEN):
+        raise _Refusal("invalid_request", f"subject_token_type must be {_ACCESS_TOKEN}, {_JWT} or {_ID_TOKEN}")
+    if form.get("requested_token_type", _ACCESS_TOKEN) not in (_ACCESS_TOKEN, _JWT):
+        raise _Refusal("invalid_request", f"requested_token_type can only be {_ACCESS_TOKEN}")
+
+
+async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
+    """(token, seconds)."""
+    authenticator = request.app[AUTHENTICATOR]
+    holder = await _login(authenticator, *client) if client is not None else None
+    login = await _login_subject(authenticator, subject, holder)
+    request[PRINCIPAL] = login.principal
+    if login.token is not None and not subject.startswith(PREFIX):
+        return authenticator.issuer.issue(login.token, None if holder is not None else login.expires_ms)
+    ttl_s = authenticator.issuer.ttl_s
+    if login.expires_ms is not None:
+        left_s = (login.expires_ms - request.app[CLOCK].now_ms()) // 1000
+        ttl_s = left_s if login.token is None else min(ttl_s, left_s)
+    return subject, max(1, ttl_s)
+
+
+async def _login_subject(authenticator: Authenticator, subject: str, holder: Login | None) -> Login:
+    try:
+        if holder is None:
+            return await authenticator.login(subject)
+        try:
+            login = await authenticator.login(subject)
+        except Unauthenticated:
+            login = await authenticator.login_expired(subject)
+    except Unauthenticated as error:
+        raise _Refusal("invalid_grant", error.message) from None
+    if login.token is not None and holder.token is not None and login.token.id != holder.token.id:
+        raise _Refusal("invalid_grant", "The subject_token is not of this client")
+    return login
+
+
+def _refuse(refusal: _Refusal) -> web.Response:
+    response = _json(
+        401 if refusal.error == "invalid_client" else 400,
+        {"error": refusal.error, "error_description": refusal.description},
+    )
+    if response.status == 401:
+        response.headers["WWW-Authenticate"] = 'Basic realm="seamark"'
+    return response
+
+
+def _json(status: int, value: object) -> web.Response:
+    headers = {"Cache-Control": "no-store", "Pragma": "no-cache"}
+    return web.Response(status=status, body=encode_json(value), content_type="application/json", headers=headers)
+
+
+def add_routes(app: web.Application) -> None:
+    app.router.add_post("/v1/oauth/tokens", get_token)

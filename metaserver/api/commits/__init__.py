@@ -1,0 +1,1 @@
+"""Native commits, the timeline, and dropped tables."""

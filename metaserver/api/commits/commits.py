@@ -1,0 +1,242 @@
+"""Our own route for writers: a change to a table, of which the server makes the snapshot (docs/design/0004).
+
+The answer to a repeat, by idempotency key or producer, is the first one's, but for the metadata file: that is where the
+table stands when it is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from metaserver.api.http.idempotency import HEADER, once
+from metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
+from metaserver.api.http.render import json_answer
+from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from metaserver.api.indexes.index_state import READER
+from metaserver.catalog.commit import moved_on
+from metaserver.catalog.values import Caller
+from metaserver.commits.change import (
+    ISOLATIONS,
+    OPERATIONS,
+    WRITTEN,
+    ChangeBody,
+    ChangeRequest,
+    read_request,
+)
+from metaserver.commits.committing import CommitResult
+from metaserver.errors import BadRequest, NotFound
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.index.files.definitions import of_id
+from metaserver.index.files.registration import read_index_file
+from metaserver.store.port import Entry, NamespacePath, RegisteredIndexFile
+from metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
+
+_READ_AT_ONCE = 8
+"""Index files of one change."""
+_LOCATION = "metadata-location"
+_COUNT = {"type": "integer"}
+_ID = {"type": ["integer", "null"]}
+_FILTER: dict[str, Any] = {"description": "An expression of the Iceberg REST standard."}
+_KEY = Parameter(
+    HEADER, "header", "UUID of version 7: a repeat with the same key gets the first answer.", {"type": "string"}
+)
+
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "table-uuid": {"type": ["string", "null"], "description": "409 where the name leads to another table."},
+        "branch": {"type": "string", "default": "main"},
+        "producer": {
+            "type": ["object", "null"],
+            "required": ["id", "sequence"],
+            "additionalProperties": False,
+            "properties": {"id": {"type": "string"}, "sequence": {"type": "integer", "minimum": 0}},
+            "description": "Who writes, and its how-manieth change this is: each sequence is committed once.",
+        },
+        "change-id": {
+            "type": ["string", "null"],
+            "description": "The same for all attempts of one change. One that has collided several times has the turn "
+            "for a while: others of the table wait for it.",
+        },
+        "operation": {
+            "enum": [*OPERATIONS, None],
+            "description": "As Iceberg names it; by default what the change does.",
+        },
+        "read-snapshot-id": {
+            **_ID,
+            "description": "What the change was computed from, null for the empty table. Needed where files are "
+            "removed, position deletes or deletion vectors added, or a scope is given.",
+        },
+        "isolation": {"enum": list(ISOLATIONS), "default": "serializable"},
+        "schema-id": {
+            **_ID,
+            "description": "By whose names the filters are, the current schema's by default. Where another is current "
+            "by now, 409 for a change with the filter of a scope: its rows may be others.",
+        },
+        "scope": {
+            "type": ["object", "null"],
+            "additionalProperties": False,
+            "properties": {
+                "filter": _FILTER,
+                "partitions": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["spec-id", "values"],
+                        "additionalProperties": False,
+                        "properties": {"spec-id": _COUNT, "values": {"type": "array"}},
+                    },
+                },
+            },
+            "description": "The rows that the change has read, one of the two; by default, where it removes files or "
+            "adds position deletes or deletion vectors, all.",
+        },
+        "add": {
+            "type": "array",
+            "items": {"type": "object"},
+            "description": "Data and delete files, each a ContentFile of the Iceberg REST standard.",
+        },
+        "remove": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["file-path"],
+                "additionalProperties": False,
+                "properties": {"file-path": {"type": "string"}, "content-offset": {"type": ["integer", "null"]}},
+            },
+            "description": "Live files; a deletion vector by its offset, too.",
+        },
+        "replace": {
+            "type": ["object", "null"],
+            "additionalProperties": False,
+            "properties": {"filter": _FILTER, "partitions": {"enum": [WRITTEN]}},
+            "description": "Every live file whose rows all match the filter, or that lies in a partition of an added "
+            "file, goes, too.",
+        },
+        "index-files": {
+            "type": "array",
+            "maxItems": INDEX_FILES_MAX,
+            "items": {
+                "type": "object",
+                "required": ["location", "size-in-bytes"],
+                "additionalProperties": False,
+                "properties": {"location": {"type": "string"}, "size-in-bytes": _COUNT},
+            },
+            "description": f"Registered with the snapshot; below {INDEX_FOLDER} of the table.",
+        },
+        "summary": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+COMMITTED_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": [
+        "snapshot-id",
+        "parent-snapshot-id",
+        "sequence-number",
+        "operation",
+        "metadata-location",
+        "table-uuid",
+        "duplicate",
+        "summary",
+    ],
+    "properties": {
+        "snapshot-id": _ID,
+        "parent-snapshot-id": _ID,
+        "sequence-number": _ID,
+        "operation": {"enum": [*OPERATIONS, None]},
+        "metadata-location": {"type": "string"},
+        "table-uuid": {"type": "string"},
+        "duplicate": {
+            "type": "boolean",
+            "description": "The producer had committed this before; what is null has expired since.",
+        },
+        "summary": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+
+
+@describe(
+    "commitChange",
+    "Commits a change: files added and removed, what was read. The server makes the snapshot",
+    tags=("commits",),
+    parameters=(NAMESPACE, TABLE, _KEY),
+    body=_BODY,
+    answers=(
+        ResponseSpec(200, "It is committed", {"$ref": "#/components/schemas/Committed"}),
+        ResponseSpec(400, "The change does not fit the table, or contradicts itself"),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(409, "It collides with what was committed since it read; nothing was changed"),
+        ResponseSpec(500, "CommitStateUnknownException: nobody can tell; a producer may send it again and find out"),
+    ),
+)
+async def commit_change(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "table")
+    allow(request, namespace)
+    body = await read_json(request, ChangeBody)
+    change = read_request(body, files_max=request.app[SETTINGS].commit_files_limit)
+
+    async def work(caller: Caller) -> CommitResult:
+        return await request.app[COMMITS].commit(
+            caller, namespace, name, change, partial(_index_files, request, change)
+        )
+
+    async def answer(landed: CommitResult) -> web.Response:
+        return json_answer({**msgspec.to_builtins(landed.committed), _LOCATION: landed.metadata_location})
+
+    return await _located(request, await once(request, work, answer), namespace, name)
+
+
+async def _located(request: web.Request, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
+    """What was remembered of a first answer, with the metadata file that stands now."""
+    if response.status != 200:
+        return response
+    assert isinstance(response.body, bytes)
+    said = msgspec.json.decode(response.body, type=dict[str, Any])
+    if _LOCATION in said:
+        return response
+    try:
+        entry = await request.app[CATALOG].tables.entry(namespace, name)
+    except NotFound:
+        entry = None
+    if entry is None or entry.uuid != said["table-uuid"]:
+        raise moved_on(namespace, name)
+    return json_answer({**said, _LOCATION: entry.metadata_location})
+
+
+async def _index_files(
+    request: web.Request, change: ChangeRequest, entry: Entry, metadata: TableMetadata
+) -> list[RegisteredIndexFile]:
+    """Those that come with the change, each read. BadRequest for one that is none of this table's."""
+    folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
+    slots = asyncio.Semaphore(_READ_AT_ONCE)
+
+    async def one(location: str, size_bytes: int) -> RegisteredIndexFile:
+        async with slots:
+            file = await read_index_file(
+                request.app[READER],
+                location,
+                size_bytes,
+                folder=folder,
+                table_uuid=entry.uuid,
+                snapshot_id=None,
+                now_ms=request.app[CLOCK].now_ms(),
+            )
+        try:
+            of_id(file.definition, metadata.current_schema, metadata.schemas)
+        except BadRequest as error:
+            raise BadRequest(f"Cannot register {location}: {error.message}") from None
+        return file
+
+    return await asyncio.gather(*(one(given.location, given.size_in_bytes) for given in change.index_files))
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/commit", commit_change)

@@ -1,0 +1,272 @@
+"""Our own routes on what happened: the timeline (read, long-poll, event stream).
+
+Namespaces stand in paths as in the Iceberg REST standard: levels joined by 0x1F (`%1F`). Field names are in the
+standard's style, too (kebab-case). `since` is a position as found in an answer; a reader that continues with
+`next-since` misses nothing, however many replicas write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from metaserver.access.principal import Role
+from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from metaserver.api.http.errors import error_body
+from metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, PRINCIPAL, REQUEST_ID, SETTINGS, STORE, TIMELINE
+from metaserver.api.http.paging import page_size
+from metaserver.api.http.render import json_answer
+from metaserver.api.http.requests import allow, may_do, may_see, path_name, path_namespace, recheck
+from metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
+from metaserver.store.port import POSITION, EntryKind, Instant, InstantFilter, InstantState, NamespacePath, PointerStore
+from metaserver.timeline.timeline import Timeline, Watcher
+from metaserver.timeline.webhooks import instant_json
+from metaserver.wire import check_name, encode_json, show
+
+_log = structlog.get_logger("seamark.timeline")
+_STATES = frozenset(state.value for state in InstantState)
+LATEST = "latest"
+EVENT_STREAM = "text/event-stream"
+HEARTBEAT_S = 15.0
+"""A comment this often keeps proxies from closing a quiet stream, and shows us a client that is gone."""
+DEFAULT_LIMIT = 100
+_SSE_BATCH = 100
+
+INSTANT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "position", "action", "state", "kind", "namespace", "name", "uuid", "requested-ms", "who"],
+    "properties": {
+        "id": {"type": "string", "format": "uuid"},
+        "position": {"type": "string", "description": "Opaque; pass it as `since` to read on from here."},
+        "action": {"type": "string", "examples": ["create", "commit", "drop", "undrop", "purge", "rename"]},
+        "state": {"enum": [state.value for state in InstantState]},
+        "kind": {"enum": [kind.value for kind in EntryKind]},
+        "namespace": {"type": "array", "items": {"type": "string"}},
+        "name": {"type": "string"},
+        "uuid": {"type": "string"},
+        "requested-ms": {"type": "integer"},
+        "completed-ms": {"type": ["integer", "null"]},
+        "who": {"type": "string"},
+        "snapshot-id": {"type": ["integer", "null"]},
+        "metadata-location": {"type": ["string", "null"]},
+        "summary": {"type": "object"},
+    },
+}
+_PAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["instants", "next-since"],
+    "properties": {
+        "instants": {"type": "array", "items": {"$ref": "#/components/schemas/Instant"}},
+        "next-since": {
+            "type": ["string", "null"],
+            "description": "Pass it as `since` to continue. Null: newest first has reached the beginning, "
+            "or oldest first has found nothing yet.",
+        },
+    },
+}
+_FILTERS = (
+    Parameter(
+        "since",
+        "query",
+        "Position to read on from, exclusive. Left out: from the beginning; `latest`: only what comes after now.",
+        {"type": "string"},
+    ),
+    Parameter("limit", "query", f"Most instants answered; default {DEFAULT_LIMIT}.", {"type": "integer", "minimum": 1}),
+    Parameter("action", "query", "Only this action.", {"type": "string"}),
+    Parameter("state", "query", "Only this state.", {"enum": [state.value for state in InstantState]}),
+    Parameter("order", "query", "asc: oldest first (default); desc: newest first.", {"enum": ["asc", "desc"]}),
+    Parameter(
+        "wait",
+        "query",
+        "Seconds to hold the answer open until something matches (long-poll); at most the setting watch_timeout_s.",
+        {"type": "number", "minimum": 0},
+    ),
+    Parameter("Last-Event-ID", "header", "Event streams only: as `since`.", {"type": "string"}),
+)
+_ANSWERS = (
+    ResponseSpec(200, "Instants in order; with `Accept: text/event-stream` a stream of events instead.", _PAGE_SCHEMA),
+)
+
+
+@describe(
+    "listTimeline",
+    "What happened in the catalog: list, read since, long-poll, or stream",
+    tags=("timeline",),
+    parameters=_FILTERS,
+    answers=_ANSWERS,
+    waits=True,
+)
+async def list_timeline(request: web.Request) -> web.StreamResponse:
+    allow(request, ())
+    return await _answer(request, InstantFilter(), ())
+
+
+@describe(
+    "listTableTimeline",
+    "What happened to one table or view, over all its names; to a name that is gone, what happened under it",
+    tags=("timeline",),
+    parameters=(NAMESPACE, TABLE, *_FILTERS),
+    answers=(*_ANSWERS, ResponseSpec(404, "Nothing has or had this name")),
+    waits=True,
+)
+async def list_table_timeline(request: web.Request) -> web.StreamResponse:
+    namespace, name = path_namespace(request), path_name(request, "table")
+    allow(request, namespace)
+    return await _answer(request, await _about(request.app[STORE], namespace, name), namespace)
+
+
+async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
+    """By UUID where the name stands for something now, so that history survives renames; else by name."""
+    for kind in (EntryKind.TABLE, EntryKind.VIEW):
+        entry = await store.entry(kind, namespace, name)
+        if entry is not None:
+            return InstantFilter(uuid=entry.uuid)
+    where = InstantFilter(namespace=namespace, name=name)
+    if not await store.instants(where, 1):
+        raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
+    return where
+
+
+async def _answer(request: web.Request, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
+    """`namespace`: where the rights to see this timeline come from."""
+    timeline = request.app[TIMELINE]
+    where, limit, wait_s = _read_query(request, where)
+    if where.since == LATEST:
+        where = msgspec.structs.replace(where, since=await timeline.head())
+    if EVENT_STREAM in request.headers.get("Accept", ""):
+        return await _stream(request, timeline, where, namespace)
+    if wait_s > 0:
+        found = await timeline.watch(where, limit, wait_s)
+        await recheck(request, namespace)  # a token may have ended while the answer was held open
+    else:
+        found = await timeline.read(where, limit)
+    next_since = found[-1].position if found else (None if where.newest_first else where.since)
+    shown = [_shown(request, instant) for instant in found if may_do(request, instant.namespace)]
+    return json_answer({"instants": shown, "next-since": next_since})
+
+
+def _shown(request: web.Request, instant: Instant) -> dict[str, Any]:
+    """The instant without the new name of a table that was moved to a namespace which the caller may not see."""
+    made = instant_json(instant)
+    if "to" not in instant.summary:
+        return made
+    # Instants recorded before the levels were: only a reader of the whole catalog is sure to see the namespace.
+    levels = instant.summary.get("to-namespace")
+    authorizer, principal = request.app[AUTHORIZER], request[PRINCIPAL]
+    visible = authorizer.holds(principal, Role.READER, ()) if levels is None else may_see(request, tuple(levels))
+    if not visible:
+        made["summary"] = {name: value for name, value in instant.summary.items() if name not in ("to", "to-namespace")}
+    return made
+
+
+def _read_query(request: web.Request, where: InstantFilter) -> tuple[InstantFilter, int, float]:
+    """(filter, limit, seconds to wait). BadRequest names the parameter and what it may be."""
+    query = request.query
+    settings = request.app[SETTINGS]
+    stream = EVENT_STREAM in request.headers.get("Accept", "")
+    since = (request.headers.get("Last-Event-ID") if stream else None) or query.get("since")
+    if since not in (None, LATEST) and not POSITION.fullmatch(since):
+        raise BadRequest(f"since {since[:40]!r} is no position this server gave out; leave it out to start again")
+    action = query.get("action")
+    if action is not None:
+        check_name(action, "action")
+    state = query.get("state")
+    if state is not None and state not in _STATES:
+        raise BadRequest(f"state {state[:40]!r} must be one of {', '.join(InstantState)}")
+    order = query.get("order", "asc")
+    if order not in ("asc", "desc"):
+        raise BadRequest(f"order {order[:40]!r} must be asc or desc")
+    wait_s = _number(query.get("wait", "0"), "wait")
+    if order == "desc" and (wait_s > 0 or stream):
+        raise BadRequest("Waiting for what comes next goes oldest first: leave out order=desc")
+    limit = page_size(query.get("limit", str(DEFAULT_LIMIT)), "limit", settings.page_limit)
+    where = msgspec.structs.replace(
+        where,
+        since=since,
+        action=action,
+        state=InstantState(state) if state is not None else None,
+        newest_first=order == "desc",
+    )
+    return where, limit, min(wait_s, settings.watch_timeout_s)
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise BadRequest(f"{name} {text[:40]!r} must be a number of seconds") from None
+    if not math.isfinite(number) or number < 0:
+        raise BadRequest(f"{name} {text[:40]!r} must be a number of seconds, 0 or more")
+    return number
+
+
+async def _stream(
+    request: web.Request, timeline: Timeline, where: InstantFilter, namespace: NamespacePath
+) -> web.StreamResponse:
+    """Server-sent events (WHATWG HTML, 9.2): one event an instant, `id` its position, until the client or we go.
+
+    Login and rights are checked again before anything is sent, and every `rights_recheck_s` while nothing is. Where
+    they have ended, so does the stream, with an event `error` that holds the refusal."""
+    async with timeline.watching(where) as watcher:
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+                "X-Request-Id": request[REQUEST_ID],
+            }
+        )
+        await response.prepare(request)
+        try:
+            await response.write(b"retry: 1000\n\n")
+            while not request.app[DRAIN].is_set():
+                found = await _next_instants(request, timeline, watcher, namespace)
+                await response.write(_events(request, [one for one in found if may_do(request, one.namespace)]))
+        except ConnectionError:
+            pass  # the client is gone; that is how streams end
+        except (Unauthenticated, Forbidden) as error:
+            _log.info("event stream ends", error=error.message, request_id=request[REQUEST_ID])
+            with suppress(ConnectionError):
+                await response.write(b"event: error\ndata: %b\n\n" % error_body(error.code, error.type, error.message))
+        except SeamarkError as error:
+            # The status is sent already. The client reconnects with Last-Event-ID and is then told what is wrong.
+            _log.warning("event stream ends", error=error.message, request_id=request[REQUEST_ID])
+        return response
+
+
+async def _next_instants(
+    request: web.Request, timeline: Timeline, watcher: Watcher, namespace: NamespacePath
+) -> list[Instant]:
+    """What happens next; empty after HEARTBEAT_S without anything. Unauthenticated or Forbidden once the login or the
+    right to see this timeline has ended, found before anything is returned."""
+    clock, pause_s = request.app[CLOCK], request.app[SETTINGS].rights_recheck_s
+    until_s = clock.monotonic() + HEARTBEAT_S
+    found: list[Instant] = []
+    while not found and (left_s := until_s - clock.monotonic()) > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(pause_s, left_s)):
+                found = await timeline.next(watcher, _SSE_BATCH)
+        await recheck(request, namespace)
+        if request.app[DRAIN].is_set():
+            break
+    return found
+
+
+def _events(request: web.Request, found: list[Instant]) -> bytes:
+    if not found:
+        return b": still here\n\n"
+    return b"".join(
+        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(request, instant)))
+        for instant in found
+    )
+
+
+def add_routes(app: web.Application) -> None:
+    app.router.add_get("/api/v1/timeline", list_timeline)
+    app.router.add_get("/api/v1/tables/{namespace}/{table}/timeline", list_table_timeline)

@@ -1,0 +1,1 @@
+"""Wire formats: Arrow and JSON listings, answers sent in pieces."""

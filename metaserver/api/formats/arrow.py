@@ -1,0 +1,135 @@
+"""Columns of numpy arrays as Arrow, and tables as Arrow IPC streams; what is there already is not copied.
+
+Types are those of Iceberg's (spec: "Parquet", whose logical types are Arrow's); UUIDs and fixed are bytes. Metadata of
+an answer, as the token of its next page, is metadata of the stream's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from aiohttp import web
+
+from metaserver.errors import NotAcceptable, TooLarge
+from metaserver.iceberg.expressions.arrow import plain_type
+from metaserver.iceberg.types.types import base_name
+from metaserver.index.blocks.packing import MISSING, Longs
+from metaserver.planner.lookup.lookup import Strings
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+_JSON_RANGES = ("application/json", "application/*", "*/*")
+_OFFSET_MAX = 2**31 - 1
+
+
+def wants_arrow(request: web.Request) -> bool:
+    """Whether the answer is to be an Arrow IPC stream rather than JSON. NotAcceptable for anything else (RFC 9110)."""
+    accepted = request.headers.get("Accept", "*/*")
+    best, arrow = 0.0, False
+    for part in accepted.split(","):
+        name, *parameters = [piece.strip().lower() for piece in part.split(";")]
+        weight = _weight(parameters)
+        is_arrow = name == ARROW_STREAM
+        if (is_arrow or name in _JSON_RANGES) and weight > best:
+            best, arrow = weight, is_arrow
+    if best == 0:
+        raise NotAcceptable(f"Accept is {accepted[:100]!r}; there are application/json and {ARROW_STREAM}")
+    return arrow
+
+
+def _weight(parameters: Sequence[str]) -> float:
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            try:
+                return float(parameter[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
+    """One record batch, whose columns have _ for - in their names."""
+    fields = [pa.field(name.replace("-", "_"), array.type) for name, array in columns.items()]
+    schema = pa.schema(fields, metadata=dict(metadata))
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch)
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
+
+
+def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
+    """int64[rows], MISSING as null, as `kind` (int64 by default): a type of 32 or 64 bits that is an integer inside."""
+    wanted = kind or pa.int64()
+    present = values != MISSING
+    if pa.types.is_boolean(wanted):
+        return pa.array(values == 1, mask=~present)
+    narrow = np.where(present, values, 0).astype(np.int32) if wanted.bit_width == 32 else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(wanted, len(values), [_validity(present), pa.py_buffer(narrow)])
+
+
+def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
+    """TooLarge where they do not fit one array."""
+    if strings.ends[-1] > _OFFSET_MAX:
+        raise TooLarge("The page's texts are larger than 2 GiB; ask for a smaller limit")
+    buffers = [
+        _validity(strings.present != 0),
+        pa.py_buffer(strings.ends.astype(np.int32)),
+        pa.py_buffer(strings.data),
+    ]
+    found = pa.Array.from_buffers(kind or pa.string(), len(strings.present), buffers)
+    if kind is None or pa.types.is_string(kind):
+        try:
+            found.validate(full=True)
+        except pa.ArrowInvalid:  # a writer that cut a character in two
+            return pa.array([None if one is None else one.decode("utf-8", "replace") for one in strings.values()])
+    return found
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    """Of an Iceberg type's bounds, which may be shorter than its values; null for one without an order."""
+    if base_name(kind) in ("uuid", "fixed"):
+        return pa.binary()
+    try:
+        return plain_type(kind)
+    except ValueError:
+        return pa.null()
+
+
+def is_integer(kind: pa.DataType) -> bool:
+    """Whether values of the type are integers of 32 or 64 bits inside: numbers, dates and times."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
+
+
+def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
+    """What `Stats.bounds` found, as the column's type."""
+    wanted = arrow_type(kind)
+    if pa.types.is_null(wanted):
+        return pa.nulls(len(values.present if isinstance(values, Strings) else values))
+    if isinstance(values, Strings):
+        return _long_decimals(values, wanted) if pa.types.is_decimal(wanted) else texts(values, wanted)
+    if values.dtype == np.float64:
+        narrow = np.ascontiguousarray(values, dtype=np.float32 if wanted.bit_width == 32 else np.float64)
+        return pa.Array.from_buffers(wanted, len(values), [_validity(~np.isnan(values)), pa.py_buffer(narrow)])
+    longs = values.astype(np.int64, copy=False)
+    if pa.types.is_decimal(wanted):
+        wide = np.stack([longs, longs >> np.int64(63)], axis=1)
+        return pa.Array.from_buffers(wanted, len(longs), [_validity(longs != MISSING), pa.py_buffer(wide)])
+    return integers(longs, wanted)
+
+
+def _long_decimals(values: Strings, wanted: pa.DataType) -> pa.Array:
+    """From big-endian plus 2**127 to little-endian."""
+    there = values.present != 0
+    matrix = np.zeros((len(there), 2), dtype=np.uint64)
+    matrix[there] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
+    matrix[there, 1] ^= np.uint64(1 << 63)
+    return pa.Array.from_buffers(wanted, len(there), [_validity(there), pa.py_buffer(matrix)])
+
+
+def _validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    """None where every value is there."""
+    return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

@@ -1,0 +1,125 @@
+"""One record batch as an Arrow IPC stream in one piece of memory, into which columns are written where they go out.
+
+Arrow's own writer takes columns that were put together before and copies them. Here the message's head is laid out
+first (Arrow, "Serialization and Interprocess Communication": Message.fbs is a FlatBuffer, whose tables may lie in any
+order; ours always lie in the same), and columns that blocks hold packed are unpacked behind it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from metaserver.planner.lookup import _lookup
+from metaserver.planner.lookup.lookup import Integers
+
+_ALIGNMENT = 8
+_CONTINUES = b"\xff\xff\xff\xff"
+_END = _CONTINUES + bytes(4)
+_VERSION_5, _RECORD_BATCH = 4, 3
+_TABLES = struct.Struct("<I 6H 5H 6x iIqhB5x iIqI4x 4xI")
+"""Offset of the message; its vtable and the batch's; message (vtable, header, body's length, version, kind of header);
+batch (vtable, nodes, rows, buffers); how many nodes, which follow."""
+_MESSAGE, _BATCH, _NODES = 32, 56, 84
+_MESSAGE_VTABLE, _BATCH_VTABLE = 4, 16
+
+
+class Columns:
+    """The columns of one batch, in their order. `rows` is how many values each has."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._fields: list[tuple[str, pa.DataType]] = []
+        self._parts: list[Integers | pa.Array] = []
+
+    def add(self, name: str, kind: pa.DataType, values: Integers | pa.Array) -> None:
+        """`kind` has 32 or 64 bits an integer where `values` are to be unpacked, else it is the array's."""
+        self._fields.append((name, kind))
+        self._parts.append(values)
+
+    def stream(self, about: Mapping[str, str]) -> bytearray:
+        """The stream, whose schema has `about` for metadata."""
+        schema = _schema(tuple(self._fields), tuple(about.items()))
+        sizes = [self._sizes(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
+        offsets: list[tuple[int, int]] = []
+        at = 0
+        for size in (size for column in sizes for size in column):
+            offsets.append((at, size))
+            at += size + -size % _ALIGNMENT
+        head_size = 8 + _NODES + 4 + 16 * len(sizes) + 8 + 16 * len(offsets)
+        body_at = len(schema) + head_size
+        made = _lookup.buffer(body_at + at + len(_END))
+        with memoryview(made) as view:
+            body = view[body_at : body_at + at]
+            nulls = self._write(body, offsets)
+            view[len(schema) : body_at] = _head(self._rows, nulls, offsets, at)
+            view[: len(schema)] = schema
+            view[body_at + at :] = _END
+            body.release()
+        return made
+
+    def _sizes(self, kind: pa.DataType, part: Integers | pa.Array) -> list[int]:
+        """Of the column's buffers; 0 for a bitmap that is not needed."""
+        if isinstance(part, Integers):
+            return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
+        return [0 if one is None else one.size for one in _buffers(part)]
+
+    def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
+        """How many values of each column are null."""
+        nulls = []
+        places = iter(offsets)
+        for (_, kind), part in zip(self._fields, self._parts, strict=True):
+            if isinstance(part, Integers):
+                bits, values = next(places), next(places)
+                nulls.append(part.write(_slice(body, values), kind.bit_width // 8, _slice(body, bits)))
+            else:
+                nulls.append(part.null_count)
+                for one in _buffers(part):
+                    place = next(places)
+                    if one is not None:
+                        _slice(body, place)[:] = memoryview(one).cast("B")
+        for at, size in offsets:
+            padding = -size % _ALIGNMENT
+            if padding:
+                body[at + size : at + size + padding] = bytes(padding)
+        return nulls
+
+
+def _buffers(array: pa.Array) -> list[pa.Buffer | None]:
+    """Nulls alone have none in a stream."""
+    return [] if pa.types.is_null(array.type) else array.buffers()
+
+
+def _slice(body: memoryview, place: tuple[int, int]) -> memoryview:
+    return body[place[0] : place[0] + place[1]]
+
+
+@lru_cache(maxsize=256)
+def _schema(fields: tuple[tuple[str, Any], ...], about: tuple[tuple[str, str], ...]) -> bytes:
+    schema = pa.schema([pa.field(name, kind) for name, kind in fields], metadata=dict(about))
+    message: bytes = schema.serialize().to_pybytes()
+    return message
+
+
+def _head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], body_size: int) -> bytes:
+    """The encapsulated message of a record batch, up to its body."""
+    nodes_end = _NODES + 4 + 16 * len(nulls)
+    tables = _TABLES.pack(
+        _MESSAGE,
+        *(12, 24, 16, 18, 4, 8),  # sizes of the vtable and of the table, then where each of its fields lies
+        *(10, 24, 8, 4, 16),
+        *(_MESSAGE - _MESSAGE_VTABLE, _BATCH - (_MESSAGE + 4), body_size, _VERSION_5, _RECORD_BATCH),
+        *(_BATCH - _BATCH_VTABLE, _NODES - (_BATCH + 4), rows, nodes_end + 4 - (_BATCH + 16)),
+        len(nulls),
+    )
+    nodes = np.empty((len(nulls), 2), dtype="<i8")
+    nodes[:, 0] = rows
+    nodes[:, 1] = nulls
+    places = np.array(offsets, dtype="<i8")
+    message = b"".join((tables, nodes.tobytes(), bytes(4), len(offsets).to_bytes(4, "little"), places.tobytes()))
+    return _CONTINUES + len(message).to_bytes(4, "little") + message

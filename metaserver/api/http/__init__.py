@@ -1,0 +1,1 @@
+"""What every route shares: one middleware, request parsing, responses, errors, pages."""

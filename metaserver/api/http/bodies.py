@@ -1,0 +1,174 @@
+"""Reads the bodies of requests within bounds: of size by operation, of time, and of what all of them hold together.
+
+Sizes are of the body unpacked, counted while it arrives, whatever its headers announce. An operation has the ordinary
+limit unless it stands below: lists of files, keys and values need more, logins less. Who sends a body has passed the
+login and, as far as the path says where, the check of its role; only `getToken` reads from strangers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from aiohttp import StreamReader, web
+
+from metaserver.api.http.connections import Connection
+from metaserver.api.http.describe import description_of
+from metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
+from metaserver.api.http.slots import Place
+from metaserver.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
+from metaserver.settings import Settings
+from metaserver.wire import decode_as
+
+T = TypeVar("T")
+
+PLACE: web.RequestKey[Place] = web.RequestKey("place", Place)
+_BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
+_UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
+LARGE = frozenset(
+    {
+        "createTable",
+        "updateTable",
+        "commitTransaction",
+        "createView",
+        "replaceView",
+        "commitChange",
+        "planTableScan",
+        "explain",
+        "makePlanTable",
+        "makePlanView",
+        "lookupKeys",
+        "selectRows",
+        "registerIndexFiles",
+        "finishIndexBuild",
+        "recordIndexAudit",
+        "quarantineIndexFile",
+        "rebuildIndexRegistry",
+        "listUnheldFiles",
+    }
+)
+"""Operations whose bodies may have `body_limit_bytes`."""
+TOKEN_BODY_MAX = 16 << 10
+"""Of `getToken`, the only body that is read from strangers: two tokens of the longest kind fit."""
+RATE_LEAST = 64 << 10
+"""Bytes a second that a body must have beyond `body_timeout_s`."""
+_LINGERING_BYTES = 1 << 20
+"""Of a body that was not read, so much is read after the answer, since some clients read it only then."""
+_RATIO_MAX = 200
+"""How much larger than it was sent a body of more than a megabyte may be: text has a tenth of that."""
+QUICK_BYTES = 256 << 10
+"""Larger bodies are not parsed in the event loop."""
+_CONTAINERS_MAX = 4_000_000
+"""Objects and arrays in a body: each costs some sixty bytes however short it is written."""
+
+
+def body_limit(operation: str, settings: Settings) -> int:
+    """Bytes that the body of this operation may have, unpacked."""
+    if operation == "getToken":
+        return min(TOKEN_BODY_MAX, settings.body_limit_bytes)
+    if operation in LARGE:
+        return settings.body_limit_bytes
+    return min(settings.small_body_limit_bytes, settings.body_limit_bytes)
+
+
+async def read(request: web.Request) -> bytes:
+    """The body's bytes, unpacked as its Content-Encoding says; the same ones when asked again.
+
+    TooLarge; BadRequest for one that does not unpack; RequestTimeout for one that takes too long; ClientGone;
+    RetryLater and TooManyRequests where all bodies together, or those of who asks, hold too much."""
+    known: bytes | None = request.get(_BODY)
+    if known is not None:
+        return known
+    settings = request.app[SETTINGS]
+    limit = body_limit(description_of(request.match_info.route.handler).operation, settings)
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    content, place = request.content, request.get(PLACE)
+    try:
+        if content.is_eof() and content.exception() is None:  # as most do, it came with the headers
+            if content.total_bytes > limit:
+                raise _too_large(limit)
+            body = bytes(content.read_nowait())
+            if place is not None:
+                place.keep(len(body))
+        else:
+            timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
+            body = await _receive(request, limit, timeout_s, place)
+    except web.RequestPayloadError:
+        # Else aiohttp would read on for the rest of it after our answer, fail, and cut the answer off.
+        content.feed_eof()
+        request[_UNREADABLE] = True
+        raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
+    except ConnectionError:
+        raise ClientGone("The client left before its request had arrived") from None
+    request[_BODY] = body
+    return body
+
+
+async def _receive(request: web.Request, limit: int, timeout_s: float, place: Place | None) -> bytes:
+    content, received = request.content, bytearray()
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    if place is not None:
+        place.begin_reading()
+    try:
+        async with asyncio.timeout(timeout_s) as allowed:
+            while chunk := await content.readany():
+                if len(received) + len(chunk) > limit:
+                    raise _too_large(limit)
+                if len(received) > _LINGERING_BYTES and len(received) > _RATIO_MAX * _sent_bytes(content):
+                    raise TooLarge(
+                        f"The request body unpacks to more than {_RATIO_MAX} times its size; send it unpacked"
+                    )
+                if place is not None:
+                    place.keep(len(chunk))
+                received += chunk
+                allowed.reschedule(begun_s + timeout_s + len(received) / RATE_LEAST)
+    except TimeoutError:
+        raise RequestTimeout(
+            f"The request body took too long: {len(received):,} bytes came in {loop.time() - begun_s:.0f} s"
+        ) from None
+    if place is not None:
+        place.end_reading()
+    return bytes(received)
+
+
+def _sent_bytes(content: StreamReader) -> int:
+    """As the client sent them."""
+    packed = content.total_compressed_bytes
+    return content.total_bytes if packed is None else packed
+
+
+def end_unread(request: web.Request, response: web.StreamResponse) -> None:
+    """Ends the connection after an answer to a request whose body was not read to its end: nobody can tell where the
+    next request begins, and what is still to come is not worth unpacking."""
+    if _UNREADABLE not in request and request.content.is_eof():
+        return
+    response.force_close()
+    response.headers["Connection"] = "close"
+    length = request.content_length
+    large = length is None or length > _LINGERING_BYTES or "Content-Encoding" in request.headers
+    if large and isinstance(request.protocol, Connection):
+        request.protocol.leave_unread()
+
+
+async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
+    """`body` as `shape`, a msgspec type; a large one in a thread, one at a time, since what comes of it takes many
+    times its memory. BadRequest names the field that is wrong."""
+    if len(body) <= QUICK_BYTES:
+        return parse_now(body, shape)
+    async with request.app[BOUNDS].parsing:
+        return await asyncio.to_thread(parse_now, body, shape)
+
+
+def parse_now(body: bytes, shape: type[T]) -> T:
+    """As `parse`, where that is."""
+    if not body:
+        raise BadRequest("The request body is empty; send a JSON object")
+    if len(body) > QUICK_BYTES and body.count(b"{") + body.count(b"[") > _CONTAINERS_MAX:
+        raise TooLarge(f"The request body has more than {_CONTAINERS_MAX:,} objects and arrays")
+    return decode_as(body, shape, "The request body")
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"The request body is too large: this operation takes at most {limit:,} bytes")

@@ -1,0 +1,55 @@
+"""Typed names under which the application and a request carry their parts.
+
+Routes get what they need from here and from nowhere else: `request.app[CATALOG]`, `request[PRINCIPAL]`. There is no
+service locator and no module state, so two servers can live in one process, as the tests for replicas do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from metaserver.access.audit import AuditLog
+from metaserver.access.authenticator import Authenticator
+from metaserver.access.authorizer import Authorizer
+from metaserver.access.keyring import Keyring
+from metaserver.access.page_tokens import PageTokens
+from metaserver.access.principal import Principal
+from metaserver.api.http.slots import Bounds
+from metaserver.catalog.catalog import Catalog
+from metaserver.clock import Clock
+from metaserver.commits.committing import Commits
+from metaserver.index.files.indexes import Indexes
+from metaserver.index.files.registry import Registry
+from metaserver.index.files.usage import Usage
+from metaserver.objects.port import ObjectStore
+from metaserver.planner.plan.planner import Planner
+from metaserver.settings import Settings
+from metaserver.store.port import PointerStore
+from metaserver.timeline.timeline import Timeline
+
+SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)
+CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
+STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
+OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
+CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
+COMMITS: web.AppKey[Commits] = web.AppKey("commits", Commits)
+PLANNER: web.AppKey[Planner] = web.AppKey("planner", Planner)
+REGISTRY: web.AppKey[Registry] = web.AppKey("index-registry", Registry)
+INDEXES: web.AppKey[Indexes] = web.AppKey("indexes", Indexes)
+USAGE: web.AppKey[Usage] = web.AppKey("index-usage", Usage)
+TIMELINE: web.AppKey[Timeline] = web.AppKey("timeline", Timeline)
+AUTHENTICATOR: web.AppKey[Authenticator] = web.AppKey("authenticator", Authenticator)
+AUTHORIZER: web.AppKey[Authorizer] = web.AppKey("authorizer", Authorizer)
+KEYRING: web.AppKey[Keyring] = web.AppKey("keyring", Keyring)
+PAGES: web.AppKey[PageTokens] = web.AppKey("pages", PageTokens)
+AUDIT: web.AppKey[AuditLog] = web.AppKey("audit", AuditLog)
+BOUNDS: web.AppKey[Bounds] = web.AppKey("bounds", Bounds)
+DRAIN: web.AppKey[asyncio.Event] = web.AppKey("drain", asyncio.Event)
+"""Set when the server stops."""
+
+PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
+"""Who asks; set by the middleware before any handler runs, except on the few public routes."""
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+"""The client's X-Request-Id where it is sane, else a UUIDv7; goes back in the answer, the logs and the audit."""

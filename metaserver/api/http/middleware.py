@@ -1,0 +1,231 @@
+"""The one middleware around every handler: request id, bound, identity, errors, metrics, log, audit, trace.
+
+One function rather than ten: each layer of middleware costs a coroutine and a frame per request, and the order between
+them is easier to see in one place. What is logged: method, route template, status, time, size, who, request id. Never a
+query string, a header or a body, which may hold secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from opentelemetry.trace import SpanKind, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from metaserver.access.principal import ANONYMOUS, Principal
+from metaserver.access.refusals import Refusals
+from metaserver.api.http.bodies import PLACE, end_unread
+from metaserver.api.http.describe import Description, description_of
+from metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
+from metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
+from metaserver.api.http.parts import ServerParts
+from metaserver.api.http.slots import Bounds, Place
+from metaserver.clock import Clock
+from metaserver.errors import ClientGone, SeamarkError
+
+_log = structlog.get_logger("seamark.request")
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?\Z")
+_BODILESS = ("GET", "HEAD")
+_UNROUTED = ("unrouted", Description("unrouted", ""))
+_VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_propagator = TraceContextTextMapPropagator()
+
+
+class _Around:
+    """The middleware's state and its steps."""
+
+    def __init__(self, parts: ServerParts, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._clock = parts.clock
+        self._metrics = parts.metrics
+        self._tracer = parts.tracer
+        self._authenticator = parts.authenticator
+        self._audit = parts.audit
+        self._drain = parts.drain
+        self._logs = logging.getLevelNamesMapping()[parts.settings.log_level.upper()] <= logging.INFO
+        self._routes: dict[int, tuple[str, Description]] = {}
+        self._ids = _RequestIds(parts.clock)
+        self._unrouted = Refusals(each_address=20, each_principal=0, keys_max=1000)
+        self._audited: dict[tuple[str, int], bool] = {}
+
+    @web.middleware
+    async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        clock = self._clock
+        started = clock.monotonic()
+        template, described = self._route(request)
+        headers = request.headers
+        given = headers.get("X-Request-Id")
+        request_id = given if given is not None and _SANE_ID.match(given) else self._ids.new()
+        request[REQUEST_ID] = request_id
+        if self._tracer is None:
+            response, error = await self._answer(request, handler, described, request_id)
+        else:
+            response, error = await self._traced(self._tracer, request, handler, template, described, request_id)
+        if not response.prepared:
+            response.headers["X-Request-Id"] = request_id
+            response.headers["Server"] = "seamark"  # else aiohttp tells its own and Python's versions
+            if self._drain.is_set():
+                response.force_close()
+            end_unread(request, response)
+        shown = self._logs
+        if self._is_audited(described, response.status):
+            written = await self._audit.record(
+                who=_who(request),
+                operation=described.operation,
+                resource=request.path,
+                status=response.status,
+                request_id=request_id,
+                remote=request.remote,
+                kind=error.kind if isinstance(error, SeamarkError) else None,
+            )
+            shown = shown and (written or response.status not in (401, 403))
+        elif shown and response.status == 401:
+            self._unrouted.due(clock.now_ms())
+            shown = self._unrouted.is_written("", request.remote or "", stranger=True)
+        seconds = clock.monotonic() - started
+        self._metrics.observe(described.operation, response.status, seconds, error)
+        if shown:
+            self._log_line(request, response, template, described, seconds, request_id)
+        return response
+
+    def _log_line(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        template: str,
+        described: Description,
+        seconds: float,
+        request_id: str,
+    ) -> None:
+        fields = {
+            "method": request.method,
+            "route": template,
+            "operation": described.operation,
+            "status": response.status,
+            "ms": round(seconds * 1000, 2),
+            "bytes": response.content_length,
+            "who": _who(request),
+            "request_id": request_id,
+        }
+        parent = request.headers.get("traceparent")
+        if parent is not None and (parsed := _TRACEPARENT.match(parent)):
+            fields["trace_id"] = parsed[1]
+        _log.info("request", **fields)
+
+    async def _answer(
+        self, request: web.Request, handler: Handler, described: Description, request_id: str
+    ) -> tuple[web.StreamResponse, Exception | None]:
+        """What the handler answers, or its error in the wire's shape, and that error."""
+        metrics = self._metrics
+        metrics.answering += 1
+        try:
+            if not described.public:
+                principal = request[PRINCIPAL] = await self._identify(request)
+                holder = None if principal is ANONYMOUS else principal.name
+                request[PLACE] = Place(self._bounds, holder, "watching" if described.waits else "working")
+            elif request.method not in _BODILESS:
+                request[PLACE] = Place(self._bounds, f"address {request.remote}", "tokens")
+            return await handler(request), None
+        except SeamarkError as error:
+            return from_seamark_error(error, head=request.method == "HEAD"), error
+        except web.HTTPException as error:
+            return from_http_exception(error, request), error
+        except Exception as error:  # noqa: BLE001  the last place where a bug can still be answered and logged
+            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                gone = ClientGone("The client left before it had its answer")
+                return from_seamark_error(gone, head=request.method == "HEAD"), gone
+            _log.error("unexpected error", request_id=request_id, operation=described.operation, exc_info=error)
+            return from_unexpected(request_id, head=request.method == "HEAD"), error
+        finally:
+            metrics.answering -= 1
+            place = request.get(PLACE)
+            if place is not None:
+                place.leave()
+
+    async def _identify(self, request: web.Request) -> Principal:
+        """Who asks. Those who log in have a bound of their own, by address: strangers take no place of others."""
+        if self._authenticator.open:
+            return await self._authenticator.authenticate(request.headers, request.remote)
+        knocking, address = self._bounds.knocking, f"address {request.remote}"
+        knocking.take(address)
+        try:
+            return await self._authenticator.authenticate(request.headers, request.remote)
+        finally:
+            knocking.give_back(address)
+
+    async def _traced(
+        self,
+        tracer: Tracer,
+        request: web.Request,
+        handler: Handler,
+        template: str,
+        described: Description,
+        request_id: str,
+    ) -> tuple[web.StreamResponse, Exception | None]:
+        attributes = {
+            "http.request.method": request.method,
+            "http.route": template,
+            "seamark.request_id": request_id,
+        }
+        with tracer.start_as_current_span(
+            described.operation,
+            context=_propagator.extract(request.headers),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+        ) as span:
+            response, error = await self._answer(request, handler, described, request_id)
+            span.set_attribute("http.response.status_code", response.status)
+            if response.status >= 500:
+                span.set_status(StatusCode.ERROR, type(error).__name__ if error is not None else None)
+            return response, error
+
+    def _is_audited(self, described: Description, status: int) -> bool:
+        """Not what matched nothing, which scanners make by the thousand; of public routes only the refusals."""
+        key = (described.operation, status)
+        known = self._audited.get(key)
+        if known is None:
+            unwanted = described is _UNROUTED[1] or (described.public and status not in (401, 403))
+            known = self._audited[key] = not unwanted and self._audit.wants(*key)
+        return known
+
+    def _route(self, request: web.Request) -> tuple[str, Description]:
+        """Template and description of the matched route. A bounded set: what matched nothing is "unrouted"."""
+        route = request.match_info.route
+        known = self._routes.get(id(route))
+        if known is None:
+            resource = route.resource
+            if resource is None:
+                return _UNROUTED
+            known = self._routes[id(route)] = (resource.canonical, description_of(route.handler))
+        return known
+
+
+def _who(request: web.Request) -> str:
+    principal = request.get(PRINCIPAL)
+    return ANONYMOUS.name if principal is None else principal.name
+
+
+class _RequestIds:
+    """UUIDv7 as text, whose random part is drawn once and counted on from (RFC 9562, 5.7 and 6.2): ids need not be
+    secret, and random bytes for each cost more than all else about them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        rand = clock.random_bytes(10).hex()
+        self._tail = f"{_VARIANTS[rand[0]]}{rand[1:4]}-{rand[4:16]}"
+        self._count = int(rand[16:], 16)
+
+    def new(self) -> str:
+        """Another one than any before, at up to 4,096 requests a millisecond."""
+        self._count = count = self._count + 1 & 0xFFF
+        stamp = f"{self._clock.now_ms():012x}"
+        return f"{stamp[:8]}-{stamp[8:]}-7{count:03x}-{self._tail}"
+
+
+def build_middleware(parts: ServerParts, bounds: Bounds) -> Middleware:
+    return _Around(parts, bounds).handle

@@ -1,0 +1,93 @@
+"""Which snapshot a request is about: by id, by the name of a branch or tag, or as of a time; and by which schema."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api.http.describe import Parameter
+from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.snapshot import MAIN
+
+_DIGITS_MAX = 19
+SNAPSHOT = (
+    Parameter("snapshot-id", "query", "The snapshot to read; default: the current one.", {"type": "integer"}),
+    Parameter("ref", "query", "A branch or tag, instead of snapshot-id.", {"type": "string"}),
+    Parameter(
+        "as-of",
+        "query",
+        "Milliseconds since the epoch, instead of snapshot-id: what was current then, by the table's snapshot log.",
+        {"type": "integer"},
+    ),
+)
+
+
+def wanted_snapshot(request: web.Request, metadata: TableMetadata) -> int | None:
+    """As `snapshot_of`, by the request's query."""
+    query = request.query
+    return snapshot_of(
+        metadata,
+        _number(query.get("snapshot-id"), "snapshot-id"),
+        query.get("ref"),
+        _number(query.get("as-of"), "as-of"),
+    )
+
+
+def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
+    """The snapshot's id; None for the current one of a table that has none. BadRequest for what there is not."""
+    given = [
+        name for name, value in (("snapshot-id", snapshot_id), ("ref", ref), ("as-of", as_of_ms)) if value is not None
+    ]
+    if len(given) > 1:
+        raise BadRequest(f"{' and '.join(given)} are both given; say which snapshot in one way")
+    if ref is not None:
+        return _by_ref(metadata, ref)
+    if as_of_ms is not None:
+        return _as_of(metadata, as_of_ms)
+    if snapshot_id is None:
+        return metadata.current_snapshot_id
+    if metadata.snapshot(snapshot_id) is None:
+        raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not, or no longer, in the table's metadata")
+    return snapshot_id
+
+
+def _by_ref(metadata: TableMetadata, name: str) -> int | None:
+    ref = metadata.refs.get(name)
+    if ref is not None:
+        return ref.snapshot_id
+    if name == MAIN:
+        return metadata.current_snapshot_id
+    known = ", ".join(sorted({MAIN, *metadata.refs})[:20])
+    raise BadRequest(f"Cannot find the branch or tag {name[:100]!r}; the table has {known}")
+
+
+def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
+    """By the history of main, as Java's `SnapshotUtil.snapshotIdAsOfTime`."""
+    found = None
+    for entry in metadata.snapshot_log:
+        if entry.timestamp_ms <= as_of_ms:
+            found = entry.snapshot_id
+    if found is None:
+        raise BadRequest(f"The table has no snapshot as old as as-of={as_of_ms}")
+    if metadata.snapshot(found) is None:
+        raise BadRequest(f"What was current at as-of={as_of_ms}, snapshot {found}, has expired")
+    return found
+
+
+def _number(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX):
+        raise BadRequest(f"{name} {text[:40]!r} must be a whole number")
+    return int(text)
+
+
+def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
+    """The metadata with this schema the current one, by whose names filters are. BadRequest where it is gone."""
+    if metadata.current_schema_id == schema_id:
+        return metadata
+    if metadata.schema(schema_id) is None:
+        raise BadRequest(f"The table has no schema {schema_id}, by whose names the filter is; load it again")
+    return msgspec.structs.replace(metadata, current_schema_id=schema_id)

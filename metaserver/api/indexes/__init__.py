@@ -1,0 +1,1 @@
+"""Index definitions, builds and audits."""

@@ -1,0 +1,386 @@
+"""Our own routes to build an index: begin, ask which files are missing, register index files, finish.
+
+A build is an instant `indexing` on the table's timeline, and nothing else is kept of it: whoever has its id can go on
+with it after any crash, on any worker. What is missing is asked of the table as it is now, so a builder that asks until
+nothing is left has caught up with what was committed meanwhile. Index files lie in the build's own folder, and what the
+registry lists of that folder is its progress; registering the same file twice does nothing.
+
+The server believes no builder: it reads the footer and the files table of each index file before plans may use it.
+Writers are never waited for and never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
+from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
+from metaserver.api.http.paging import page_size
+from metaserver.api.http.render import json_answer
+from metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_body, read_json
+from metaserver.api.indexes.build_state import (
+    ACTION,
+    Build,
+    load_build,
+    move,
+    progress_of,
+    require_alone,
+    require_inflight,
+    roll_back_abandoned,
+    shown,
+    tell_progress,
+)
+from metaserver.api.indexes.index_state import READER, SnapshotFiles, held_files, load, missing, snapshots_named
+from metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from metaserver.errors import BadRequest, CommitConflict
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.index.blocks.packing import Longs
+from metaserver.index.files.registration import read_index_file
+from metaserver.planner.lookup.lookup import files_at
+from metaserver.planner.view.view import TableView
+from metaserver.store.port import (
+    EntryKind,
+    Instant,
+    InstantState,
+    MoveInstant,
+    RecordInstant,
+    RegisteredIndexFile,
+)
+from metaserver.wire import INDEX_FOLDER, decode_as
+
+REGISTERED_MAX = 1000
+"""Index files in one request."""
+_FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
+_COUNT = {"type": "integer"}
+
+_BUILD = Parameter("build", "path", "Id of the build.", {"type": "string"}, True)
+_AT = (NAMESPACE, TABLE, INDEX, _BUILD)
+_ONE = ResponseSpec(200, "The build as it stands", {"$ref": "#/components/schemas/IndexBuild"})
+_NO_BUILD = ResponseSpec(404, "No such table, index or build")
+_ENDED = ResponseSpec(409, "The build has ended, or others replaced an index file first")
+
+
+class _RegisteredFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    location: str
+    size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class RegisterBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    index_files: list[_RegisteredFile]
+    replaces: list[str] = []
+
+
+class StartBody(msgspec.Struct, forbid_unknown_fields=True):
+    exclusive: bool = False
+
+
+class FinishBody(msgspec.Struct, forbid_unknown_fields=True):
+    outcome: str = "completed"
+    reason: str | None = None
+
+
+class _Token(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a view keep their numbers while files become covered, so pages neither miss nor repeat any. The listing
+    goes on with row `row` of the snapshot at `at`."""
+
+    build: str
+    snapshots: tuple[int, ...]
+    at: int
+    row: int
+
+
+@describe(
+    "startIndexBuild",
+    "Begins to build an index: an instant on the timeline, and a folder for its index files",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE, INDEX),
+    body={
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "exclusive": {
+                "type": "boolean",
+                "default": False,
+                "description": "Only if no other build of the index is under way.",
+            },
+        },
+    },
+    answers=(
+        _ONE,
+        ResponseSpec(400, "The index is paused, or not well defined"),
+        NO_INDEX,
+        ResponseSpec(409, "Exclusive, and another build of the index is under way"),
+    ),
+)
+async def start_index_build(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "index")
+    allow(request, namespace)
+    given = await read_body(request)
+    body = decode_as(given, StartBody, "The body") if given else StartBody()
+    table = await load(request, namespace, path_name(request, "table"))
+    definition = defined_index(table.metadata, name)
+    if not definition.enabled:
+        raise BadRequest(f"The index {name} is paused; resume it before it is built")
+    await roll_back_abandoned(request, table)
+    if body.exclusive:
+        await require_alone(request, table, name)
+    held = await held_files(request, table.metadata, snapshots_named(table.metadata))
+    live = table.registered.live(definition.id)
+    lag = [(one.files, await missing(request, one, live)) for one in held]
+    clock = request.app[CLOCK]
+    build_id, now_ms = str(clock.uuid7()), clock.now_ms()
+    summary = {
+        "request-id": caller(request).request_id,
+        "index": name,
+        "definition": definition.id,
+        "folder": f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}/{build_id}",
+        "files-total": sum(int(mask.sum()) for _, mask in lag),
+        "rows-total": sum(files.rows_in(mask) for files, mask in lag),
+        "active-ms": now_ms,
+    }
+    instant = Instant(
+        id=build_id,
+        action=ACTION,
+        state=InstantState.REQUESTED,
+        kind=EntryKind.TABLE,
+        namespace=namespace,
+        name=table.entry.name,
+        uuid=table.entry.uuid,
+        requested_ms=now_ms,
+        who=caller(request).who,
+        snapshot_id=table.metadata.current_snapshot_id,
+        metadata_location=table.entry.metadata_location,
+        summary=summary,
+    )
+    # In one transaction: what is only requested, a builder that was never answered would leave behind.
+    begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
+    await request.app[STORE].transact([RecordInstant(instant=instant), begin])
+    request.app[TIMELINE].notify()
+    instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
+    if body.exclusive:
+        # Again, now that others can see this one: of two that begin at once at least one gives way.
+        try:
+            await require_alone(request, table, name, but=build_id)
+        except CommitConflict:
+            await move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was under way"})
+            raise
+    return json_answer(shown(Build(table, definition, instant)))
+
+
+@describe(
+    "loadIndexBuild",
+    "How far a build is",
+    tags=("indexes",),
+    parameters=_AT,
+    answers=(_ONE, _NO_BUILD),
+)
+async def load_index_build(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    return json_answer(shown(await load_build(request)))
+
+
+@describe(
+    "listIndexBuildFiles",
+    "Data files that the index does not cover, of the current snapshot and then of those that branches and tags name; "
+    "ask again until there is none",
+    tags=("indexes",),
+    parameters=(
+        *_AT,
+        Parameter("page-token", "query", "As in the last answer's next-page-token.", {"type": "string"}),
+        Parameter("limit", "query", "Most files answered.", {"type": "integer", "minimum": 1}),
+    ),
+    answers=(
+        ResponseSpec(
+            200,
+            "One page, of the snapshots that were current or named at the first",
+            {
+                "type": "object",
+                "required": ["snapshot-id", "files", "next-page-token"],
+                "properties": {
+                    "snapshot-id": {"type": ["integer", "null"], "description": "The first of these snapshots."},
+                    "files": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": list(_FILE_FIELDS),
+                            "properties": {name: FILE_COLUMNS[name] for name in _FILE_FIELDS},
+                        },
+                    },
+                    "next-page-token": {"type": ["string", "null"]},
+                },
+            },
+        ),
+        _NO_BUILD,
+        _ENDED,
+    ),
+)
+async def list_index_build_files(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    most = request.app[SETTINGS].page_limit
+    limit = page_size(request.query.get("limit", str(most)), "limit", most)
+    build = await load_build(request, inflight=True)
+    metadata = build.table.metadata
+    token = _token(request, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
+    held = await held_files(request, metadata, token.snapshots)
+    live = build.table.registered.live(build.definition.id)
+    page: list[tuple[SnapshotFiles, Longs]] = []
+    following = None
+    for at in range(token.at, len(held)):
+        rows = np.flatnonzero(await missing(request, held[at], live))
+        rows = rows[rows >= token.row] if at == token.at else rows
+        chosen, limit = rows[:limit], limit - min(limit, len(rows))
+        page.append((held[at].files, chosen))
+        if len(rows) > len(chosen):
+            following = _Token(token.build, token.snapshots, at, int(rows[len(chosen)]))
+            break
+
+    def answer() -> dict[str, Any]:
+        return {
+            "snapshot-id": token.snapshots[0] if token.snapshots else None,
+            "files": [one for files, rows in page for one in _listed(metadata, files, rows)],
+            "next-page-token": None
+            if following is None
+            else request.app[PAGES].encode(msgspec.json.encode(following).decode()),
+        }
+
+    return json_answer(await asyncio.to_thread(answer))
+
+
+def _listed(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
+    """As the answer shows these rows of a view."""
+    named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.rows_of, range(len(files.view.blocks)))])
+    none = files_at(TableView((), ()), named[:0])
+    return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
+
+
+@describe(
+    "registerIndexFiles",
+    "Index files that a build has written: each is checked, and from then on plans use it",
+    tags=("indexes",),
+    parameters=_AT,
+    body={
+        "type": "object",
+        "required": ["index-files"],
+        "additionalProperties": False,
+        "properties": {
+            "index-files": {
+                "type": "array",
+                "maxItems": REGISTERED_MAX,
+                "items": {
+                    "type": "object",
+                    "required": ["location", "size-in-bytes"],
+                    "properties": {"location": {"type": "string"}, "size-in-bytes": _COUNT},
+                },
+            },
+            "replaces": {
+                "type": "array",
+                "maxItems": REGISTERED_MAX,
+                "items": {"type": "string"},
+                "description": "Live index files of the same definition that these supersede, in one transaction.",
+            },
+        },
+    },
+    answers=(
+        ResponseSpec(200, "The build as it stands", {"$ref": "#/components/schemas/IndexBuild"}),
+        ResponseSpec(400, "A file is not what the build was to write; none is registered"),
+        _NO_BUILD,
+        _ENDED,
+    ),
+)
+async def register_index_files(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    body = await read_json(request, RegisterBody)
+    if max(len(body.index_files), len(body.replaces)) > REGISTERED_MAX:
+        raise BadRequest(f"At most {REGISTERED_MAX} index files can be registered or replaced in one request")
+    if not body.index_files:
+        raise BadRequest("index-files is empty; name what the build has written")
+    build = await load_build(request, inflight=True)
+    add = await asyncio.gather(*(_checked(request, build, one) for one in body.index_files))
+    registry = request.app[REGISTRY]
+    await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
+    build = await load_build(request)
+    await tell_progress(request, build)
+    return json_answer(shown(build))
+
+
+@describe(
+    "finishIndexBuild",
+    "Ends a build; what it has registered stays",
+    tags=("indexes",),
+    parameters=_AT,
+    body={
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "outcome": {"enum": ["completed", "rolled-back"]},
+            "reason": {"type": ["string", "null"], "description": "Why it was rolled back."},
+        },
+    },
+    answers=(_ONE, _NO_BUILD, _ENDED),
+)
+async def finish_index_build(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    given = await read_body(request)
+    body = decode_as(given, FinishBody, "The body") if given else FinishBody()
+    states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
+    if body.outcome not in states:
+        raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
+    build = await load_build(request)
+    if build.instant.state is not states[body.outcome]:  # else it was said before
+        require_inflight(build.instant)
+        reason = {} if body.reason is None else {"reason": body.reason[:1000]}
+        await move(request, build.instant, states[body.outcome], {**progress_of(build), **reason})
+        build = await load_build(request)
+    return json_answer(shown(build))
+
+
+async def _checked(request: web.Request, build: Build, wanted: _RegisteredFile) -> RegisteredIndexFile:
+    """The index file as the registry will list it, from what it says itself. BadRequest where it is another."""
+    file = await read_index_file(
+        request.app[READER],
+        wanted.location,
+        wanted.size_in_bytes,
+        folder=build.folder,
+        table_uuid=build.table.entry.uuid,
+        snapshot_id=build.instant.snapshot_id,
+        now_ms=request.app[CLOCK].now_ms(),
+    )
+    if (file.definition, file.kind) != (build.definition.id, build.definition.kind):
+        raise BadRequest(f"Cannot register {file.location}: it is of the index {file.kind} {file.definition[:500]}")
+    return file
+
+
+def _token(request: web.Request, build: Build) -> _Token | None:
+    text = request.query.get("page-token")
+    if text is None:
+        return None
+    try:
+        packed = (request.app[PAGES].decode(text) or "").encode()
+        token = msgspec.json.decode(packed, type=_Token)
+    except (BadRequest, msgspec.DecodeError):
+        token = None
+    if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):
+        raise BadRequest(f"page-token {text[:40]!r} is not one of this listing; begin it again without")
+    for snapshot_id in token.snapshots:
+        if build.table.metadata.snapshot(snapshot_id) is None:
+            raise BadRequest(
+                f"The snapshot {snapshot_id} of the listing has expired; begin it again without page-token"
+            )
+    return token
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    builds = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes/{index:[^/]+}/builds"
+    app.router.add_post(builds, start_index_build)
+    build = f"{builds}/{{build:[^/]+}}"
+    app.router.add_get(build, load_index_build)
+    app.router.add_get(f"{build}/files", list_index_build_files)
+    app.router.add_post(f"{build}/index-files", register_index_files)
+    app.router.add_post(f"{build}/finish", finish_index_build)

@@ -1,0 +1,126 @@
+"""Our own route that tells a merge what to leave out: data files of index files that no snapshot of the table holds.
+
+An entry serves every snapshot, so it may go only when the last snapshot that holds its data file has expired. Of a
+table with very many snapshots nothing is told: then everything is kept, which is always right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from aiohttp import web
+
+from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from metaserver.api.http.keys import CLOCK
+from metaserver.api.http.render import json_answer
+from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
+from metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from metaserver.errors import BadRequest, CommitConflict
+from metaserver.index.blocks.packing import Longs
+from metaserver.planner.indexes.coverage import file_ids_of
+from metaserver.planner.view.view import TableView
+
+FILES_MAX = 1000
+"""Index files in one request."""
+SNAPSHOTS_MAX = 1000
+SECONDS_MAX = 20.0
+"""Of looking through snapshots; whatever was not seen by then counts as held."""
+
+
+class UnheldBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    index_files: list[str]
+
+
+@describe(
+    "listUnheldFiles",
+    "Which data files of some live index files no snapshot of the table holds any more",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE, INDEX),
+    body={
+        "type": "object",
+        "required": ["index-files"],
+        "additionalProperties": False,
+        "properties": {"index-files": {"type": "array", "items": {"type": "string"}, "description": "Locations."}},
+    },
+    answers=(
+        ResponseSpec(
+            200,
+            "By location the numbers, from 0, of data files in the index file; complete is false where not all "
+            "snapshots were looked through, and then none is told",
+            {
+                "type": "object",
+                "required": ["unheld", "complete"],
+                "properties": {
+                    "unheld": {
+                        "type": "object",
+                        "additionalProperties": {"type": "array", "items": {"type": "integer"}},
+                    },
+                    "complete": {"type": "boolean"},
+                },
+            },
+        ),
+        NO_INDEX,
+        ResponseSpec(409, "One of them is not a live index file of this index"),
+    ),
+)
+async def list_unheld_files(request: web.Request) -> web.Response:
+    allow(request, path_namespace(request))
+    body = await read_json(request, UnheldBody)
+    if len(body.index_files) > FILES_MAX:
+        raise BadRequest(f"At most {FILES_MAX} index files can be asked about in one request")
+    table = await load(request, path_namespace(request), path_name(request, "table"))
+    definition = defined_index(table.metadata, path_name(request, "index"))
+    live = {one.location: one for one in table.registered.live(definition.id)}
+    absent = [location for location in body.index_files if location not in live]
+    if absent:
+        raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
+    chosen = [live[location] for location in dict.fromkeys(body.index_files)]
+    described = [await request.app[READER].describe(one.location, one.size_bytes) for one in chosen]
+    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(one.ids for one in described)])
+    unheld = await _unheld(request, table, ids)
+    told: dict[str, list[int]] = {}
+    if unheld is not None:
+        starts = np.cumsum([0, *(len(one.ids) for one in described)]).tolist()
+        for one, first, end in zip(chosen, starts, starts[1:], strict=False):
+            if numbers := np.flatnonzero(unheld[first:end]).tolist():
+                told[one.location] = numbers
+    answer: dict[str, Any] = {"unheld": told, "complete": unheld is not None}
+    return json_answer(answer)
+
+
+async def _unheld(
+    request: web.Request, table: TableIndexes, ids: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.bool_] | None:
+    """bool[n]: in no snapshot; None where that would take too long to know. The current snapshot has most of them."""
+    metadata = table.metadata
+    if len(metadata.snapshots) > SNAPSHOTS_MAX:
+        return None
+    newest_first = sorted(metadata.snapshots, key=lambda one: -one.timestamp_ms)
+    clock = request.app[CLOCK]
+    until_s = clock.monotonic() + SECONDS_MAX
+    unheld = np.ones(len(ids), dtype=np.bool_)
+    for snapshot in newest_first:
+        if not unheld.any():
+            break
+        if clock.monotonic() > until_s:
+            return None
+        view = await view_of(request, metadata, snapshot.snapshot_id)
+        left = np.flatnonzero(unheld)
+        found = await asyncio.to_thread(_find, view, ids[left])
+        unheld[left[found >= 0]] = False
+    return unheld
+
+
+def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
+    return file_ids_of(view).find(ids)
+
+
+def add_routes(app: web.Application) -> None:
+    app.router.add_post(
+        "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes/{index:[^/]+}/unheld", list_unheld_files
+    )

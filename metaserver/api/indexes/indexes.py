@@ -1,0 +1,453 @@
+"""Our own routes on a table's indexes: what is defined and how it stands, to define, pause and drop.
+
+A definition is a property of the table, so defining commits to the table as any client would, with what it read (the
+table's UUID and the schema that names were looked up in) as requirements. Builds have routes of their own
+(`builds.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from metaserver.api.http.keys import CATALOG, SETTINGS, USAGE
+from metaserver.api.http.render import json_answer
+from metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
+from metaserver.api.indexes.index_state import (
+    NewFiles,
+    SnapshotFiles,
+    TableIndexes,
+    add_parts,
+    audited_ms,
+    covered,
+    files_of,
+    held_files,
+    load,
+    missing,
+    snapshots_named,
+)
+from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.index.files.definitions import (
+    BUCKET_PREFIX,
+    DEFINABLE,
+    ENABLED,
+    PREFIX,
+    STATES,
+    Definitions,
+    IndexDefinition,
+    bucket_definitions,
+    check_name,
+    define,
+    read_definitions,
+)
+from metaserver.index.keys.terms import Term
+from metaserver.store.port import IndexFileState, RegisteredIndexFile
+
+COMMIT_TRIES = 8
+_LISTED_FILES_MAX = 1000
+_COUNT = {"type": "integer"}
+_REGISTERED_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["location", "level", "state", "files", "rows", "size-in-bytes", "created-ms"],
+    "properties": {
+        "location": {"type": "string"},
+        "level": {"type": "integer"},
+        "state": {"enum": [state.value for state in IndexFileState]},
+        "files": {"type": "integer", "description": "Data files that it describes, of any snapshot."},
+        "rows": _COUNT,
+        "size-in-bytes": _COUNT,
+        "snapshot-id": {"type": ["integer", "null"]},
+        "created-ms": _COUNT,
+        "reason": {"type": ["string", "null"], "description": "Why it is quarantined."},
+    },
+}
+_COUNT_OR_NULL = {"type": ["integer", "null"]}
+_OF_AN_INDEX: dict[str, Any] = {
+    "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for those that the partition spec makes."},
+    "kind": {"enum": [*DEFINABLE, "bucket", None]},
+    "state": {"enum": [*STATES, None]},
+    "health": {
+        "enum": ["ok", "behind", "damaged", "paused", "broken"],
+        "description": "behind: files are missing; damaged: an index file is quarantined and what it described is "
+        "missing; broken: the table's property makes no sense, see problem.",
+    },
+    "problem": {"type": ["string", "null"]},
+    "definition": {
+        "type": ["string", "null"],
+        "description": "As people write it.",
+        "examples": ["bloom(user_id, fpp=0.01)"],
+    },
+    "definition-id": {"type": ["string", "null"], "description": "What its index files carry."},
+    "columns": {"type": ["array", "null"], "items": {"type": "string"}},
+    "field-ids": {"type": ["array", "null"], "items": {"type": "integer"}},
+    "fpp": {"type": "number", "description": "Of bloom: the share of false positives."},
+    "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that it covers."},
+    "files-total": _COUNT_OR_NULL,
+    "rows": _COUNT_OR_NULL,
+    "rows-total": _COUNT_OR_NULL,
+    "lag-files": {
+        "type": ["integer", "null"],
+        "description": "Files of the current snapshot that are to be indexed yet.",
+    },
+    "lag-files-of-refs": {
+        "type": ["integer", "null"],
+        "description": "Files that only snapshots of other branches and of tags have, and that are to be indexed yet.",
+    },
+    "size-in-bytes": {"type": ["integer", "null"], "description": "Of its live index files."},
+    "levels": {
+        "type": ["object", "null"],
+        "additionalProperties": _COUNT,
+        "description": "Live index files by level; a merge makes few of a higher one out of many.",
+    },
+    "quarantined": {"type": ["integer", "null"], "description": "Index files found damaged."},
+    "audited-ms": {
+        "type": ["integer", "null"],
+        "description": "When all its index files were last verified, in ms since the epoch; null where they were "
+        "not, or long ago.",
+    },
+    "used": {
+        "type": ["object", "null"],
+        "description": "What plans of this worker made of it since its start; null where none did.",
+        "properties": {"last-ms": _COUNT, "plans": _COUNT, "files-in": _COUNT, "files-removed": _COUNT},
+    },
+    "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
+}
+_OF_EACH = [name for name in _OF_AN_INDEX if name not in ("fpp", "index-files")]
+INDEX_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": _OF_EACH,
+    "description": "Of one that is broken all is null but name, health and problem.",
+    "properties": _OF_AN_INDEX,
+}
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "kind": {"enum": list(DEFINABLE)},
+        "columns": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Columns, or functions of one: a.b, lower(c), bucket[16](c), truncate[4](c), day(c).",
+        },
+        "fpp": {"type": "number"},
+        "state": {"enum": list(STATES)},
+    },
+}
+INDEX = Parameter("index", "path", "Name of the index.", {"type": "string"}, True)
+NO_INDEX = ResponseSpec(404, "No such table, or no such index")
+_ONE = ResponseSpec(200, "The index as it stands", {"$ref": "#/components/schemas/Index"})
+_CONFLICT = ResponseSpec(409, "Others kept committing to the table; try again")
+
+
+class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str | None = None
+    columns: list[str] | None = None
+    fpp: float | None = None
+    state: str | None = None
+
+
+@describe(
+    "listIndexes",
+    "A table's indexes: definition, coverage of the current snapshot, size, health, use",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE),
+    answers=(
+        ResponseSpec(
+            200,
+            "All of them, by name; those that partition specs make last",
+            {
+                "type": "object",
+                "required": ["snapshot-id", "indexes"],
+                "properties": {
+                    "snapshot-id": {"type": ["integer", "null"]},
+                    "indexes": {"type": "array", "items": {"$ref": "#/components/schemas/Index"}},
+                },
+            },
+        ),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def list_indexes(request: web.Request) -> web.Response:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    table = await load(request, namespace, path_name(request, "table"))
+    defined = read_definitions(table.metadata)
+    stand = await _stand(request, table)
+    listed = [await _index(request, table, stand, one) for one in defined.by_name.values()]
+    listed += [_broken(name, problem) for name, problem in defined.problems.items()]
+    listed.sort(key=lambda one: str(one["name"]))
+    listed += [_bucket(table.metadata, stand.files, one) for one in bucket_definitions(table.metadata)]
+    return json_answer({"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed})
+
+
+@describe(
+    "loadIndex",
+    "One index, with its index files",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE, INDEX),
+    answers=(_ONE, NO_INDEX),
+)
+async def load_index(request: web.Request) -> web.Response:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    table = await load(request, namespace, path_name(request, "table"))
+    return json_answer(await _shown(request, table, path_name(request, "index")))
+
+
+@describe(
+    "putIndex",
+    "Defines an index, or changes one; what the body leaves out stays as it is",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE, INDEX),
+    body=_BODY,
+    answers=(_ONE, ResponseSpec(400, "The definition makes no sense; the message says why"), NO_INDEX, _CONFLICT),
+)
+async def put_index(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), check_name(path_name(request, "index"))
+    allow(request, namespace)
+    body = await read_json(request, IndexBody)
+
+    def changed(metadata: TableMetadata) -> dict[str, Any] | None:
+        defined = read_definitions(metadata)
+        wanted = _wanted(name, body, defined, metadata)
+        limit = request.app[SETTINGS].indexes_limit
+        if name not in defined.by_name and len(defined.by_name) >= limit:
+            raise BadRequest(f"The table has {limit} indexes, the most that one may have; drop one first")
+        if defined.by_name.get(name) == wanted:
+            return None
+        return {"action": "set-properties", "updates": {PREFIX + name: wanted.property_text}}
+
+    await _commit(request, changed)
+    table = await load(request, namespace, path_name(request, "table"))
+    return json_answer(await _shown(request, table, name))
+
+
+@describe(
+    "dropIndex",
+    "Drops an index; its index files go with the next cleaning, and until then defining it again finds them",
+    tags=("indexes",),
+    parameters=(NAMESPACE, TABLE, INDEX),
+    answers=(ResponseSpec(204, "Dropped"), NO_INDEX, _CONFLICT),
+)
+async def drop_index(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "index")
+    allow(request, namespace)
+    if name.startswith(BUCKET_PREFIX):
+        check_name(name)
+
+    def changed(metadata: TableMetadata) -> dict[str, Any]:
+        if PREFIX + name not in metadata.properties:
+            raise _missing(name)
+        return {"action": "remove-properties", "removals": [PREFIX + name]}
+
+    await _commit(request, changed)
+    return web.Response(status=204)
+
+
+def _wanted(name: str, body: IndexBody, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
+    """What the body makes of the definition that there is."""
+    before = defined.by_name.get(name)
+    kind = body.kind if body.kind is not None else before.kind if before else None
+    if kind is None or (before is None and body.columns is None):
+        if name in defined.problems:
+            raise BadRequest(f"The index {name} cannot be changed, only defined anew: {defined.problems[name]}")
+        raise BadRequest(f"There is no index {name} yet: say its kind ({', '.join(DEFINABLE)}) and its columns")
+    columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
+    parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
+    parameters |= {} if body.fpp is None else {"fpp": body.fpp}
+    state = body.state if body.state is not None else before.state if before else ENABLED
+    wanted = define(name, kind, columns, metadata.current_schema, parameters=parameters, state=state)
+    twin = next((one for one in defined.by_name.values() if one.id == wanted.id and one.name != name), None)
+    if twin is not None:
+        raise AlreadyExists(f"The index {twin.name} is the same, {wanted.text}; change that one, or drop it first")
+    return wanted
+
+
+async def _commit(request: web.Request, changed: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
+    """Commits what `changed` makes of the table, made anew for each conflict. CommitConflict after many."""
+    namespace, table = path_namespace(request), path_name(request, "table")
+    tables = request.app[CATALOG].tables
+    for attempt in range(1, COMMIT_TRIES + 1):
+        metadata = (await tables.load(namespace, table)).metadata
+        update = changed(metadata)
+        if update is None:
+            return
+        requirements: list[dict[str, Any]] = [
+            {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
+            {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
+        ]
+        try:
+            await tables.commit(caller(request), namespace, table, requirements, [update])
+        except CommitConflict:
+            if attempt == COMMIT_TRIES:
+                raise
+        else:
+            return
+
+
+async def _shown(request: web.Request, table: TableIndexes, name: str) -> dict[str, Any]:
+    defined = read_definitions(table.metadata)
+    if name in defined.problems:
+        return _broken(name, defined.problems[name])
+    definition = defined.by_name.get(name)
+    buckets = {one.name: one for one in bucket_definitions(table.metadata)} if definition is None else {}
+    if definition is None and name not in buckets:
+        raise _missing(name)
+    stand = await _stand(request, table)
+    if definition is None:
+        return _bucket(table.metadata, stand.files, buckets[name])
+    mine = [one for one in table.registered.files if one.definition == definition.id]
+    shown = [_registered(one) for one in mine[-_LISTED_FILES_MAX:]]
+    return {**await _index(request, table, stand, definition), "index-files": shown}
+
+
+class _Stand(NamedTuple):
+    """A table as its indexes are held against it: the files of its current snapshot, of those that refs name otherwise,
+    and when each index was audited, by definition id."""
+
+    files: SnapshotFiles
+    others: Sequence[NewFiles]
+    audits: Mapping[str, int]
+
+
+async def _stand(request: web.Request, table: TableIndexes) -> _Stand:
+    metadata = table.metadata
+    held = await held_files(request, metadata, snapshots_named(metadata))
+    audits = await audited_ms(request, table)
+    if metadata.current_snapshot_id is None:
+        return _Stand(await files_of(request, metadata, None), held, audits)
+    return _Stand(held[0].files, held[1:], audits)
+
+
+async def _index(
+    request: web.Request, table: TableIndexes, stand: _Stand, definition: IndexDefinition
+) -> dict[str, Any]:
+    live, files = table.registered.live(definition.id), stand.files
+    mask = await covered(request, files, live)
+    of_refs = sum([int((await missing(request, one, live)).sum()) for one in stand.others])
+    indexed, total = int(mask.sum()), files.ids.rows
+    lag = int((~mask & files.ids.identified).sum())
+    quarantined = sum(
+        one.state is IndexFileState.QUARANTINED for one in table.registered.files if one.definition == definition.id
+    )
+    used = request.app[USAGE].of(table.entry.uuid, definition.id)
+    health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
+    problem = None
+    if any(table.metadata.current_schema.column(term.column_id) is None for term in definition.terms):
+        health, problem = "broken", "The column was dropped from the table"
+    return {
+        **_defined(definition),
+        "health": health if definition.enabled or health == "broken" else "paused",
+        "problem": problem,
+        "files": indexed,
+        "files-total": total,
+        "rows": files.rows_in(mask),
+        "rows-total": files.rows_in(np.ones(total, dtype=np.bool_)),
+        "lag-files": lag,
+        "lag-files-of-refs": of_refs,
+        "size-in-bytes": sum(one.size_bytes for one in live),
+        "levels": {str(level): count for level, count in sorted(Counter(one.level for one in live).items())},
+        "quarantined": quarantined,
+        "audited-ms": stand.audits.get(definition.id),
+        "used": None
+        if used is None
+        else {
+            "last-ms": used.last_ms,
+            "plans": used.plans,
+            "files-in": used.files_in,
+            "files-removed": used.files_removed,
+        },
+    }
+
+
+def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition) -> dict[str, Any]:
+    """Covers the files of every spec that has this bucket."""
+    term = definition.terms[0]
+    specs = [
+        spec.spec_id
+        for spec in metadata.partition_specs
+        if any(one.sources == (term.column_id,) and one.transform == term.transform for one in spec.fields)
+    ]
+    counts = [block.rows for block in files.view.blocks]
+    mask = np.repeat(np.isin(files.view.spec_ids, specs), counts)
+    return {
+        **_defined(definition),
+        "health": "ok",
+        "problem": None,
+        "files": int(mask.sum()),
+        "files-total": files.ids.rows,
+        "rows": files.rows_in(mask),
+        "rows-total": files.rows_in(np.ones_like(mask)),
+        "lag-files": 0,
+        "lag-files-of-refs": 0,
+        "size-in-bytes": 0,
+        "levels": {},
+        "quarantined": 0,
+        "audited-ms": None,
+        "used": None,
+    }
+
+
+def _defined(definition: IndexDefinition) -> dict[str, Any]:
+    return {
+        "name": definition.name,
+        "kind": definition.kind,
+        "state": definition.state,
+        "definition": definition.text,
+        "definition-id": definition.id,
+        "columns": [term.text for term in definition.terms],
+        "field-ids": [term.column_id for term in definition.terms],
+        **definition.parameters,
+    }
+
+
+def _broken(name: str, problem: str) -> dict[str, Any]:
+    """What others say and it cannot is null."""
+    return {**dict.fromkeys(_OF_EACH), "name": name, "health": "broken", "problem": problem}
+
+
+def _registered(file: RegisteredIndexFile) -> dict[str, Any]:
+    return {
+        "location": file.location,
+        "level": file.level,
+        "state": file.state.value,
+        "files": file.files,
+        "rows": file.rows,
+        "size-in-bytes": file.size_bytes,
+        "snapshot-id": file.snapshot_id,
+        "created-ms": file.created_ms,
+        "reason": file.reason,
+    }
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"The table has no index {name[:200]!r}; seamark index list tells what there is")
+
+
+def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
+    """One that can be built. NotFound; BadRequest for a property that makes no sense, and for a bucket."""
+    defined = read_definitions(metadata)
+    if name in defined.problems:
+        raise BadRequest(f"The index {name} is not well defined: {defined.problems[name]}")
+    if name not in defined.by_name:
+        if name.startswith(BUCKET_PREFIX):
+            check_name(name)
+        raise _missing(name)
+    return defined.by_name[name]
+
+
+def add_routes(app: web.Application) -> None:
+    add_parts(app)
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    indexes = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes"
+    app.router.add_get(indexes, list_indexes)
+    app.router.add_get(f"{indexes}/{{index:[^/]+}}", load_index)
+    app.router.add_put(f"{indexes}/{{index:[^/]+}}", put_index)
+    app.router.add_delete(f"{indexes}/{{index:[^/]+}}", drop_index)

@@ -1,0 +1,1 @@
+"""Lookups of files, statistics, rows and bitmaps."""

@@ -1,0 +1,295 @@
+"""Our own routes on what the columnar blocks know of a table: files, column statistics, partitions.
+
+Every answer is of one snapshot, named in it. Pages are told apart by tokens that say all that a page depends on: the
+snapshot, so that a commit between two pages shifts nothing, and how many items came before. They are given out and
+taken back by any worker; one that is of another question is refused.
+
+JSON for people and scripts; Arrow IPC streams for engines and data frames, whose columns go out as they lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from metaserver.api.formats import arrow
+from metaserver.api.formats.listings import (
+    FILE_COLUMNS,
+    PARTITION_COLUMNS,
+    STATS_COLUMNS,
+    ColumnStats,
+    FileListing,
+    Listing,
+    PartitionListing,
+    items,
+)
+from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
+from metaserver.api.http.paging import page_size, read_token, write_token
+from metaserver.api.http.requests import allow, path_name, path_namespace
+from metaserver.api.http.snapshots import SNAPSHOT, wanted_snapshot
+from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.types import canonical_primitive
+from metaserver.planner.lookup.lookup import RequestedColumn, lookup
+from metaserver.planner.lookup.prefix import parse_prefix
+from metaserver.planner.scan.request import ScanRequest
+from metaserver.planner.view.view import TableView
+from metaserver.wire import encode_json
+
+ARROW_LIMIT = 100_000
+"""Items of an Arrow answer at most, and where no limit is given."""
+IN_THREAD_ARROW, IN_THREAD_JSON = 20_000, 500
+"""Larger pages are encoded in a thread, each about 2 ms of work; the event loop is not to wait for them."""
+IN_THREAD_FILES = 5_000
+"""Partitions of larger tables are put together in a thread: that takes all files, whatever the page."""
+_PREFIX = Parameter(
+    "partition",
+    "query",
+    "Only these partitions: some fields and their values, as a path (`day=2024-01-01/bucket=3`) or as a JSON object "
+    '(`{"day": "2024-01-01"}`).',
+    {"type": "string"},
+)
+_PAGING = (
+    Parameter("page-token", "query", "As in the last answer's next-page-token.", {"type": "string"}),
+    Parameter(
+        "limit",
+        "query",
+        f"Most items answered. JSON: by default and at most the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
+        {"type": "integer", "minimum": 1},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Page:
+    """`start` counts items from 0; `question` is what tokens of its answers carry."""
+
+    snapshot_id: int | None
+    start: int
+    limit: int
+    question: int
+    arrow: bool
+
+    def token(self, total: int) -> str | None:
+        """Of the page after this one."""
+        if self.start + self.limit >= total:
+            return None
+        return write_token(self.question, self.snapshot_id, self.start + self.limit)
+
+
+def _answers(told: str, listed: str, schema: str) -> tuple[ResponseSpec, ...]:
+    page = {
+        "type": "object",
+        "required": ["snapshot-id", listed, "next-page-token"],
+        "properties": {
+            "snapshot-id": {"type": ["integer", "null"], "description": "Null for a table without a snapshot."},
+            listed: {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}},
+            "next-page-token": {"type": ["string", "null"]},
+        },
+    }
+    with_arrow = f"{told}; with `Accept: {arrow.ARROW_STREAM}` as an Arrow IPC stream, names with _ for -"
+    return (
+        ResponseSpec(200, with_arrow, page),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
+    )
+
+
+def _schema(columns: dict[str, dict[str, Any]], required: Sequence[str]) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": columns}
+
+
+FILE_SCHEMA = _schema(FILE_COLUMNS, tuple(FILE_COLUMNS))
+COLUMN_STATS_SCHEMA = _schema(STATS_COLUMNS, ())
+PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
+
+
+@describe(
+    "listFiles",
+    "The live files of a table's snapshot, or of some of its partitions: data files, then delete files",
+    tags=("metadata",),
+    parameters=(
+        NAMESPACE,
+        TABLE,
+        _PREFIX,
+        Parameter("content", "query", "all (default), data or deletes.", {"enum": ["all", "data", "deletes"]}),
+        *SNAPSHOT,
+        *_PAGING,
+    ),
+    answers=_answers("Files, in the order of the manifests", "files", "File"),
+)
+async def list_files(request: web.Request) -> web.StreamResponse:
+    metadata = await _metadata(request)
+    content = request.query.get("content", "all")
+    if content not in ("all", "data", "deletes"):
+        raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
+    page = _page(request, metadata, ("files", content))
+    view = await _view(request, metadata, page)
+    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+    planner = request.app[PLANNER]
+    scan = None
+    if content != "deletes" and view.delete_rows:
+        scan = await planner.scan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+
+    data = lookup(view if content != "deletes" else TableView((), ()), prefix)
+    deletes = lookup(_delete_view(view) if content != "data" else TableView((), ()), prefix)
+    return await _answer(page, "files", tuple(FILE_COLUMNS), FileListing(metadata, data, deletes, scan))
+
+
+@describe(
+    "listColumnStats",
+    "Statistics of one column in the data files of some partitions, or of all: bounds and counts, file by file",
+    tags=("metadata",),
+    parameters=(
+        NAMESPACE,
+        TABLE,
+        Parameter("column", "path", "Full name of the column, levels joined by dots.", {"type": "string"}, True),
+        _PREFIX,
+        Parameter(
+            "fields",
+            "query",
+            "Which of the items' fields, separated by commas; default: all but file.",
+            {"type": "string"},
+        ),
+        *SNAPSHOT,
+        *_PAGING,
+    ),
+    answers=_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
+)
+async def list_column_stats(request: web.Request) -> web.StreamResponse:
+    metadata = await _metadata(request)
+    name = path_name(request, "column")
+    column = stats_column(metadata, name)
+    fields = _fields(request.query.get("fields"))
+    page = _page(request, metadata, ("stats", str(column.id)))
+    view = await _view(request, metadata, page)
+    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+    return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
+
+
+@describe(
+    "listPartitions",
+    "The partitions of a table's snapshot, with what their files add up to",
+    tags=("metadata",),
+    parameters=(NAMESPACE, TABLE, _PREFIX, *SNAPSHOT, *_PAGING),
+    answers=_answers("Partitions, in the order of their first files", "partitions", "Partition"),
+)
+async def list_partitions(request: web.Request) -> web.StreamResponse:
+    metadata = await _metadata(request)
+    page = _page(request, metadata, ("partitions",))
+    view = await _view(request, metadata, page)
+    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+
+    def read() -> PartitionListing:
+        return PartitionListing(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
+
+    small = view.rows + view.delete_rows <= IN_THREAD_FILES
+    listing = read() if small else await asyncio.to_thread(read)
+    return await _answer(page, "partitions", tuple(PARTITION_COLUMNS), listing)
+
+
+def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
+    """By its name now, else by one that it had. BadRequest for a name that no schema has, and for a struct."""
+    newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
+    for schema in (metadata.current_schema, *newest_first):
+        column = schema.column_named(name)
+        if column is not None:
+            if not isinstance(column.type, str):
+                raise BadRequest(f"Column {name} has no statistics of its own; ask for {_inside(schema, name)}")
+            return RequestedColumn(column.id, _kind(column.type))
+    near = get_close_matches(name, metadata.current_schema.index.by_name, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
+
+
+def _kind(given: str) -> str:
+    try:
+        return canonical_primitive(given)
+    except BadRequest:  # of a later version of the format: it has counts, and no bounds that we could read
+        return given
+
+
+def _inside(schema: Schema, name: str) -> str:
+    inner = [other for other in schema.index.by_name if other.startswith(f"{name}.")]
+    return " or ".join(inner[:3]) or "another one"
+
+
+async def _metadata(request: web.Request) -> TableMetadata:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    return (await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))).metadata
+
+
+def _page(request: web.Request, metadata: TableMetadata, question: tuple[str, ...]) -> _Page:
+    wanted_arrow = arrow.wants_arrow(request)
+    most = ARROW_LIMIT if wanted_arrow else request.app[SETTINGS].page_limit
+    limit = page_size(request.query.get("limit", str(most)), "limit", most)
+    asked = (metadata.table_uuid, request.query.get("partition", ""), *question)
+    number = zlib.crc32(encode_json(asked))
+    given = request.query.get("page-token")
+    if not given:
+        return _Page(wanted_snapshot(request, metadata), 0, limit, number, wanted_arrow)
+    return _Page(*read_token(given, number, metadata), limit, number, wanted_arrow)
+
+
+def _fields(given: str | None) -> tuple[str, ...]:
+    if given is None:
+        return tuple(name for name in STATS_COLUMNS if name != "file")
+    names = tuple(dict.fromkeys(given.split(",")))
+    for name in names:
+        if name not in STATS_COLUMNS:
+            raise BadRequest(f"fields names {name[:40]!r}; there are {', '.join(STATS_COLUMNS)}")
+    return names
+
+
+async def _view(request: web.Request, metadata: TableMetadata, page: _Page) -> TableView:
+    if page.snapshot_id is None:
+        return TableView((), ())
+    return await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+
+
+def _delete_view(view: TableView) -> TableView:
+    """The delete files as if they were data files."""
+    return TableView(view.delete_manifests, view.delete_blocks)
+
+
+async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> web.Response:
+    work: Callable[[], bytes | bytearray] = partial(
+        _arrow_body if page.arrow else _json_body, page, what, names, listing
+    )
+    items_of_page = min(page.limit, max(0, listing.total - page.start))
+    small = items_of_page <= (IN_THREAD_ARROW if page.arrow else IN_THREAD_JSON)
+    body = work() if small else await asyncio.to_thread(work)
+    content_type = arrow.ARROW_STREAM if page.arrow else "application/json"
+    return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
+
+
+def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
+    end = min(listing.total, page.start + page.limit)
+    token = page.token(listing.total)
+    about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
+    about |= {} if token is None else {"next-page-token": token}
+    return listing.stream(names, min(page.start, end), end, about)
+
+
+def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes:
+    end = min(listing.total, page.start + page.limit)
+    rows = items(listing, names, min(page.start, end), end)
+    return encode_json({"snapshot-id": page.snapshot_id, what: rows, "next-page-token": page.token(listing.total)})
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    table = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}"
+    app.router.add_get(f"{table}/files", list_files)
+    app.router.add_get(f"{table}/stats/{{column:[^/]+}}", list_column_stats)
+    app.router.add_get(f"{table}/partitions", list_partitions)

@@ -1,0 +1,1 @@
+"""Scan planning, plan tables, plan views, explain."""

@@ -1,0 +1,301 @@
+"""Our own route that plans a scan and tells how: what each stage left, and what of the predicate was of use.
+
+Planned anew each time, so that the microseconds are those of a plan that nobody kept. The files it keeps are those that
+an engine with the same predicate would be told to read; they are listed on demand, the first of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
+from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
+from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from metaserver.api.http.snapshots import snapshot_of
+from metaserver.api.plans.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, told_of
+from metaserver.deferred import Deferred
+from metaserver.errors import BadRequest
+from metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, predicates_of
+from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
+from metaserver.planner.lookup.lookup import files_at
+from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.scan.request import BoundScan, ScanRequest
+from metaserver.planner.scan.scan import IndexUse, Scan, Stage
+from metaserver.wire import decode_json, encode_json
+
+if TYPE_CHECKING:
+    from metaserver.iceberg.expressions import sql
+else:
+    sql = Deferred("metaserver.iceberg.expressions.sql")
+
+DEFAULT_LIMIT = 100
+RESIDUAL_PARTITIONS_MAX = 1000
+"""Residuals are told of so many partitions, those with the most files."""
+RESIDUAL_BYTES_MAX = 4 << 20
+"""Of all different residuals together."""
+_IN_THREAD_FILES = 5_000
+_IN_THREAD_CHARACTERS = 2_000
+
+_FILES_AND_BYTES = {
+    f"{what}-{when}": {"type": "integer"} for what in ("files", "bytes") for when in ("in", "removed", "left")
+}
+_STAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", *_FILES_AND_BYTES, "microseconds", "complete"],
+    "properties": {
+        "name": {"type": "string", "examples": ["manifests", "partition", "column_stats", "bloom"]},
+        **_FILES_AND_BYTES,
+        "microseconds": {"type": "integer"},
+        "complete": {"type": "boolean", "description": "False where time was up: what was not checked is kept."},
+    },
+}
+_INDEX_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "kind", "files-in", "files-removed"],
+    "properties": {
+        "name": {"type": "string"},
+        "kind": {"type": "string"},
+        "files-in": {"type": "integer"},
+        "files-removed": {"type": "integer"},
+    },
+}
+EXPLANATION_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": [
+        "snapshot-id",
+        "stages",
+        "indexes",
+        "complete",
+        "files",
+        "bytes",
+        "records",
+        "delete-files",
+        "filter",
+        "not-used",
+        "columns",
+        "residuals",
+        "residuals-complete",
+    ],
+    "properties": {
+        "snapshot-id": {"type": ["integer", "null"]},
+        "stages": {"type": "array", "items": _STAGE_SCHEMA},
+        "indexes": {
+            "type": "array",
+            "items": _INDEX_SCHEMA,
+            "description": "What each index did that was asked. What bitmaps tell together by row is a stage.",
+        },
+        "complete": {
+            "type": "boolean",
+            "description": "False where time was up, or an index came too late: another plan may do better.",
+        },
+        "files": {"type": "integer", "description": "Data files that are left to read."},
+        "bytes": {"type": "integer"},
+        "records": {"type": "integer", "description": "In those files, deleted ones included."},
+        "delete-files": {"type": "integer", "description": "Delete files that apply to one of them."},
+        "filter": {"description": "The predicate as an Iceberg expression, as it was used."},
+        "not-used": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Parts of the SQL that no expression can say; taken as true.",
+        },
+        "columns": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "id", "type"],
+                "properties": {"name": {"type": "string"}, "id": {"type": "integer"}, "type": {"type": "string"}},
+            },
+            "description": "Columns whose statistics or partition values were compared.",
+        },
+        "residuals": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["residual", "files"],
+                "properties": {"residual": {}, "files": {"type": "integer"}},
+            },
+            "description": "What is left to check on rows once the partition is known, and of how many files.",
+        },
+        "residuals-complete": {
+            "type": "boolean",
+            "description": f"False where more than {RESIDUAL_PARTITIONS_MAX} partitions are left, or long residuals of "
+            "fewer: those with the most files are told.",
+        },
+        "kept": {"type": "array", "items": {"$ref": "#/components/schemas/File"}},
+        "joins": JOINS_TOLD_SCHEMA,
+    },
+}
+_BODY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "where": {
+            "type": "string",
+            "description": "A predicate in SQL.",
+            "examples": ["id = 5 AND day >= '2024-01-01'"],
+        },
+        "filter": {"description": "An expression of the Iceberg REST standard, instead of `where`."},
+        "case-sensitive": {
+            "type": "boolean",
+            "description": "Names in `filter`; default true. Those in SQL never are.",
+        },
+        "snapshot-id": {"type": "integer"},
+        "ref": {"type": "string"},
+        "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
+        "files": {"type": "boolean", "description": "Whether to list the files that are left, as `kept`."},
+        "joins": JOINS_SCHEMA,
+        "limit": {"type": "integer", "minimum": 1, "description": f"Most files listed; default {DEFAULT_LIMIT}."},
+    },
+}
+
+
+class _Explain(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    where: str | None = None
+    filter: msgspec.Raw = msgspec.Raw()
+    case_sensitive: bool = True
+    snapshot_id: int | None = None
+    ref: str | None = None
+    as_of: int | None = None
+    files: bool = False
+    limit: int = DEFAULT_LIMIT
+    joins: list[JoinAsked] = []
+
+
+@describe(
+    "explain",
+    "How a scan would be planned: files and bytes stage by stage, and what of the predicate is of use",
+    tags=("metadata",),
+    parameters=(NAMESPACE, TABLE),
+    body=_BODY_SCHEMA,
+    answers=(
+        ResponseSpec(200, "The plan, stage by stage", {"$ref": "#/components/schemas/Explanation"}),
+        ResponseSpec(400, "The predicate or a join makes no sense; the message says where"),
+        ResponseSpec(404, "No such table, or none that a join names"),
+    ),
+)
+async def explain(request: web.Request) -> web.Response:
+    namespace = path_namespace(request)
+    allow(request, namespace)
+    loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+    metadata = loaded.metadata
+    wanted = await read_json(request, _Explain)
+    if wanted.limit < 1:
+        raise BadRequest(f"limit is {wanted.limit}; it must be at least 1")
+    snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of)
+    read = await _filter(wanted, metadata)
+    asked = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
+    bound_scan = BoundScan.bind(metadata, asked)
+    found, told = await told_of(request, metadata, wanted.joins)
+    if found.dynamic_filters:
+        bound_scan = bound_scan.joined_with(found.dynamic_filters)
+    scan = await request.app[PLANNER].explain(bound_scan, loaded.entry)
+    listed = min(wanted.limit, request.app[SETTINGS].page_limit) if wanted.files else 0
+
+    def answer() -> bytes:
+        said = _explained(scan, read.unused, listed)
+        return encode_json(said if told is msgspec.UNSET else {**said, "joins": told})
+
+    body = answer() if scan.files <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
+    return web.Response(body=body, content_type="application/json")
+
+
+async def _filter(wanted: _Explain, metadata: TableMetadata) -> sql.SqlFilter:
+    if wanted.where is None:
+        given = bytes(wanted.filter)
+        return sql.SqlFilter(parse_expression(decode_json(given, "The filter")) if given else TRUE, ())
+    if bytes(wanted.filter):
+        raise BadRequest("Give the predicate as where, in SQL, or as filter, an Iceberg expression, not as both")
+    if len(wanted.where) <= _IN_THREAD_CHARACTERS:
+        return sql.parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
+    return await asyncio.to_thread(sql.parse_sql, wanted.where, metadata.current_schema, metadata.schemas)
+
+
+def _explained(scan: Scan, unused: tuple[str, ...], listed: int) -> dict[str, Any]:
+    found = files_at(scan.view, scan.rows)
+    deletes = {delete for applying in scan.deletes_of(scan.rows) for delete in applying}
+    residuals, complete = _residuals(scan)
+    last = scan.stages[-1]
+    answer: dict[str, Any] = {
+        "snapshot-id": scan.snapshot_id,
+        "stages": [_stage(stage) for stage in scan.stages],
+        "indexes": [_index(one) for one in scan.indexes],
+        "complete": scan.complete,
+        "files": scan.files,
+        "bytes": last.bytes_left,
+        "records": int(found.longs("record_count").clip(0).sum()),
+        "delete-files": len(deletes),
+        "filter": expression_json(scan.bound),
+        "not-used": list(unused),
+        "columns": list(_columns(scan.bound, set())),
+        "residuals": residuals,
+        "residuals-complete": complete,
+    }
+    if listed:
+        files = FileListing(scan.metadata, found, files_at(scan.view, scan.rows[:0]), scan)
+        answer["kept"] = items(files, tuple(FILE_COLUMNS), 0, min(listed, files.total))
+    return answer
+
+
+def _stage(stage: Stage) -> dict[str, object]:
+    return {
+        "name": stage.name,
+        "files-in": stage.files_in,
+        "files-removed": stage.files_in - stage.files_left,
+        "files-left": stage.files_left,
+        "bytes-in": stage.bytes_in,
+        "bytes-removed": stage.bytes_in - stage.bytes_left,
+        "bytes-left": stage.bytes_left,
+        "microseconds": stage.microseconds,
+        "complete": stage.complete,
+    }
+
+
+def _index(used: IndexUse) -> dict[str, object]:
+    return {
+        "name": used.name,
+        "kind": used.kind,
+        "files-in": used.files_in,
+        "files-removed": used.files_removed,
+    }
+
+
+def _columns(expression: Expression, seen: set[int]) -> Iterator[dict[str, object]]:
+    """In the order of the predicates, each once."""
+    if isinstance(expression, And | Or):
+        for child in expression.children:
+            yield from _columns(child, seen)
+    elif isinstance(expression, Bound) and expression.column_id not in seen:
+        seen.add(expression.column_id)
+        yield {"name": expression.name, "id": expression.column_id, "type": expression.kind}
+
+
+def _residuals(scan: Scan) -> tuple[list[dict[str, object]], bool]:
+    """Residuals and how many files have each, most files first; whether that is all of them."""
+    within = grouped(files_at(scan.view, scan.rows))
+    parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
+    counts: dict[bytes, int] = {}
+    size, told_bytes, told = sum(1 + len(one.values) for one in predicates_of(scan.bound)), 0, 0
+    for files, partition in parts[:RESIDUAL_PARTITIONS_MAX]:
+        if told * size > RESIDUAL_VALUES_MAX or told_bytes > RESIDUAL_BYTES_MAX:
+            break
+        told += 1
+        values = tuple(field.value for field in partition.fields)
+        fields = tuple((field.field_id, field.kind) for field in partition.fields)
+        residual = encode_json(expression_json(scan.residual_in(partition.spec_id, fields, values)))
+        told_bytes += 0 if residual in counts else len(residual)
+        counts[residual] = counts.get(residual, 0) + files
+    most_first = sorted(counts.items(), key=lambda item: -item[1])
+    found: list[dict[str, object]] = [{"residual": msgspec.Raw(text), "files": files} for text, files in most_first]
+    return found, told == len(parts)
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/explain", explain)

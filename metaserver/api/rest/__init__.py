@@ -1,0 +1,1 @@
+"""The routes of the Iceberg REST specification, but for scan planning."""

@@ -1,0 +1,14 @@
+"""All routes of the Iceberg REST standard that this server has, but for `/v1/oauth/tokens`, which is about logins."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from metaserver.api.plans import planning
+from metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
+
+
+def add_routes(app: web.Application) -> None:
+    # aiohttp tries routes with variables one by one: those that engines ask all the time come first.
+    for routes in (planning, tables, config, namespaces, views, functions, rename, transactions, sign):
+        routes.add_routes(app)

@@ -1,0 +1,50 @@
+"""Iceberg REST: remote signing. A client gets one S3 request signed at a time, inside one table, by its own rights."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from metaserver.api.http.endpoints import add_operations
+from metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
+from metaserver.api.http.render import json_answer
+from metaserver.api.http.requests import allow, may_write, path_name, path_namespace, read_json
+from metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from metaserver.objects import signing
+else:
+    signing = Deferred("metaserver.objects.signing")
+
+
+async def sign_request(request: web.Request) -> web.Response:
+    namespace, name = path_namespace(request), path_name(request, "table")
+    allow(request, namespace)
+    wanted = await read_json(request, dict[str, Any])
+    catalog = request.app[CATALOG]
+    stage = request.query.get("stage")
+    if stage is None:
+        location = await catalog.owned_location(namespace, name)
+    else:
+        location = await catalog.staged_location(stage, namespace, name)
+    settings = request.app[SETTINGS]
+    work = partial(
+        signing.sign,
+        wanted,
+        table_location=location,
+        writable=may_write(request, namespace),
+        settings=settings,
+        now_ms=request.app[CLOCK].now_ms(),
+    )
+    # Keys of AWS's chain may have to be fetched first, which blocks.
+    signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
+    response = json_answer(signed)
+    response.headers["Cache-Control"] = signing.cache_control(wanted)
+    return response
+
+
+def add_routes(app: web.Application) -> None:
+    add_operations(app, "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", {"POST": sign_request})

@@ -1,0 +1,60 @@
+"""Iceberg REST: one commit of many tables, all or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from metaserver.api.http.endpoints import add_operations
+from metaserver.api.http.idempotency import once
+from metaserver.api.http.keys import CATALOG
+from metaserver.api.http.requests import allow, allow_somewhere, read_json
+from metaserver.catalog.values import Caller, TableChange
+from metaserver.errors import BadRequest
+from metaserver.wire import check_namespace
+
+
+class _Identifier(msgspec.Struct):
+    namespace: tuple[str, ...]
+    name: str
+
+
+class _Change(msgspec.Struct):
+    identifier: _Identifier
+    requirements: list[dict[str, Any]]
+    updates: list[dict[str, Any]]
+
+
+class _CommitTransaction(msgspec.Struct, rename="kebab"):
+    table_changes: list[_Change]
+
+
+async def commit_transaction(request: web.Request) -> web.Response:
+    allow_somewhere(request)
+    body = await read_json(request, _CommitTransaction)
+    if not body.table_changes:  # nothing says which rights it needs, so nothing may be recorded of it either
+        raise BadRequest("table-changes is empty; name at least one table")
+    changes = [
+        TableChange(
+            namespace=check_namespace(change.identifier.namespace),
+            name=change.identifier.name,
+            requirements=change.requirements,
+            updates=change.updates,
+        )
+        for change in body.table_changes
+    ]
+    allow(request, *dict.fromkeys(change.namespace for change in changes))
+
+    async def work(caller: Caller) -> None:
+        await request.app[CATALOG].transactions.commit(caller, changes)
+
+    async def answer(_: None) -> web.Response:
+        return web.Response(status=204)
+
+    return await once(request, work, answer)
+
+
+def add_routes(app: web.Application) -> None:
+    add_operations(app, "/v1/{prefix}/transactions/commit", {"POST": commit_transaction})

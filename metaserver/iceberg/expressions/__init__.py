@@ -1,0 +1,1 @@
+"""Expressions: their forms, binding, projection, evaluation."""

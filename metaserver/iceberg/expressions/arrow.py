@@ -1,0 +1,83 @@
+"""Iceberg's types and values as Arrow has them, for rows that are read. Pure.
+
+A value is exactly what it was, or a ValueError: nothing is rounded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from functools import lru_cache
+
+import pyarrow as pa
+
+from metaserver.iceberg.types.schema import ListType, MapType, StructType, Type
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import Value, decimal_precision, decimal_scale, fixed_length
+
+_UUID_BYTES = 16
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "timestamp_ns": pa.timestamp("ns"),
+    "timestamptz_ns": pa.timestamp("ns", tz="UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "uuid": pa.binary(_UUID_BYTES),
+    "unknown": pa.null(),
+}
+
+
+def plain_type(kind: Type) -> pa.DataType:
+    """Null anywhere but in a map's keys, and without ids: as rows are handed out, whatever file they come from.
+
+    ValueError for a type that Arrow has no equal of: variant, geometry, geography, and those of later versions.
+    """
+    match kind:
+        case StructType(fields):
+            return pa.struct([pa.field(one.name, plain_type(one.type)) for one in fields])
+        case ListType():
+            return pa.list_(pa.field("element", plain_type(kind.element)))
+        case MapType():
+            return pa.map_(pa.field("key", plain_type(kind.key), nullable=False), plain_type(kind.value))
+    return _primitive(kind)
+
+
+@lru_cache(maxsize=1024)
+def _primitive(kind: str) -> pa.DataType:
+    name = base_name(kind)
+    if name == "decimal":
+        return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
+    if name == "fixed":
+        return pa.binary(fixed_length(kind))
+    if name not in _PLAIN:
+        raise ValueError(f"values of type {kind} are not read or written here")
+    return _PLAIN[name]
+
+
+def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
+    """Of a primitive type, from values in the form of `expressions.py`. ValueError for one that it cannot hold."""
+    made = _primitive(kind)
+    try:
+        if base_name(kind) == "decimal":
+            scale = decimal_scale(kind)
+            return pa.array([None if one is None else _decimal(one, scale) for one in values], made)
+        if pa.types.is_date(made):
+            return pa.array(values, pa.int32()).cast(made)
+        if pa.types.is_timestamp(made) or pa.types.is_time(made):
+            return pa.array(values, pa.int64()).view(made)
+        return pa.array(values, made)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise ValueError(f"no value of type {kind}: {error}") from None
+
+
+def _decimal(unscaled: Value, scale: int) -> Decimal:
+    digits = tuple(map(int, str(abs(int(unscaled)))))
+    return Decimal((int(unscaled) < 0, digits, -scale))

@@ -1,0 +1,240 @@
+"""Expressions to and from JSON (Iceberg REST spec, schema `Predicate`).
+
+Read are all spellings that clients use or may come to use: constants as booleans and as objects, operands as `term`
+(what Java and PyIceberg send) and as `child`, `left` and `right` (what the spec now prefers), literals bare and as
+objects. Written is the one that Java's `ExpressionParser` and PyIceberg 0.12 both read: bare constants, `term`,
+`value`, `values`, two children to a junction, values of bound predicates as single-value JSON.
+
+What a client sends is bounded in nodes and in depth. A chain of one junction, as engines build it out of a thousand
+ORs, counts as one level: it is read in a loop and becomes one node.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    And,
+    Bound,
+    Expression,
+    Not,
+    Op,
+    Or,
+    Unbound,
+    all_of,
+    any_of,
+)
+from metaserver.iceberg.types.transforms import IDENTITY, canonical
+from metaserver.iceberg.types.values import encode_json
+
+DEPTH_MAX = 100
+"""Levels of nesting, by default. Three frames of the stack each, here and where expressions are bound."""
+NODES_MAX = 200_000
+"""Predicates, junctions and values together, by default."""
+
+UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
+SETS = frozenset({Op.IN, Op.NOT_IN})
+
+_LITERAL_FIELDS = ("value", "values", "right")
+_PATH_MAX = 200
+_OPS = {op.value: op for op in Op}
+
+_Path: TypeAlias = tuple[Any, str]
+"""Where something stands in the tree: (path of what it is in, or None, step). Written out where something is wrong."""
+
+
+def parse_expression(json: object, *, depth_max: int = DEPTH_MAX, nodes_max: int = NODES_MAX) -> Expression:
+    """The unbound expression; constants in junctions are folded. Raises BadRequest naming the place in the tree."""
+    return _Parser(depth_max, nodes_max).expression(json, (None, "filter"), 0)
+
+
+class _Parser:
+    def __init__(self, depth_max: int, nodes_max: int) -> None:
+        self._depth_max = depth_max
+        self._nodes_max = nodes_max
+        self._nodes = 0
+
+    def expression(self, json: object, path: _Path, depth: int) -> Expression:
+        self._count(1)
+        if depth > self._depth_max:
+            raise BadRequest(f"Invalid expression: it is nested deeper than {self._depth_max} levels")
+        if not isinstance(json, dict):
+            if isinstance(json, bool):
+                return Always(json)
+            raise _error(path, f"expected an object or a boolean, not {_shown(json)}")
+        kind = _kind(json, path)
+        op = _OPS.get(kind)
+        if op is not None:
+            return self._predicate(op, json, path)
+        match kind:
+            case "and" | "or":
+                return self._junction(json, kind, path, depth)
+            case "not":
+                return Not(self.expression(_required(json, "child", path), (path, ".child"), depth + 1))
+            case "true" | "false":
+                return TRUE if kind == "true" else FALSE
+            case "literal" if isinstance(json.get("value"), bool):
+                return Always(json["value"])
+        raise _error(path, f"unknown type of expression {kind!r}")
+
+    def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
+        children: list[Expression] = []
+        # from left to right: the stack holds what is still to be read, the next on top
+        rest: list[tuple[object, _Path]] = [(json, path)]
+        while rest:
+            node, at = rest.pop()
+            if isinstance(node, dict) and "type" in node and _kind(node, at) == kind:
+                self._count(1)
+                rest.append((_required(node, "right", at), (at, _RIGHT)))
+                rest.append((_required(node, "left", at), (at, _LEFT)))
+            else:
+                children.append(self.expression(node, at, depth + 1))
+        return all_of(*children) if kind == "and" else any_of(*children)
+
+    def _predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
+        unary, listed = op in UNARY, op in SETS
+        operand = "term"
+        if "term" not in json:
+            operand = "child" if unary or listed else "left"
+            if operand not in json and (unary or listed or "right" not in json):
+                raise _error(path, f"{op} needs a term")
+        term = _required(json, operand, path)
+        name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
+        wanted = None if unary else "values" if listed else "value" if operand == "term" else "right"
+        for field in _LITERAL_FIELDS:
+            if field in json and field != wanted:
+                raise _error(path, f"{op} has no field {field!r}")
+        if wanted is None:
+            return Unbound(op, name, transform, ())
+        given = _required(json, wanted, path)
+        if listed:
+            return Unbound(op, name, transform, self._values(given, (path, ".values")))
+        self._count(1)
+        return Unbound(op, name, transform, (_literal(given, (path, f".{wanted}")),))
+
+    def _values(self, json: object, path: _Path) -> tuple[object, ...]:
+        if isinstance(json, dict) and json.get("type") == "literals":
+            json, path = json.get("values"), (path, ".values")
+        if not isinstance(json, list | tuple):
+            raise _error(path, f"expected an array, not {_shown(json)}")
+        self._count(len(json))
+        return tuple([_literal(value, (path, f"[{index}]")) for index, value in enumerate(json)])
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > self._nodes_max:
+            raise BadRequest(f"Invalid expression: it has more than {self._nodes_max} predicates and values")
+
+
+_LEFT, _RIGHT = ".left", ".right"
+
+
+def _written(path: _Path) -> str:
+    steps = []
+    at: _Path | None = path
+    while at is not None:
+        at, step = at
+        steps.append(step)
+    text = ""
+    for step in reversed(steps):
+        # the path of a chain would grow with every link; its first links say enough
+        cut = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
+        text = f"{text.removesuffix('…')}…" if cut else text + step
+    return text
+
+
+def _kind(json: dict[str, object], path: _Path) -> str:
+    kind = json.get("type")
+    if isinstance(kind, str):
+        return kind if kind in _OPS else kind.lower().replace("_", "-")
+    return _text(json, "type", path)
+
+
+def _term(json: object, path: _Path) -> tuple[str, str]:
+    """The name of the column and the transform."""
+    if isinstance(json, str):
+        return json, IDENTITY
+    if not isinstance(json, dict):
+        raise _error(path, f"expected a column's name or an object, not {_shown(json)}")
+    kind = _kind(json, path)
+    if kind == "reference":
+        field = "name" if "name" in json else "term"
+        return _text(json, field, path), IDENTITY
+    if kind != "transform":
+        raise _error(path, f"expected a reference or a transform, not {kind!r}")
+    inner = _required(json, "term", path)
+    if isinstance(inner, dict) and _kind(inner, (path, ".term")) != "reference":
+        raise _error((path, ".term"), "expected a column; a transform of anything else is not supported")
+    return _term(inner, (path, ".term"))[0], canonical(_text(json, "transform", path))
+
+
+def _text(json: dict[str, object], field: str, path: _Path) -> str:
+    value = _required(json, field, path)
+    if not isinstance(value, str):
+        raise _error((path, f".{field}"), f"expected a name, not {_shown(value)}")
+    return value
+
+
+def _literal(json: object, path: _Path) -> object:
+    if isinstance(json, (str, int, float)):  # a bool is an int
+        return json
+    if isinstance(json, dict) and json.get("type") == "literal":
+        json, path = json.get("value"), (path, ".value")
+    if json is None:
+        raise _error(path, "null is no literal; use is-null or not-null, and finite numbers")
+    if not isinstance(json, (str, int, float)):
+        raise _error(path, f"expected a literal, not {_shown(json)}")
+    return json
+
+
+def _required(json: dict[str, object], field: str, path: _Path) -> object:
+    if field not in json:
+        raise _error(path, f"missing field {field!r}")
+    return json[field]
+
+
+def _error(path: _Path, why: str) -> BadRequest:
+    return BadRequest(f"Invalid expression at {_written(path)}: {why}")
+
+
+def _shown(json: object) -> str:
+    text = repr(json)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def expression_json(expression: Expression) -> Any:
+    """JSON of an unbound or bound expression. Junctions of many become balanced trees of two, shallow to parse."""
+    match expression:
+        case Bound(op, _, name, _, transform, result, values):
+            return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
+        case And(children):
+            return _pairs("and", children)
+        case Or(children):
+            return _pairs("or", children)
+        case Always(value):
+            return value
+        case Not(child):
+            return {"type": "not", "child": expression_json(child)}
+        case Unbound(op, name, transform, literals):
+            return _predicate_json(op, name, transform, list(literals))
+
+
+def _pairs(kind: str, children: tuple[Expression, ...]) -> Any:
+    if len(children) == 1:
+        return expression_json(children[0])
+    middle = len(children) // 2
+    return {"type": kind, "left": _pairs(kind, children[:middle]), "right": _pairs(kind, children[middle:])}
+
+
+def _predicate_json(op: Op, name: str, transform: str, values: list[object]) -> Any:
+    term: object = name if transform == IDENTITY else {"type": "transform", "transform": transform, "term": name}
+    made: dict[str, object] = {"type": op.value, "term": term}
+    if op in SETS:
+        made["values"] = values
+    elif op not in UNARY:
+        made["value"] = values[0]
+    return made

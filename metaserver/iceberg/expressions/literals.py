@@ -1,0 +1,266 @@
+"""One JSON literal of a filter, of whichever client's style, as a value of the column's type.
+
+Java sends raw numbers (days, microseconds), decimals as strings, bytes as hexadecimal and its infinities as strings;
+PyIceberg sends ISO dates and timestamps, the latter always without an offset, and every number with a point that it
+parsed out of a string as a decimal, that is as a string, whatever the column's type. So the column's type decides.
+
+No column value may be judged wrongly because the literal is not one of its type's values: such a literal becomes the
+place where it lies, `Between` two neighbours or beyond all of them, and comparisons with a place are exact.
+
+Three literals are rounded, because every client rounds them so before it compares rows. A double for a float column
+becomes the nearest float (Java writes a float as the shortest digits that lead back to it; engines that compare in
+doubles send no literal that a float cannot hold). A JSON integer for a double column becomes the nearest double. A
+JSON number with a point for a decimal column is rounded half up; a decimal that came as a string is exact.
+
+Integers for timestamps are microseconds, for nanosecond columns too (Java's `LongLiteral`). A timestamp without an
+offset is UTC where the column has a zone. The sign of zero is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
+from uuid import UUID
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import (
+    INT_MAX,
+    INT_MIN,
+    LONG_MAX,
+    LONG_MIN,
+    NANOS_PER_DAY,
+    NANOS_PER_MICRO,
+    Value,
+    decimal_precision,
+    decimal_scale,
+    fixed_length,
+    parse_decimal,
+    parse_iso_date,
+    parse_iso_time,
+    parse_iso_timestamp,
+    round_to,
+    unscaled_floor,
+)
+
+FINITE_MAX = {"float": (2.0 - 2.0**-23) * 2.0**127, "double": (2.0 - 2.0**-52) * 2.0**1023}
+"""The largest finite value of each floating type."""
+
+_INFINITIES = {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """Above every (finite) value of the type; `infinite` if it equals a floating type's infinity."""
+
+    infinite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Below every (finite) value of the type; `infinite` if it equals a floating type's negative infinity."""
+
+    infinite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Above `lower` and below `upper`, its successor in the type."""
+
+    lower: int
+    upper: int
+
+
+Literal: TypeAlias = Value | Above | Below | Between
+
+
+def parse_literal(kind: str, json: object) -> Literal:
+    """`json` as a value of a primitive type, or its place among them. Raises BadRequest."""
+    parse = _PARSERS.get(base_name(kind))
+    if parse is None:
+        raise BadRequest(f"a column of type {kind} cannot be compared with a literal")
+    if json != json or (json == "NaN" and kind in FINITE_MAX):
+        raise BadRequest("cannot create expression literal from NaN; use is-nan or not-nan instead")
+    try:
+        literal = parse(kind, json)
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)} ({_cut(str(error))})") from None
+    if literal is None:
+        raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)}")
+    return literal
+
+
+def _shown(json: object) -> str:
+    return _cut(repr(json))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else text[:100] + "…"
+
+
+def _boolean(_: str, json: object) -> Literal | None:
+    if isinstance(json, bool):
+        return json
+    return {"true": True, "false": False}.get(json.lower()) if isinstance(json, str) else None
+
+
+def _integer(kind: str, json: object) -> Literal | None:
+    limits = (INT_MIN, INT_MAX) if kind == "int" else (LONG_MIN, LONG_MAX)
+    match json:
+        case bool():
+            return None
+        case int():
+            return _placed(json, True, *limits)
+        case float():
+            return _beyond(json) if math.isinf(json) else _placed(math.floor(json), json.is_integer(), *limits)
+        case str():
+            return _placed(*unscaled_floor(parse_decimal(json), 0), *limits)
+    return None
+
+
+def _floating(kind: str, json: object) -> Literal | None:
+    match json:
+        case bool():
+            return None
+        case int() | float():
+            number = _as_float(json)
+        case str() if json in _INFINITIES:
+            return _beyond(_INFINITIES[json])
+        case str():
+            number = float(parse_decimal(json))
+            if math.isinf(number):
+                return Above() if number > 0 else Below()
+        case _:
+            return None
+    if math.isinf(number):
+        return _beyond(number) if isinstance(json, float) else Above() if number > 0 else Below()
+    try:
+        # the shortest digits of the largest float are a double above it: what rounds to it is it
+        return round_to(kind, number)
+    except ValueError:
+        return Above() if number > 0 else Below()
+
+
+def _as_float(number: int | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def _beyond(infinity: float) -> Literal:
+    return Above(infinite=True) if infinity > 0 else Below(infinite=True)
+
+
+def _decimal(kind: str, json: object) -> Literal | None:
+    scale, limit = decimal_scale(kind), 10 ** decimal_precision(kind) - 1
+    match json:
+        case bool():
+            return None
+        case int():
+            return _placed(json * 10**scale, True, -limit, limit)
+        case float() if math.isinf(json):
+            return _beyond(json)
+        case float():
+            # half up, as both clients: the first digit that the scale has no place for decides
+            magnitude = (unscaled_floor(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
+            return _placed(-magnitude if json < 0 else magnitude, True, -limit, limit)
+        case str():
+            return _placed(*unscaled_floor(parse_decimal(json), scale), -limit, limit)
+    return None
+
+
+def _date(_: str, json: object) -> Literal | None:
+    match json:
+        case bool():
+            return None
+        case int():
+            return _placed(json, True, INT_MIN, INT_MAX)
+        case str() if "T" in json.upper():
+            days, rest = divmod(parse_iso_timestamp(json)[0], NANOS_PER_DAY)
+            return _placed(days, rest == 0, INT_MIN, INT_MAX)
+        case str():
+            return _placed(parse_iso_date(json), True, INT_MIN, INT_MAX)
+    return None
+
+
+def _time(_: str, json: object) -> Literal | None:
+    match json:
+        case bool():
+            return None
+        case int():
+            return _placed(json, True, LONG_MIN, LONG_MAX)
+        case str():
+            micros, rest = divmod(parse_iso_time(json), NANOS_PER_MICRO)
+            return _placed(micros, rest == 0, LONG_MIN, LONG_MAX)
+    return None
+
+
+def _timestamp(kind: str, json: object) -> Literal | None:
+    match json:
+        case bool():
+            return None
+        case int():
+            nanos = json * NANOS_PER_MICRO
+        case str() if "T" in json.upper():
+            nanos, offset = parse_iso_timestamp(json)
+            if offset is not None and "tz" not in kind:
+                raise ValueError("the column has no time zone: leave the offset out")
+        case str():
+            nanos = parse_iso_date(json) * NANOS_PER_DAY
+        case _:
+            return None
+    unit = 1 if kind.endswith("_ns") else NANOS_PER_MICRO
+    count, rest = divmod(nanos, unit)
+    return _placed(count, rest == 0, LONG_MIN, LONG_MAX)
+
+
+def _string(_: str, json: object) -> Literal | None:
+    if isinstance(json, str):
+        json.encode()  # a lone surrogate is no character that a file could hold
+        return json
+    return None
+
+
+def _uuid(_: str, json: object) -> Literal | None:
+    if isinstance(json, str) and len(json) in (32, 36):
+        return UUID(json).bytes
+    return None
+
+
+def _bytes(kind: str, json: object) -> Literal | None:
+    if not isinstance(json, str) or " " in json:
+        return None
+    data = bytes.fromhex(json)
+    if base_name(kind) == "fixed" and len(data) != fixed_length(kind):
+        raise ValueError(f"{len(data)} bytes")
+    return data
+
+
+def _placed(floor: int, exact: bool, low: int, high: int) -> Literal:
+    """The literal whose floor is given, among the integers from `low` to `high`."""
+    if floor > high or (floor == high and not exact):
+        return Above()
+    if floor < low:
+        return Below()
+    return floor if exact else Between(floor, floor + 1)
+
+
+_PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
+    "boolean": _boolean,
+    "int": _integer,
+    "long": _integer,
+    "float": _floating,
+    "double": _floating,
+    "decimal": _decimal,
+    "date": _date,
+    "time": _time,
+    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _timestamp),
+    "string": _string,
+    "uuid": _uuid,
+    "fixed": _bytes,
+    "binary": _bytes,
+}

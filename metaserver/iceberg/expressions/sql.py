@@ -1,0 +1,449 @@
+"""A predicate in SQL as an expression of Iceberg's: what it is true for, never less.
+
+SQL and Iceberg mean different things by "not". In SQL a comparison with null is neither true nor false, so that
+`NOT (a = 1)` is true where `a` is there and not 1; Iceberg's `not-eq` matches null. The rule kept here: negation is
+pushed down to the comparisons, and one that has to be *false* becomes the opposite one together with `not-null`.
+
+What an expression cannot say (columns compared with each other, functions, subqueries, other patterns of LIKE) becomes
+`true`, whichever way it is meant: then the rest decides, and the caller is told what was not used. The same goes for
+comparisons whose outcome depends on the engine, such as a number with a text.
+
+Read are the spellings of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is text, names do not mind case. The
+session's time zone is UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, NamedTuple
+
+import sqlglot
+from sqlglot import exp, tokens
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.errors import ParseError, TokenError
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, Expression, Op, Unbound, all_of, any_of
+from metaserver.iceberg.expressions.sql_literals import Given, Unfit, fitted, literal_of
+from metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
+from metaserver.iceberg.types.transforms import IDENTITY, accepts, canonical, result_type
+from metaserver.iceberg.types.types import base_name, canonical_primitive
+from metaserver.iceberg.types.values import FLOATS
+
+TEXT_MAX = 100_000
+_SHOWN_MAX = 200
+_COMPARED: dict[type[exp.Expr], Op] = {
+    exp.EQ: Op.EQ,
+    exp.NEQ: Op.NOT_EQ,
+    exp.LT: Op.LT,
+    exp.LTE: Op.LT_EQ,
+    exp.GT: Op.GT,
+    exp.GTE: Op.GT_EQ,
+}
+_FLIPPED = {Op.LT: Op.GT, Op.LT_EQ: Op.GT_EQ, Op.GT: Op.LT, Op.GT_EQ: Op.LT_EQ}
+_OPPOSITE = {
+    Op.EQ: Op.NOT_EQ,
+    Op.NOT_EQ: Op.EQ,
+    Op.LT: Op.GT_EQ,
+    Op.LT_EQ: Op.GT,
+    Op.GT: Op.LT_EQ,
+    Op.GT_EQ: Op.LT,
+}
+_CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
+_ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
+"""For a literal that the column's type cannot hold: engines do not agree on which side of it a value is."""
+_PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
+_PLAIN_TRANSFORMS = frozenset(_PLURALS.values())
+_CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
+_ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
+"""Parts of sqlglot's nodes that are read here. A node with another one means something else: BETWEEN SYMMETRIC."""
+
+
+class _Sql(Dialect):
+    """Of our own: the default one, with both kinds of quotes around names."""
+
+    class Tokenizer(tokens.Tokenizer):
+        IDENTIFIERS = ['"', "`"]  # noqa: RUF012  as sqlglot declares it
+        HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class SqlFilter:
+    """`expression` is unbound, and true for every row that the SQL is true for; `unused` is what it leaves out.
+
+    `exact`: it is true for no other row, but for rows with NaN in a compared column, on which engines do not agree.
+    """
+
+    expression: Expression
+    unused: tuple[str, ...]
+    exact: bool = False
+
+
+class _Term(NamedTuple):
+    name: str
+    kind: str
+    """Of what is compared: the transform's result."""
+    transform: str = IDENTITY
+    origin: int = 0
+    """What the transform calls 0: 1970 for the calendar's years."""
+
+    def predicate(self, op: Op, *literals: object) -> Unbound:
+        return Unbound(op, self.name, self.transform, literals)
+
+    @property
+    def not_null(self) -> Unbound:
+        return Unbound(Op.NOT_NULL, self.name, IDENTITY, ())
+
+
+def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_above: bool = False) -> SqlFilter:
+    """The predicate of a WHERE clause over the columns of `schema`, or else of `schemas`, the newest first.
+
+    With `nan_above` NaN is above every number, as to Spark, and the expression says that and no more. BadRequest for
+    what is no SQL, with its place, and for a column that there is not.
+    """
+    if len(text) > TEXT_MAX:
+        raise BadRequest(f"The predicate has {len(text)} characters; at most {TEXT_MAX} are allowed")
+    others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
+    try:
+        tree = sqlglot.parse_one(text, dialect=_Sql, into=exp.Condition)
+        reader = _Reader((schema, *others), nan_above)
+        expression = reader.read(tree, negated=False)
+        return SqlFilter(expression, tuple(dict.fromkeys(reader.unused)), reader.exact and not reader.unused)
+    except ParseError as error:
+        raise BadRequest(_syntax(error)) from None
+    except TokenError as error:
+        raise BadRequest(f"The predicate is no SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
+    except RecursionError:
+        raise BadRequest("The predicate is nested too deeply") from None
+
+
+def _syntax(error: ParseError) -> str:
+    for one in error.errors:
+        if one.get("line") is not None:
+            found = one.get("highlight") or "the end"
+            place = f"line {one['line']}, column {one['col']}"
+            why = str(one.get("description", "")).partition(" for <class")[0]
+            return f"The predicate is no SQL: {why} at {place}, near {found[:40]!r}"
+    return (
+        "The predicate is no SQL: it is empty" if not error.errors else f"The predicate is no SQL: {error}"[:_SHOWN_MAX]
+    )
+
+
+class _Reader:
+    def __init__(self, schemas: tuple[Schema, ...], nan_above: bool) -> None:
+        self._schemas = schemas
+        self._nan_above = nan_above
+        self.unused: list[str] = []
+        self.exact = True
+        """Whether every literal is one of its column's type."""
+
+    def read(self, node: exp.Expr, *, negated: bool) -> Expression:
+        """What holds wherever `node` is true, or with `negated` wherever it is false."""
+        match node:
+            case exp.Paren():
+                return self.read(node.this, negated=negated)
+            case exp.Not():
+                return self.read(node.this, negated=not negated)
+            case exp.And() | exp.Or():
+                children = [self.read(child, negated=negated) for child in node.flatten()]
+                return all_of(*children) if isinstance(node, exp.And) != negated else any_of(*children)
+            case exp.Select() | exp.Subquery():
+                raise BadRequest("Give the predicate alone, without SELECT or WHERE")
+        found = self._leaf(node, negated)
+        if found is None:
+            self.unused.append(node.sql(dialect=_Sql)[:_SHOWN_MAX])
+            return TRUE
+        return found
+
+    def _leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
+        """None for what cannot be expressed."""
+        if not _is_plain(node):
+            return None
+        negated ^= bool(node.args.get("negate"))  # NOT LIKE is one node
+        try:
+            match node:
+                case exp.NullSafeEQ() | exp.NullSafeNEQ():
+                    return self._null_safe(node, negated == isinstance(node, exp.NullSafeEQ))
+                case exp.Boolean():
+                    return Always(bool(node.this) != negated)
+                case exp.Null():
+                    return FALSE
+                case exp.Between():
+                    low = self._compared(Op.GT_EQ, node.this, node.args["low"], negated)
+                    high = self._compared(Op.LT_EQ, node.this, node.args["high"], negated)
+                    return None if low is None or high is None else (any_of if negated else all_of)(low, high)
+                case exp.In():
+                    return self._in(node, negated)
+                case exp.Is():
+                    return self._is(node, negated)
+                case exp.Like() | exp.Escape() | exp.StartsWith():
+                    return self._like(node, negated)
+                case exp.IsNan():
+                    term = self._term(node.this)
+                    if term is None or term.kind not in FLOATS:
+                        return None
+                    return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
+            if type(node) in _COMPARED:
+                return self._compared(_COMPARED[type(node)], node.this, node.expression, negated)
+            term = self._term(node)
+            if term is not None and term.kind == "boolean":
+                return term.predicate(Op.EQ, not negated)
+        except Unfit:
+            return None
+        return None
+
+    def _compared(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
+        """A comparison, for the rows where it is true or, `negated`, false. Raises Unfit."""
+        literal = literal_of(right)
+        if literal is None:
+            literal = literal_of(left)
+            if literal is None:
+                return None
+            left, op = right, _FLIPPED.get(op, op)
+        if literal.kind == "null":
+            return FALSE
+        if negated:
+            op = _OPPOSITE[op]
+        other = literal_of(left)
+        if other is not None:
+            return _constant(op, other, literal)
+        term = self._term(left)
+        return None if term is None else self._comparison(op, term, literal, negated)
+
+    def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
+        """IS [NOT] DISTINCT FROM, which is never null: Iceberg's own `eq` and `not-eq`."""
+        sides = [node.this, node.expression]
+        literals = [literal_of(side) for side in sides]
+        for literal, side in zip(literals, reversed(sides), strict=True):
+            term = self._term(side) if literal is not None else None
+            if literal is None or term is None:
+                continue
+            if literal.kind == "null":
+                return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
+            value, exact = self._fitted(literal, term)
+            if unlike and not exact:
+                return TRUE
+            return term.predicate(Op.NOT_EQ if unlike else Op.EQ, value)
+        return None
+
+    def _in(self, node: exp.In, negated: bool) -> Expression | None:
+        term = self._term(node.this)
+        if term is None or not node.expressions or node.args.get("query") is not None:
+            return None
+        literals = [literal_of(one) for one in node.expressions]
+        if any(one is None for one in literals):
+            return None
+        given = [one for one in literals if one is not None and one.kind != "null"]
+        if negated and len(given) < len(literals):  # not in a list with null: null at best
+            return FALSE
+        fit = [self._fitted(one, term) for one in given]
+        if not negated:
+            return term.predicate(Op.IN, *(value for value, _ in fit)) if fit else FALSE
+        exact = [value for value, is_exact in fit if is_exact]
+        return all_of(term.not_null, term.predicate(Op.NOT_IN, *exact)) if exact else term.not_null
+
+    def _is(self, node: exp.Is, negated: bool) -> Expression | None:
+        if isinstance(node.expression, exp.Null):
+            term = self._term(node.this, any_type=True)
+            if term is None:
+                return None
+            return Unbound(Op.NOT_NULL if negated else Op.IS_NULL, term.name, IDENTITY, ())
+        if not isinstance(node.expression, exp.Boolean):
+            return None
+        wanted = bool(node.expression.this)
+        if not negated:
+            return self.read(node.this, negated=not wanted)
+        term = self._term(node.this)
+        if term is None or term.kind != "boolean":
+            return None
+        return term.predicate(Op.NOT_EQ, wanted)  # null is neither, and matches
+
+    def _like(self, node: exp.Expr, negated: bool) -> Expression | None:
+        escape = None
+        if isinstance(node, exp.Escape):
+            escape, node = literal_of(node.expression), node.this
+            if escape is None or len(escape.text) != 1 or not isinstance(node, exp.Like):
+                return None
+            if not _is_plain(node):
+                return None
+            negated ^= bool(node.args.get("negate"))
+        term, pattern = self._term(node.this), literal_of(node.expression)
+        if term is None or term.kind != "string" or pattern is None:
+            return None
+        if pattern.kind == "null":
+            return FALSE
+        if pattern.kind != "text":
+            return None
+        if isinstance(node, exp.StartsWith):
+            prefix, rest = pattern.text, "%"
+        else:
+            prefix, rest = _split(pattern.text, None if escape is None else escape.text)
+        if rest == "":
+            return self._comparison(Op.NOT_EQ if negated else Op.EQ, term, Given("text", prefix), negated)
+        if rest.strip("%") == "":
+            if not prefix:
+                return FALSE if negated else term.not_null
+            if negated:
+                return all_of(term.not_null, term.predicate(Op.NOT_STARTS_WITH, prefix))
+            return term.predicate(Op.STARTS_WITH, prefix)
+        if negated or not prefix:
+            return None
+        # The beginning is used; that the rest of the pattern was not is told, too.
+        self.unused.append(node.sql(dialect=_Sql)[:_SHOWN_MAX])
+        return term.predicate(Op.STARTS_WITH, prefix)
+
+    def _comparison(self, op: Op, term: _Term, literal: Given, negated: bool) -> Expression:
+        """Raises Unfit."""
+        value, exact = self._fitted(literal, term)
+        if not exact:
+            op = _ROUNDED.get(op, op)
+        if op is Op.NOT_EQ:
+            return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
+        predicate = term.predicate(op, value)
+        # NaN is above every number to Spark, and in no order to Trino, where the opposite of a comparison holds for it.
+        widened = negated and op is not Op.EQ and not self._nan_above
+        if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
+            return any_of(predicate, term.predicate(Op.IS_NAN))
+        return predicate
+
+    def _fitted(self, literal: Given, term: _Term) -> tuple[object, bool]:
+        """Raises Unfit."""
+        value, exact = fitted(literal, term.kind, term.transform, term.origin)
+        self.exact &= exact
+        return value, exact
+
+    # Terms
+
+    def _term(self, node: exp.Expr, *, any_type: bool = False) -> _Term | None:
+        """A column or a transform of one; None for anything else. `any_type`: also a struct, list or map."""
+        while isinstance(node, exp.Paren):
+            node = node.this
+        if not _is_plain(node) and not isinstance(node, exp.Column):
+            return None
+        name = _name(node)
+        if name is not None:
+            found, kind = self._column(name)
+            return _Term(found, kind) if any_type or kind not in ("struct", "list", "map") else None
+        if isinstance(node, exp.Dot):
+            return self._transform(node.expression, qualified=True)
+        return self._transform(node, qualified=False)
+
+    def _column(self, name: str) -> tuple[str, str]:
+        """Its name and type. BadRequest where there is none, or several."""
+        for schema in self._schemas:
+            same = schema.column_named(name)
+            alike = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
+            column = same or (schema.column(next(iter(alike))) if alike else None)
+            if column is None:
+                continue
+            if same is None and len(alike) > 1:
+                raise BadRequest(f"Cannot resolve column '{name}' without regard to case")
+            if isinstance(column.type, StructType | ListType | MapType):
+                return column.name, type_name(column.type)
+            try:
+                return column.name, canonical_primitive(column.type)
+            except BadRequest:  # a type of a later version of the format
+                return column.name, column.type
+        known = {other.lower(): other for schema in self._schemas for other in schema.index.by_name}
+        near = [known[other] for other in get_close_matches(name.lower()[:1000], known, n=3)]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
+
+    def _transform(self, node: exp.Expr, *, qualified: bool) -> _Term | None:
+        """`qualified`: called as Spark's `system.bucket(…)`, which is a transform whatever SQL means by the name."""
+        if isinstance(node, exp.Cast) and type(node) is exp.Cast:
+            return self._applied("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
+        if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
+            return self._applied("day", node.this)
+        if isinstance(node, exp.Trunc):
+            return self._sized("truncate", [node.this, node.args.get("decimals")], qualified)
+        if isinstance(node, exp.Year | exp.Month | exp.Day | exp.Hour):
+            unit = type(node).__name__.lower()
+            if qualified:
+                return self._applied(unit, node.this)
+            term = self._applied(unit, node.this) if unit == "year" else None
+            return None if term is None else term._replace(origin=1970)
+        if not isinstance(node, exp.Anonymous):
+            return None
+        called = str(node.this).lower()
+        if called in ("bucket", "truncate"):
+            return self._sized(called, node.expressions, qualified)
+        unit = _PLURALS.get(called) or (called if qualified and called in _PLAIN_TRANSFORMS else "")
+        return self._applied(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
+
+    def _sized(self, called: str, arguments: list[Any], qualified: bool) -> _Term | None:
+        """`bucket(4, id)` as Spark has it, or `bucket(id, 4)` as Trino does."""
+        if len(arguments) != 2 or None in arguments:
+            return None
+        widths = [literal_of(one) for one in arguments]
+        for width, other in zip(widths, reversed(arguments), strict=True):
+            if width is not None and width.kind == "number" and width.text.isdigit() and int(width.text) > 0:
+                term = self._applied(canonical(f"{called}[{width.text}]"), other)
+                if (
+                    called == "truncate"
+                    and not qualified
+                    and term is not None
+                    and term.kind not in ("string", "binary")
+                ):
+                    return None  # in SQL this cuts digits
+                return term
+        return None
+
+    def _applied(self, transform: str, node: exp.Expr) -> _Term | None:
+        name = _name(node)
+        if name is None:
+            return None
+        column, kind = self._column(name)
+        if kind in ("struct", "list", "map") or not accepts(transform, kind):
+            return None
+        if transform in _PLAIN_TRANSFORMS and kind not in _CALENDAR:
+            return None
+        return _Term(column, result_type(transform, kind), transform)
+
+
+def _constant(op: Op, left: Given, right: Given) -> Expression | None:
+    """Of two literals: `1 = 1`."""
+    if left.kind == "null":
+        return FALSE
+    if left.kind != right.kind or left.kind not in ("number", "text", "boolean"):
+        return None
+    values = [one.number() if one.kind == "number" else one.text for one in (left, right)]
+    return Always(_CONSTANT[op](*values))
+
+
+def _is_plain(node: exp.Expr) -> bool:
+    return all(name in _ARGUMENTS for name, value in node.args.items() if value)
+
+
+def _name(node: exp.Expr) -> str | None:
+    """A column's full name: `a.b.c` is a field within structs."""
+    if isinstance(node, exp.Dot):
+        inner = _name(node.this)
+        own = node.expression.name if isinstance(node.expression, exp.Identifier) else None
+        return None if inner is None or own is None else f"{inner}.{own}"
+    if isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier):
+        return ".".join(part.name for part in node.parts)
+    return None
+
+
+def _split(pattern: str, escape: str | None) -> tuple[str, str]:
+    """What a LIKE pattern begins with, and the pattern from its first wildcard on.
+
+    A backslash escapes for Spark and is itself for Trino, unless ESCAPE says so: what follows one is not relied upon.
+    """
+    prefix = []
+    at = 0
+    while at < len(pattern):
+        character = pattern[at]
+        if character == escape and at + 1 < len(pattern):
+            prefix.append(pattern[at + 1])
+            at += 2
+            continue
+        if character in "%_" or (character == "\\" and escape is None):
+            return "".join(prefix), pattern[at:]
+        prefix.append(character)
+        at += 1
+    return "".join(prefix), ""

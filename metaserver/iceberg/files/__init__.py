@@ -1,0 +1,1 @@
+"""Parquet and Puffin, as far as their metadata is read here."""

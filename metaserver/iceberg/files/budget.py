@@ -1,0 +1,126 @@
+"""Budgets of bytes, for what is fetched and for what it takes once it is decoded.
+
+A small file can decode to a very large one: a dictionary repeats one value for every row, a compressed page of zeros
+grows a thousandfold. So whoever decodes a file takes the bytes from a budget before it allocates them, and stops where
+the budget ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from metaserver.deferred import Deferred
+from metaserver.iceberg.files.parquet import Unreadable
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
+
+
+class Budget:
+    """Bytes that may still be taken. Threads may share one."""
+
+    def __init__(self, limit_bytes: int, what: str) -> None:
+        """`what` says in a refusal what would take the bytes, after "it"."""
+        self.limit_bytes = self._left = limit_bytes
+        self._what = what
+        self._lock = threading.Lock()
+
+    @property
+    def left_bytes(self) -> int:
+        return max(0, self._left)
+
+    def take(self, size_bytes: int, path: str) -> None:
+        """Raises Unreadable, and takes nothing, where fewer are left."""
+        with self._lock:
+            if size_bytes > self._left:
+                raise Unreadable(path, f"{self._what} more than {self.limit_bytes:,} bytes")
+            self._left -= size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Of bytes that were taken: they are free again."""
+        with self._lock:
+            self._left += size_bytes
+
+
+class Part(Budget):
+    """What one piece of work takes from a budget; leaving the context gives all of it back."""
+
+    def __init__(self, whole: Budget) -> None:
+        self._whole = whole
+        self._taken = 0
+        self.limit_bytes = whole.limit_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        return self._whole.left_bytes
+
+    def take(self, size_bytes: int, path: str) -> None:
+        self._whole.take(size_bytes, path)
+        self._taken += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self._whole.give_back(size_bytes)
+        self._taken -= size_bytes
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back(self._taken)
+
+
+def decoded_budget(limit_bytes: int) -> Budget:
+    return Budget(limit_bytes, "decoded it takes")
+
+
+def expanded_bytes(array: pa.Array) -> int:
+    """Bytes of the values of an array whose rows share some (a dictionary, runs, views), once each row has its own.
+    Nothing is expanded to tell."""
+    if pa.types.is_dictionary(array.type):
+        return _expanded(array.dictionary, array.indices.drop_null())
+    if pa.types.is_run_end_encoded(array.type):
+        ends = array.run_ends.to_numpy()
+        counts = np.diff(ends, prepend=ends.dtype.type(0)).astype(np.int64)
+        lengths = _lengths(array.values)
+        return int((lengths * counts).sum()) + _OFFSET_BYTES * len(array)
+    return int(_lengths(array).sum()) + _OFFSET_BYTES * len(array)
+
+
+def _expanded(dictionary: pa.Array, rows: pa.Array) -> int:
+    found = _OFFSET_BYTES * len(rows)
+    if len(dictionary) and len(rows):
+        found += int(_lengths(dictionary)[rows.to_numpy()].sum())
+    return found
+
+
+def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+    """int64[n]: bytes of each."""
+    kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # of four numbers each, the first is the length
+        return views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
+    if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
+        lengths = pc.fill_null(pc.binary_length(values), 0)
+        found: npt.NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+        return found
+    try:
+        width = kind.bit_width // 8 + 1
+    except ValueError:  # nested: no index is made of it
+        width = int(values.nbytes)
+    return np.full(len(values), width, dtype=np.int64)
+
+
+_OFFSET_BYTES = 8
+_OF_ANY_LENGTH = (
+    pa.types.is_binary,
+    pa.types.is_string,
+    pa.types.is_large_binary,
+    pa.types.is_large_string,
+)

@@ -1,0 +1,227 @@
+"""Columns of Parquet files, decoded within a budget of bytes.
+
+The rule it keeps: nothing is decoded before it is known how many bytes it takes, and the footer is not believed. The
+headers of the pages say what they inflate to (Parquet: "Data Pages"), and pyarrow allocates what they say. Columns of
+strings are read as dictionaries, so a value that is repeated stays one value. Where pyarrow has no dictionaries
+(delta encodings, which also repeat), few rows are decoded at a time, and each batch is taken from the budget.
+
+Unreadable where the budget ends, for a column inside a list, and for pages that are not as their headers say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from metaserver.iceberg.files import thrift
+from metaserver.iceberg.files.budget import Budget, expanded_bytes
+from metaserver.iceberg.files.parquet import Place, Unreadable, column_of, dotted
+
+Longs = npt.NDArray[np.int64]
+
+FOOTER_LIMIT_BYTES = 16 << 20
+PAGES_MAX = 100_000
+"""Of one column chunk."""
+BATCH_ROWS_MAX = 65_536
+_COPIES = 8
+"""While a batch is decoded its values are in memory twice, in buffers that grow by doubling."""
+TAIL_BYTES = 64 << 10
+"""pyarrow begins with so many bytes of the file's end."""
+_FOOTER_END = 8
+"""The footer's length and the magic number."""
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+# parquet.thrift: fields of PageHeader; the first one of each data page's header is how many values it has.
+_TYPE, _PLAIN_BYTES, _PACKED_BYTES, _DATA, _DATA_2, _VALUES = 1, 2, 3, 5, 8, 1
+_OFFSET = 8
+"""Bytes of the offset or the index of a string."""
+_FIXED_MIN = 16
+"""Bytes of a value of fixed width in memory: the widest number, a decimal."""
+_WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
+"""Logical types of byte arrays."""
+
+
+class _Pages(NamedTuple):
+    plain_bytes: int
+    largest_bytes: int
+
+
+class _Leaf(NamedTuple):
+    """A column of the file that is read."""
+
+    number: int
+    path: str
+    width: int
+    """Bytes of one value in memory, without those of the heap."""
+    by_dictionary: bool
+    expands: bool
+    """Whether pyarrow repeats values of any length in memory."""
+
+
+class BoundedParquet:
+    """An open file, of which columns are read within a budget. For one thread."""
+
+    def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
+        self._source, self._path, self._budget = source, path, budget
+        _check_footer(source, path)
+        self._file = pq.ParquetFile(source, pre_buffer=False, arrow_extensions_enabled=False)
+        self.rows: int = self._file.metadata.num_rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._file.schema_arrow
+
+    def columns(self, places: Mapping[int, Place]) -> dict[int, pa.ChunkedArray]:
+        """Whole columns, by id. Strings are dictionaries, unified. What they take stays taken from the budget."""
+        found: dict[int, list[pa.Array]] = {one: [] for one in places}
+        for _, table, _ in self._tables(places, None):
+            for one, place in places.items():
+                found[one] += column_of(table, place).chunks
+        return {one: self._chunked(found[one], places[one]).unify_dictionaries() for one in places}
+
+    def plain_columns(self, places: Mapping[int, Place]) -> dict[int, pa.ChunkedArray]:
+        """As `columns`, without dictionaries."""
+        found = self.columns(places) if places else {}
+        plain = {one: [self._plain(chunk) for chunk in column.chunks] for one, column in found.items()}
+        return {one: self._chunked(chunks, places[one]) for one, chunks in plain.items()}
+
+    def columns_at(self, places: Mapping[int, Place], rows: Longs) -> dict[int, pa.ChunkedArray]:
+        """The columns of some rows of the file, int64[n] ascending; without dictionaries."""
+        found: dict[int, list[pa.Array]] = {one: [] for one in places}
+        for start, table, cost in self._tables(places, rows):
+            first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
+            taken = pa.array(rows[first:end] - start)
+            for one, place in places.items():
+                for chunk in column_of(table, place).take(taken).chunks:
+                    self._budget.take(chunk.nbytes, self._path)
+                    found[one].append(self._plain(chunk))
+            self._budget.give_back(cost)
+        return {one: self._chunked(found[one], places[one]) for one in places}
+
+    def _plain(self, array: pa.Array) -> pa.Array:
+        if not pa.types.is_dictionary(array.type):
+            return array
+        self._budget.take(expanded_bytes(array), self._path)
+        return array.dictionary_decode()
+
+    def _chunked(self, chunks: list[pa.Array], place: Place) -> pa.ChunkedArray:
+        if chunks:
+            return pa.chunked_array(chunks)
+        kind = self._file.schema_arrow.field(place[0]).type
+        for name in place[1:]:
+            kind = kind.field(name).type
+        return pa.chunked_array([], type=kind)
+
+    def _tables(self, places: Mapping[int, Place], rows: Longs | None) -> Iterator[tuple[int, pa.Table, int]]:
+        """(its first row, columns, bytes taken) of each row group, or of those that hold one of the rows."""
+        names = dotted(places.values())
+        leaves = self._leaves(names)
+        repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
+        file = self._file
+        if repeated:
+            file = pq.ParquetFile(
+                self._source,
+                metadata=self._file.metadata,
+                read_dictionary=repeated,
+                pre_buffer=False,
+                arrow_extensions_enabled=False,
+            )
+        start = 0
+        for number in range(file.metadata.num_row_groups):
+            end = start + file.metadata.row_group(number).num_rows
+            if rows is None or np.searchsorted(rows, start) < np.searchsorted(rows, end):
+                table, cost = self._table(file, number, names, leaves)
+                yield start, table, cost
+            start = end
+
+    def _table(
+        self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
+    ) -> tuple[pa.Table, int]:
+        """A row group, and the bytes that it has taken from the budget."""
+        group = file.metadata.row_group(number)
+        pages = [self._pages(group.column(leaf.number)) for leaf in leaves]
+        cost = sum(one.plain_bytes for one in pages) + group.num_rows * sum(leaf.width for leaf in leaves)
+        self._budget.take(cost, self._path)
+        if not any(leaf.expands for leaf in leaves):
+            table = file.read_row_group(number, columns=names, use_threads=False)
+            self._budget.take(max(0, table.nbytes - cost), self._path)
+            return table, max(cost, table.nbytes)
+        largest = max(1, *(one.largest_bytes for leaf, one in zip(leaves, pages, strict=True) if leaf.expands))
+        size = min(BATCH_ROWS_MAX, max(1, self._budget.left_bytes // (_COPIES * largest)))
+        batches = []
+        for batch in file.iter_batches(size, row_groups=[number], columns=names, use_threads=False):
+            self._budget.take(batch.nbytes, self._path)
+            cost += batch.nbytes
+            batches.append(batch)
+        return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), cost
+
+    def _leaves(self, names: Sequence[str]) -> list[_Leaf]:
+        """Those that pyarrow reads by these names: it takes all that is inside a column of that name."""
+        schema, found = self._file.metadata.schema, []
+        for number in range(len(schema)):
+            column = schema.column(number)
+            if not any(column.path == name or column.path.startswith(name + ".") for name in names):
+                continue
+            if column.max_repetition_level:
+                raise Unreadable(self._path, f"its column {column.path[:200]!r} is inside a list")
+            if column.physical_type == "BYTE_ARRAY":
+                whole = self._has_dictionaries(number, column)
+                found.append(_Leaf(number, column.path, _OFFSET, by_dictionary=whole, expands=not whole))
+            else:
+                width = max(_FIXED_MIN, column.length or 0)
+                found.append(_Leaf(number, column.path, width, by_dictionary=False, expands=False))
+        return found
+
+    def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
+        """Whether pyarrow can read a column of byte arrays as dictionaries."""
+        if column.logical_type.type not in _WITH_DICTIONARIES:
+            return False
+        metadata = self._file.metadata
+        groups = (metadata.row_group(one).column(number).encodings for one in range(metadata.num_row_groups))
+        return not any("DELTA" in encoding for encodings in groups for encoding in encodings)
+
+    def _pages(self, chunk: pq.ColumnChunkMetaData) -> _Pages:
+        begin, first = chunk.data_page_offset, chunk.dictionary_page_offset
+        if first is not None and 0 < first < begin:
+            begin = first
+        size = chunk.total_compressed_size
+        if begin < 0 or size < 0:
+            raise Unreadable(self._path, "its footer has a column of a negative size")
+        data = self._source.read_at(size, begin)
+        try:
+            return page_sizes(data, chunk.num_values)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise Unreadable(self._path, f"the pages of its columns cannot be told apart: {error}") from None
+
+
+def page_sizes(data: bytes, values: int) -> _Pages:
+    """Of a column chunk with so many values, by the headers of its pages, as far as pyarrow reads. ValueError, KeyError
+    or TypeError for bytes that are no pages."""
+    at = seen = count = total = largest = 0
+    while seen < values and at < len(data):
+        header, after = thrift.read(data, at)
+        kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
+        if packed < 0 or plain < 0 or packed > len(data) - after:
+            raise ValueError(f"a page at {at} claims {packed} bytes, {plain} inflated, of {len(data)}")
+        if kind in (_DATA_PAGE, _DATA_PAGE_2):
+            seen += header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
+        count += 1
+        if count > PAGES_MAX:
+            raise ValueError(f"there are more than {PAGES_MAX:,} of them")
+        total += plain
+        largest = max(largest, plain)
+        at = after + packed
+    return _Pages(total, largest)
+
+
+def _check_footer(source: pa.NativeFile, path: str) -> None:
+    """Unreadable for a footer that is larger than what is read."""
+    size = source.size()
+    tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
+    length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
+    if FOOTER_LIMIT_BYTES < length <= size:  # a longer one pyarrow refuses itself
+        raise Unreadable(path, f"its footer has {length:,} bytes; at most {FOOTER_LIMIT_BYTES:,} are read")

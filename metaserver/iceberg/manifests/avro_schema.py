@@ -1,0 +1,420 @@
+"""A writer's Avro schema, made into the program that reads what is wanted of its rows and steps over the rest.
+
+Iceberg names fields by id (spec: Appendix A, "Avro"): a record's fields carry `field-id`, whatever they are called.
+Where a writer left the ids out, the standard name counts. What is wanted is a tree of the classes below; a field that
+the writer's schema has not, or gives Avro's null type, simply gets no column. A field of a type that it cannot have
+is Corrupt: guessing there would be a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.manifests._manifest import OPS, Program
+
+_DEPTH_MAX = 64
+_NODES_MAX = 20_000
+
+_WIDTHS = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
+"""Fewest bytes of a value."""
+_FIXED_WIDTH = ("boolean", "float", "double", "fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Long:
+    """A number or boolean, to a column of int64."""
+
+    name: str
+    scratch: bool = False
+    """Of a group's element, not of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number or boolean of which every value means something: a column of int64 with lengths of 1, or -1 for null."""
+
+    name: str
+    scratch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    """A float or double, to a column of the bits of float64, with lengths of 1, or -1 for null."""
+
+    name: str
+    scratch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Bytes or a string, to a column of spans."""
+
+    name: str
+    scratch: bool = False
+
+
+Leaf: TypeAlias = Long | Value | Double | Text
+
+
+@dataclass(frozen=True, slots=True)
+class ByColumn:
+    """A map by column id, as Iceberg lays out maps whose keys are no strings: an array of records of key and value."""
+
+    name: str
+    key_id: int
+    value_id: int
+    value: Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """A list, of numbers (one field, its id unused) or of records."""
+
+    name: str
+    fields: tuple[tuple[int, str, Leaf], ...]
+    of_records: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """A record of a manifest's own making: all fields are wanted, with the types they have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordReader:
+    fields: Mapping[int, tuple[str, Wanted]]
+    """By field id: the standard name, and what is wanted of it."""
+    required: tuple[int, ...] = ()
+    status: str | None = None
+    """The number that tells which rows are dropped, those where it is DELETED."""
+
+
+Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFieldColumn:
+    name: str
+    field_id: int | None
+    type: str
+    """Avro's: boolean, int, long, float, double, bytes, string, fixed; null where there is never a value."""
+    logical: str | None
+    column: int | None
+    """Of the program; None for type null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    program: Program
+    columns: dict[str, int]
+    """By name, for the fields that the writer's schema has: numbers, texts, and the element counts of lists."""
+    groups: dict[str, int]
+    partition: tuple[PartitionFieldColumn, ...]
+
+
+def compile_schema(schema: str, wanted: RecordReader) -> Compiled:
+    """The program that reads `wanted` of rows of the writer's `schema`.
+
+    Raises Corrupt when the schema is none, or its rows are not what is wanted. Only the caller can name the file.
+    """
+    try:
+        parsed = msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Corrupt(f"its Avro schema is not JSON: {error}") from error
+    compiler = _Compiler()
+    root = compiler.value(parsed, wanted, _Place("", "the row", 0))
+    if compiler.nodes[root][0] != "record" or not compiler.least[root]:
+        raise Corrupt("its Avro schema: rows are not records that hold anything")
+    if wanted.status is not None and wanted.status not in compiler.columns:
+        raise Corrupt(f"its Avro schema: {wanted.status} is always null")
+    program = Program(
+        compiler.nodes,
+        compiler.names,
+        compiler.column_kinds,
+        compiler.group_rows,
+        compiler.columns[wanted.status] if wanted.status is not None else -1,
+        compiler.least[root],
+    )
+    return Compiled(program, compiler.columns, compiler.groups, tuple(compiler.partition))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the schema a type stands."""
+
+    namespace: str
+    field: str
+    depth: int
+    within: tuple[str, ...] = ()
+    """Named types around it: one that contains itself is refused."""
+
+    def below(self, field: str | None = None) -> _Place:
+        return _Place(self.namespace, field or self.field, self.depth + 1, self.within)
+
+
+@dataclass(slots=True)
+class _Compiler:
+    nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    least: list[int] = field(default_factory=list)
+    """For each node the fewest bytes of its value; 0 only for values that never take any."""
+    column_kinds: list[str] = field(default_factory=list)
+    columns: dict[str, int] = field(default_factory=dict)
+    group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
+    partition: list[PartitionFieldColumn] = field(default_factory=list)
+    _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+
+    def corrupt(self, place: _Place, what: str) -> Corrupt:
+        return Corrupt(f"its Avro schema, {place.field}: {what}")
+
+    def add(self, op: str, place: _Place, least: int, *, slot: int = -1, size: int = 0, children: Any = ()) -> int:
+        if len(self.nodes) >= _NODES_MAX:
+            raise self.corrupt(place, f"more than {_NODES_MAX} types")
+        self.nodes.append((op, slot, size, list(children)))
+        self.names.append(place.field)
+        self.least.append(least)
+        return len(self.nodes) - 1
+
+    def column(self, name: str, kind: str, place: _Place) -> int:
+        """The column of that name, made when it is asked for first: branches of one union share it."""
+        found = self.columns.setdefault(name, len(self.column_kinds))
+        if found == len(self.column_kinds):
+            self.column_kinds.append(kind)
+        elif self.column_kinds[found] != kind:
+            raise self.corrupt(place, "a union mixes types that do not go together")
+        return found
+
+    def resolve(self, schema: Any, place: _Place) -> tuple[str, Any, _Place]:
+        """(type, the schema's object, its place), with names looked up and wrappers taken off."""
+        while True:
+            if place.depth > _DEPTH_MAX:
+                raise self.corrupt(place, f"nested deeper than {_DEPTH_MAX}")
+            if isinstance(schema, list):
+                return "union", schema, place
+            if isinstance(schema, dict):
+                kind = schema.get("type")
+                if not isinstance(kind, str):
+                    schema, place = kind, place.below()
+                    continue
+                if kind in ("record", "enum", "fixed", "error"):
+                    name, namespace = self._full_name(schema, place)
+                    self._named[name] = (schema, namespace)
+                    within = (*place.within, name) if kind in ("record", "error") else place.within
+                    if within.count(name) > 1:
+                        raise self.corrupt(place, f"the type {name} contains itself")
+                    kind = "record" if kind == "error" else kind
+                    return kind, schema, _Place(namespace, place.field, place.depth, within)
+                if kind in OPS and kind not in ("union", "counts", "bounds"):
+                    return kind, schema, place
+                schema = kind
+            if not isinstance(schema, str):
+                raise self.corrupt(place, f"not a type: {str(schema)[:100]}")
+            if schema == "null" or (schema in _WIDTHS and schema != "enum"):
+                return schema, {}, place
+            qualified = schema if "." in schema or not place.namespace else f"{place.namespace}.{schema}"
+            known = self._named.get(qualified) or self._named.get(schema)
+            if known is None:
+                raise self.corrupt(place, f"unknown type {schema[:100]!r}")
+            schema, place = known[0], _Place(known[1], place.field, place.depth + 1, place.within)
+
+    def _full_name(self, schema: dict[str, Any], place: _Place) -> tuple[str, str]:
+        name, namespace = schema.get("name"), schema.get("namespace", place.namespace)
+        if not isinstance(name, str) or not isinstance(namespace, str):
+            raise self.corrupt(place, "a record, enum or fixed type needs a name")
+        if "." in name:
+            return name, name.rpartition(".")[0]
+        return (f"{namespace}.{name}" if namespace else name), namespace
+
+    def value(self, schema: Any, wanted: Wanted | None, place: _Place) -> int:
+        """Add the node of a value and of all in it; its index."""
+        kind, schema, place = self.resolve(schema, place)
+        if kind == "union":
+            return self.union(schema, wanted, place)
+        if kind == "null":
+            return self.add("null", place, 0)
+        if isinstance(wanted, Leaf):
+            return self.leaf(kind, schema, wanted, place)
+        if isinstance(wanted, ByColumn | Elements):
+            if kind != "array":
+                raise self.corrupt(place, f"a list is expected, not {kind}")
+            return self.group(schema, wanted, place)
+        if isinstance(wanted, RecordReader | PartitionRecord) and kind != "record":
+            raise self.corrupt(place, f"a record is expected, not {kind}")
+        if kind == "record":
+            return self.record(schema, wanted, place)
+        if kind in ("array", "map"):
+            item = self.value(schema.get("items" if kind == "array" else "values"), None, place.below())
+            if kind == "map":  # the key's length comes first
+                return self.add(kind, place, 1, size=1 + self.least[item], children=[item])
+            return self.add(kind, place, 1, size=self.least[item], children=[item] if self.least[item] else [])
+        size = self.size(kind, schema, place)
+        return self.add(kind, place, size if kind in _FIXED_WIDTH else 1, size=size)
+
+    def size(self, kind: str, schema: Any, place: _Place) -> int:
+        """Bytes of a type of fixed width, symbols of an enum, else 0."""
+        if kind == "fixed":
+            size = schema.get("size")
+            if not isinstance(size, int) or not 0 <= size < 1 << 31:
+                raise self.corrupt(place, f"a fixed type of size {str(size)[:100]}")
+            return size
+        if kind == "enum":
+            symbols = schema.get("symbols")
+            if not isinstance(symbols, list):
+                raise self.corrupt(place, "an enum without symbols")
+            return len(symbols)
+        return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
+
+    def leaf(self, kind: str, schema: Any, wanted: Leaf, place: _Place) -> int:
+        fitting = _FITTING[type(wanted)]
+        if kind not in fitting:
+            raise self.corrupt(place, f"{' or '.join(fitting)} is expected, not {kind}")
+        size = self.size(kind, schema, place)
+        if kind == "fixed" and size == 0:
+            raise self.corrupt(place, "a fixed type of no bytes")
+        column = self.column(wanted.name, _column_kind(wanted), place)
+        return self.add(kind, place, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
+
+    def union(self, branches: list[Any], wanted: Wanted | None, place: _Place) -> int:
+        kinds = [self.resolve(branch, place.below())[0] for branch in branches]
+        nulls = kinds.count("null")
+        if not kinds or "union" in kinds or nulls > 1:
+            raise self.corrupt(place, "a union needs branches, none of them a union, at most one of them null")
+        if len(kinds) - nulls > 1 and isinstance(wanted, ByColumn | Elements | PartitionRecord | RecordReader):
+            raise self.corrupt(place, "a union of several lists or records")
+        children = [
+            -1 if kind == "null" else self.value(branch, wanted, place.below())
+            for branch, kind in zip(branches, kinds, strict=True)
+        ]
+        if nulls:  # now that the other branch has made the columns, null is what it leaves in them
+            children[kinds.index("null")] = self.add("null", place, 0, children=self.columns_of(wanted))
+        return self.add("union", place, 1, children=children)
+
+    def columns_of(self, wanted: Wanted | None) -> list[int]:
+        """The columns, made so far, that a value of `wanted` is written to."""
+        if isinstance(wanted, RecordReader):
+            return [column for _, inner in wanted.fields.values() for column in self.columns_of(inner)]
+        if isinstance(wanted, PartitionRecord):
+            return [column.column for column in self.partition if column.column is not None]
+        if wanted is None or wanted.name not in self.columns:
+            return []
+        return [self.columns[wanted.name]]
+
+    def record(self, schema: Any, wanted: RecordReader | PartitionRecord | None, place: _Place) -> int:
+        fields = schema.get("fields")
+        if not isinstance(fields, list) or not all(
+            isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
+        ):
+            raise self.corrupt(place, "a record needs fields, each with a name and a type")
+        matched = self.match(fields, wanted, place) if isinstance(wanted, RecordReader) else {}
+        children = []
+        for i, each in enumerate(fields):
+            inner = place.below(each["name"][:100])
+            if isinstance(wanted, PartitionRecord):
+                child = self.partition_field(each, inner)
+            else:
+                child = self.value(each["type"], matched.get(i), inner)
+            if self.least[child]:
+                children.append(child)
+        return self.add("record", place, sum(self.least[child] for child in children), children=children)
+
+    def match(self, fields: list[dict[str, Any]], wanted: RecordReader, place: _Place) -> dict[int, Wanted]:
+        """What is wanted of a record's fields, by their position: by id, else by name where there is no id."""
+        by_name = {name: field_id for field_id, (name, _) in wanted.fields.items()}
+        ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
+        found: dict[int, Wanted] = {}
+        for i, field_id in enumerate(ids):
+            if not isinstance(field_id, int) or field_id not in wanted.fields:
+                continue
+            if ids.count(field_id) > 1:
+                raise self.corrupt(place, f"field {field_id} is there twice")
+            found[i] = wanted.fields[field_id][1]
+        for field_id in wanted.required:
+            if field_id not in ids:
+                raise self.corrupt(place, f"has no field {wanted.fields[field_id][0]} ({field_id})")
+        return found
+
+    def partition_field(self, declared: dict[str, Any], place: _Place) -> int:
+        kind, schema, at = self.resolve(declared["type"], place)
+        branches = schema if kind == "union" else [declared["type"]]
+        resolved = [self.resolve(branch, at.below())[:2] for branch in branches]
+        values = [(kind, schema) for kind, schema in resolved if kind != "null"]
+        field_id = declared.get("field-id")
+        field_id = field_id if isinstance(field_id, int) else None
+        if not values:
+            self.partition.append(PartitionFieldColumn(declared["name"], field_id, "null", None, None))
+            return self.value(declared["type"], None, place)
+        kind, schema = values[0]
+        leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
+        if leaf is None:
+            raise self.corrupt(place, f"a partition value of type {kind}")
+        wanted = leaf(f"partition {len(self.partition)}")
+        node = self.value(declared["type"], wanted, place)
+        logical = schema.get("logicalType")
+        self.partition.append(
+            PartitionFieldColumn(
+                declared["name"],
+                field_id,
+                kind,
+                logical if isinstance(logical, str) else None,
+                self.columns[wanted.name],
+            )
+        )
+        return node
+
+    def group(self, schema: Any, wanted: ByColumn | Elements, place: _Place) -> int:
+        by_column = isinstance(wanted, ByColumn)
+        if isinstance(wanted, ByColumn):
+            fields: tuple[tuple[int, str, Leaf], ...] = (
+                (wanted.key_id, "key", Long(f"{wanted.name}.key", scratch=True)),
+                (wanted.value_id, "value", wanted.value),
+            )
+        else:
+            fields = wanted.fields
+        first = len(self.column_kinds)
+        for _, _, leaf in fields:
+            self.column(leaf.name, _column_kind(leaf), place)
+        counts = -1 if by_column else self.column(wanted.name, "count", place)
+        slot = self.groups[wanted.name] = len(self.group_rows)
+        self.group_rows.append((by_column, first, len(fields), counts))
+        items = schema.get("items")
+        if isinstance(wanted, ByColumn) and (op := self.plain_map(items, wanted, place)) is not None:
+            return self.add(op, place, 1, slot=slot)
+        if isinstance(wanted, Elements) and not wanted.of_records:
+            element: Wanted = fields[0][2]
+        else:
+            required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
+            element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
+        item = self.value(items, element, place.below())
+        if not self.least[item]:
+            raise self.corrupt(place, "a list of values that are always null")
+        return self.add("array", place, 1, slot=slot, size=self.least[item], children=[item])
+
+    def plain_map(self, items: Any, wanted: ByColumn, place: _Place) -> str | None:
+        """The operation for the usual layout: an int, then a long or bytes, no nulls, nothing else."""
+        kind, schema, inner = self.resolve(items, place.below())
+        fields = schema.get("fields") if kind == "record" else None
+        if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):
+            return None
+        if [each.get("field-id") for each in fields] != [wanted.key_id, wanted.value_id]:
+            return None
+        kinds = [self.resolve(each.get("type"), inner.below())[0] for each in fields]
+        return {("int", "long"): "counts", ("int", "bytes"): "bounds"}.get((kinds[0], kinds[1]))
+
+
+_FITTING: dict[type[Leaf], tuple[str, ...]] = {
+    Value: ("boolean", "int", "long"),
+    Long: ("boolean", "int", "long"),
+    Double: ("float", "double"),
+    Text: ("bytes", "string", "fixed"),
+}
+
+
+def _column_kind(leaf: Leaf) -> str:
+    kind = "long" if isinstance(leaf, Long) else "text"
+    return f"scratch {kind}" if leaf.scratch else kind

@@ -1,0 +1,436 @@
+"""Data and delete files as one value, and their JSON (Iceberg REST spec: schemas `ContentFile`, `DataFile`,
+`PositionDeleteFile`, `EqualityDeleteFile`; Iceberg spec: "Data File Fields", "Delete Formats").
+
+What a client sends here goes into manifests as it is, and every engine prunes and deletes by it. So a file is taken
+only when all of it makes sense for the table: a bound that cannot be decoded, or a deletion vector that names no data
+file, would be a wrong answer to every later reader. The refusal names the file and the field.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from metaserver.iceberg.types import values
+from metaserver.iceberg.types.reading import Int32
+from metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from metaserver.iceberg.types.schema import StructType, Type, is_primitive, type_name
+from metaserver.iceberg.types.transforms import VOID, canonical, is_known, values_type
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import Value
+
+DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
+UNKNOWN = "unknown"
+
+_CONTENTS = {"data": DATA, "position-deletes": POSITION_DELETES, "equality-deletes": EQUALITY_DELETES}
+_FORMATS = frozenset({"PARQUET", "AVRO", "ORC", "PUFFIN"})
+_DELETES_MIN_FORMAT_VERSION = 2
+_VECTORS_MIN_FORMAT_VERSION = 3
+_METADATA_COLUMNS = {
+    DELETED_PATH: "string",
+    DELETED_POSITION: "long",
+    ROW_ID: "long",
+    LAST_UPDATED_SEQUENCE_NUMBER: "long",
+}
+"""Types of the reserved columns that a file can hold (spec: "Reserved Field IDs")."""
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_BY_COLUMN = (*_COUNTS, *_BOUNDS)
+_OPAQUE = frozenset({"variant", "geometry", "geography"})
+"""Types whose bounds are no single values that a reader here would look into."""
+
+
+_TOLD_MAX = 1_000
+"""Characters of a refusal that repeat what the client sent."""
+
+
+class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A data or delete file as manifests hold it. Column statistics are by column id."""
+
+    content: int
+    """0 data, 1 position deletes or a deletion vector, 2 equality deletes."""
+    file_path: str
+    file_format: str
+    """Upper case: PARQUET, AVRO, ORC, PUFFIN."""
+    spec_id: int
+    partition: tuple[Value | None, ...]
+    """In the form of `expressions.py`, in the order of the spec's fields; of the types that `partition_types` says."""
+    record_count: int
+    file_size_in_bytes: int
+    column_sizes: dict[int, int] | None = None
+    value_counts: dict[int, int] | None = None
+    null_value_counts: dict[int, int] | None = None
+    nan_value_counts: dict[int, int] | None = None
+    lower_bounds: dict[int, bytes] | None = None
+    """Single-value serialised (Iceberg spec, appendix D), like the next."""
+    upper_bounds: dict[int, bytes] | None = None
+    key_metadata: bytes | None = None
+    split_offsets: tuple[int, ...] | None = None
+    equality_ids: tuple[int, ...] | None = None
+    sort_order_id: int | None = None
+    first_row_id: int | None = None
+    referenced_data_file: str | None = None
+    content_offset: int | None = None
+    content_size_in_bytes: int | None = None
+
+    @property
+    def is_deletion_vector(self) -> bool:
+        return self.file_format == "PUFFIN"
+
+
+def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
+    """The type of each value of the spec's tuples (spec: "Partition Transforms", result type).
+
+    That of the source column in the current schema; a dropped column's is the one that it had last, so that its old
+    values stay apart. `unknown`, whose only value is null, where no schema has the column.
+    """
+    return tuple(_partition_type(metadata, field) for field in spec.fields)
+
+
+def _partition_type(metadata: TableMetadata, field: PartitionField) -> str:
+    if len(field.sources) != 1:
+        return "string"
+    source = column_type(metadata, field.sources[0])
+    return UNKNOWN if source is None else values_type(field.transform, source)
+
+
+def decimal_bytes(kind: str) -> int:
+    """Bytes of a decimal type in Avro: the fewest that hold every unscaled value (spec: appendix A).
+
+    What is truncated may be one step below the least value of the precision, and mostly fits, too.
+    """
+    greatest: int = 10 ** values.decimal_precision(kind) - 1
+    return greatest.bit_length() // 8 + 1
+
+
+def column_type(metadata: TableMetadata, column_id: int) -> str | None:
+    """The primitive (or variant) type of a column by the current schema, else by the last that has it; None else."""
+    found = _type_of(metadata, column_id)
+    return found if isinstance(found, str) else None
+
+
+def _type_of(metadata: TableMetadata, column_id: int) -> Type | None:
+    for schema in (metadata.current_schema, *reversed(metadata.schemas)):
+        column = schema.column(column_id)
+        if column is not None:
+            return column.type
+    return _METADATA_COLUMNS.get(column_id)
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    keys: tuple[Int32, ...]
+    values: tuple[Count, ...]
+
+
+class _Bounds(msgspec.Struct, frozen=True):
+    keys: tuple[Int32, ...]
+    values: tuple[str, ...]
+
+
+class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The JSON object; what is not said here may be there and means nothing."""
+
+    content: str
+    file_path: Annotated[str, msgspec.Meta(min_length=1)]
+    file_format: str
+    spec_id: Int32
+    partition: tuple[Any, ...] = ()
+    record_count: Count
+    file_size_in_bytes: Count
+    column_sizes: _Counts | None = None
+    value_counts: _Counts | None = None
+    null_value_counts: _Counts | None = None
+    nan_value_counts: _Counts | None = None
+    lower_bounds: _Bounds | None = None
+    upper_bounds: _Bounds | None = None
+    key_metadata: str | None = None
+    split_offsets: tuple[Count, ...] | None = None
+    equality_ids: tuple[Int32, ...] | None = None
+    sort_order_id: Int32 | None = None
+    first_row_id: Count | None = None
+    referenced_data_file: str | None = None
+    content_offset: Count | None = None
+    content_size_in_bytes: Count | None = None
+
+
+def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
+    """A file of the REST standard's JSON that is to be added to the table. BadRequest names the file and the field.
+
+    Bounds are hex strings, as Java's library and our plans write them; partition values are single values (appendix D).
+    """
+    named = json.get("file-path") if isinstance(json, dict) else None
+    with _naming(named if isinstance(named, str) and named else "without a file-path"):
+        try:
+            given = msgspec.convert(json, _Json)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        _check_text("file-path", given.file_path)
+        file = _decoded(given, metadata)
+        _check_kind(file, metadata)
+        _check_statistics(file, metadata)
+        return file
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (msgspec.ValidationError, ValueError, BadRequest) as error:
+        # the answer is UTF-8, whatever the path is
+        named = path[:_TOLD_MAX].encode(errors="backslashreplace").decode()
+        raise BadRequest(f"Invalid content file {named}: {str(error)[:_TOLD_MAX]}") from None
+
+
+def _decoded(given: _Json, metadata: TableMetadata) -> ContentFile:
+    content = _CONTENTS.get(given.content.lower().replace("_", "-"))
+    if content is None:
+        raise ValueError(f"content: {given.content!r} is none of {', '.join(_CONTENTS)}")
+    file_format = given.file_format.upper()
+    if file_format not in _FORMATS:
+        raise ValueError(f"file-format: {given.file_format!r} is none of {', '.join(sorted(_FORMATS)).lower()}")
+    return ContentFile(
+        content=content,
+        file_path=given.file_path,
+        file_format=file_format,
+        spec_id=given.spec_id,
+        partition=_partition(given, metadata),
+        record_count=given.record_count,
+        file_size_in_bytes=given.file_size_in_bytes,
+        column_sizes=_counts("column-sizes", given.column_sizes),
+        value_counts=_counts("value-counts", given.value_counts),
+        null_value_counts=_counts("null-value-counts", given.null_value_counts),
+        nan_value_counts=_counts("nan-value-counts", given.nan_value_counts),
+        lower_bounds=_bounds("lower-bounds", given.lower_bounds),
+        upper_bounds=_bounds("upper-bounds", given.upper_bounds),
+        key_metadata=None if given.key_metadata is None else _unhex("key-metadata", given.key_metadata),
+        split_offsets=given.split_offsets or None,
+        equality_ids=given.equality_ids or None,
+        sort_order_id=given.sort_order_id if content != POSITION_DELETES else None,
+        first_row_id=given.first_row_id,
+        referenced_data_file=given.referenced_data_file,
+        content_offset=given.content_offset,
+        content_size_in_bytes=given.content_size_in_bytes,
+    )
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: holds half of a surrogate pair, which UTF-8 has no bytes for") from None
+
+
+def _unhex(name: str, text: str) -> bytes:
+    try:
+        return binascii.unhexlify(text)
+    except ValueError:
+        raise ValueError(f"{name}: {text[:100]!r} is not hexadecimal") from None
+
+
+def _partition(given: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
+    spec = metadata.spec(given.spec_id)
+    if spec is None:
+        known = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
+        raise ValueError(f"spec-id: the table has no partition spec {given.spec_id} (it has {known})")
+    if len(given.partition) != len(spec.fields):
+        raise ValueError(
+            f"partition: {len(given.partition)} values, where spec {spec.spec_id} has {len(spec.fields)} fields"
+        )
+    types = partition_types(metadata, spec)
+    return tuple(map(_partition_value, spec.fields, types, given.partition))
+
+
+def _partition_value(field: PartitionField, kind: str, json: object) -> Value | None:
+    transform = canonical(field.transform)
+    if not is_known(transform) or len(field.sources) != 1:
+        raise ValueError(f"spec-id: nothing can be written by the transform {field.transform} of field {field.name}")
+    if json is None:
+        return None
+    if transform == VOID or kind == UNKNOWN:
+        raise ValueError(f"partition: field {field.name} can only be null, and is {json!r}")
+    try:
+        value = values.decode_json(kind, json)
+        assert value is not None
+        data = values.encode(kind, value)
+        if base_name(kind) == "decimal" and len(data) > decimal_bytes(kind):
+            raise ValueError(f"the unscaled value {value!r} has more digits than {kind}")
+    except ValueError as error:
+        raise ValueError(f"partition: field {field.name}: {error}") from None
+    return value
+
+
+def _counts(name: str, given: _Counts | None) -> dict[int, int] | None:
+    return None if given is None else dict(_pairs(name, given.keys, given.values)) or None
+
+
+def _bounds(name: str, given: _Bounds | None) -> dict[int, bytes] | None:
+    if given is None:
+        return None
+    pairs = _pairs(name, given.keys, given.values)
+    return {column: _unhex(f"{name} of column {column}", text) for column, text in pairs} or None
+
+
+def _pairs(name: str, keys: Sequence[int], found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    if len(keys) != len(found):
+        raise ValueError(f"{name}: {len(keys)} keys and {len(found)} values")
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"{name}: a column is there twice")
+    return zip(keys, found, strict=True)
+
+
+def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
+    """What data files, equality deletes, position deletes and deletion vectors each need, and may not have.
+
+    Spec: "Data File Fields", "Delete Formats", "Deletion Vectors".
+    """
+    version = metadata.format_version
+    if file.content != DATA and version < _DELETES_MIN_FORMAT_VERSION:
+        raise ValueError(f"content: a table of format version {version} has no delete files")
+    if file.content != EQUALITY_DELETES and file.equality_ids is not None:
+        raise ValueError("equality-ids: only equality deletes have them")
+    if file.content != DATA and file.first_row_id is not None:
+        raise ValueError("first-row-id: only data files have one")
+    if file.is_deletion_vector and file.content != POSITION_DELETES:
+        raise ValueError("file-format: a puffin file can only be a deletion vector, whose content is position-deletes")
+    if not file.is_deletion_vector:
+        for name in ("content_offset", "content_size_in_bytes"):
+            if getattr(file, name) is not None:
+                raise ValueError(f"{name.replace('_', '-')}: only deletion vectors (puffin) have one")
+    if file.content == DATA and file.referenced_data_file is not None:
+        raise ValueError("referenced-data-file: only position deletes have one")
+    if file.content == EQUALITY_DELETES:
+        _check_equality_ids(file, metadata)
+    elif file.is_deletion_vector:
+        _check_vector(file, version)
+    elif file.content == POSITION_DELETES and version >= _VECTORS_MIN_FORMAT_VERSION:
+        raise ValueError(
+            f"file-format: a table of format version {version} takes no new position delete files, "
+            "but deletion vectors (puffin)"
+        )
+
+
+def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
+    if file.equality_ids is None:
+        raise ValueError("equality-ids: equality deletes need them")
+    if len(set(file.equality_ids)) != len(file.equality_ids):
+        raise ValueError("equality-ids: a column is there twice")
+    for column_id in file.equality_ids:
+        column = metadata.current_schema.column(column_id)
+        if column is None:
+            raise ValueError(f"equality-ids: the table's schema has no column {column_id}")
+        if not is_primitive(column.type):
+            raise ValueError(f"equality-ids: column {column_id} ({column.name}) is of no primitive type")
+        if not all(isinstance(one.type, StructType) for one in metadata.current_schema.around(column)):
+            raise ValueError(
+                f"equality-ids: column {column_id} ({column.name}) lies within a list or map, so a row has no one value"
+            )
+
+
+def _check_vector(file: ContentFile, version: int) -> None:
+    if version < _VECTORS_MIN_FORMAT_VERSION:
+        raise ValueError(f"file-format: a table of format version {version} has no deletion vectors (puffin)")
+    for name in ("referenced_data_file", "content_offset", "content_size_in_bytes"):
+        if not getattr(file, name) and getattr(file, name) != 0:
+            raise ValueError(f"{name.replace('_', '-')}: a deletion vector needs it")
+    if (file.content_offset or 0) + (file.content_size_in_bytes or 0) > file.file_size_in_bytes:
+        raise ValueError("content-size-in-bytes: the deletion vector ends beyond the end of its file")
+
+
+def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
+    if file.referenced_data_file is not None:
+        _check_text("referenced-data-file", file.referenced_data_file)
+    offsets = file.split_offsets or ()
+    if list(offsets) != sorted(set(offsets)) or (offsets and offsets[-1] >= max(1, file.file_size_in_bytes)):
+        raise ValueError("split-offsets: they have to ascend and to lie within the file")
+    kinds: dict[int, Type] = {}
+    current = metadata.current_schema.index.by_id
+    for name in _BY_COLUMN:
+        for column in getattr(file, name) or ():
+            if column not in kinds:
+                known = current.get(column)
+                kind = _type_of(metadata, column) if known is None else known.type
+                if kind is None:
+                    raise ValueError(f"{name.replace('_', '-')}: no schema of the table has a column {column}")
+                kinds[column] = kind
+    _check_counts(file)
+    _check_bounds(file, kinds)
+
+
+def _check_counts(file: ContentFile) -> None:
+    total = file.value_counts or {}
+    for name, counts in (("null-value-counts", file.null_value_counts), ("nan-value-counts", file.nan_value_counts)):
+        for column, count in (counts or {}).items():
+            if count > total.get(column, count):
+                raise ValueError(f"{name}: column {column} has {count}, and only {total[column]} values")
+
+
+def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
+    lower = _decoded_bounds("lower-bounds", file.lower_bounds, kinds)
+    upper = _decoded_bounds("upper-bounds", file.upper_bounds, kinds)
+    for column, (kind, least) in lower.items():
+        # Java's writers order uuids by two signed halves
+        if column in upper and kind != "uuid" and least > upper[column][1]:
+            raise ValueError(f"lower-bounds: that of column {column} is above its upper bound")
+
+
+def _decoded_bounds(
+    name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]
+) -> dict[int, tuple[str, Any]]:
+    """(type, value) of each bound that can be compared."""
+    found = {}
+    for column, data in (bounds or {}).items():
+        kind = kinds[column]
+        if not isinstance(kind, str):
+            raise ValueError(f"{name}: column {column} is a {type_name(kind)}, which has no bounds")
+        if base_name(kind) in _OPAQUE:
+            continue
+        try:
+            value = values.decode(kind, data)
+        except ValueError as error:
+            raise ValueError(f"{name}: column {column}: {error}") from None
+        if value != value:
+            raise ValueError(f"{name}: that of column {column} is NaN, which no bound may be")
+        found[column] = kind, value
+    return found
+
+
+def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
+    """The REST standard's JSON, which `decode_content_file` reads; absent is what is null. Its spec is the table's."""
+    spec = metadata.spec(file.spec_id)
+    if spec is None:
+        raise BadRequest(f"The table has no partition spec {file.spec_id}, which {file.file_path} was written by")
+    json: dict[str, object] = {
+        "spec-id": file.spec_id,
+        "content": next(name for name, content in _CONTENTS.items() if content == file.content),
+        "file-path": file.file_path,
+        "file-format": file.file_format.lower(),
+        "partition": list(map(values.encode_json, partition_types(metadata, spec), file.partition)),
+        "file-size-in-bytes": file.file_size_in_bytes,
+        "record-count": file.record_count,
+    }
+    for name in ("sort_order_id", "first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes"):
+        if (value := getattr(file, name)) is not None:
+            json[name.replace("_", "-")] = value
+    for name in ("split_offsets", "equality_ids"):
+        if (items := getattr(file, name)) is not None:
+            json[name.replace("_", "-")] = list(items)
+    if file.key_metadata is not None:
+        json["key-metadata"] = file.key_metadata.hex().upper()
+    for name in _COUNTS:
+        if (counts := getattr(file, name)) is not None:
+            json[name.replace("_", "-")] = {"keys": list(counts), "values": list(counts.values())}
+    for name in _BOUNDS:
+        if (bounds := getattr(file, name)) is not None:
+            texts = [bound.hex().upper() for bound in bounds.values()]
+            json[name.replace("_", "-")] = {"keys": list(bounds), "values": texts}
+    return json

@@ -1,0 +1,388 @@
+"""Manifests and manifest lists (Iceberg spec: "Manifests", "Manifest Lists") decoded into columns.
+
+Versions 1, 2 and 3 of the format differ in which fields they have, never in what a field means, so one description of
+what is wanted serves all: what a version lacks is MISSING. Values are as in the file: sequence numbers are not
+inherited here, and row ids are not assigned. A file that does not read back soundly is Corrupt, as a whole; a file cut
+off exactly between two blocks reads as a shorter one, so callers compare the length with what the manifest list says.
+
+Decoding releases the GIL: threads decode side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.manifests._manifest import MISSING, execute
+from metaserver.iceberg.manifests.avro import Container, read_container
+from metaserver.iceberg.manifests.avro_schema import (
+    ByColumn,
+    Compiled,
+    Long,
+    PartitionFieldColumn,
+    PartitionRecord,
+    RecordReader,
+    Text,
+    compile_schema,
+)
+from metaserver.iceberg.manifests.avro_schema import Elements as ElementsOf
+
+CountsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]]
+BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]]
+_Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
+
+_INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
+"""So many bytes any file may inflate to, and so many times its size beyond: entries pack two to ten times."""
+INFLATED_LIMIT_BYTES = 1 << 29
+"""512 MiB of entries, some hundreds of thousands in one manifest; writers aim at 8 MB before they begin the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """One text per row, where it lies in the heap. Texts of Avro type string are valid UTF-8."""
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    """-1 = null, then the start means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionValues:
+    """One field of the partition, one value per row: in `longs` or `doubles`, each with `valid`, or in `spans`."""
+
+    field_id: int
+    name: str
+    type: str
+    """Avro's: boolean, int, long, float, double, bytes, string, fixed; null when the field never has a value."""
+    logical: str | None
+    """Avro's logicalType, such as date, timestamp-micros, decimal, uuid."""
+    longs: NDArray[np.int64] | None = None
+    """boolean (0, 1), int, long, null."""
+    doubles: NDArray[np.float64] | None = None
+    valid: NDArray[np.uint8] | None = None
+    """With longs and doubles: 0 where the value is null. Every long is a value here, MISSING too."""
+    spans: Spans | None = None
+    """bytes, string, fixed. A decimal's bytes are its unscaled value, big-endian two's complement."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedManifest:
+    """The live entries of a manifest, in the order of the file."""
+
+    location: str
+    rows: int
+    metadata: dict[str, str]
+    """The Avro header: schema, partition-spec, partition-spec-id, format-version, content, avro.schema, avro.codec."""
+    longs: dict[str, NDArray[np.int64]]
+    """All of LONGS; MISSING where null or absent."""
+    texts: dict[str, Spans]
+    """All of TEXTS."""
+    lists: dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
+    """split_offsets and equality_ids: (counts, one per row, -1 = null; values, all rows' after one another)."""
+    partition: tuple[PartitionValues, ...]
+    """In the order of the manifest's partition struct."""
+    counts: dict[str, CountsByColumn]
+    """column_sizes, value_counts, null_value_counts, nan_value_counts: column id → (ascending rows, values)."""
+    bounds: dict[str, BoundsByColumn]
+    """lower_bounds, upper_bounds: column id → (ascending rows, starts, lengths), spans of the heap."""
+    heap: NDArray[np.uint8]
+
+
+class FieldSummary(msgspec.Struct, frozen=True, gc=False):
+    """Of one partition field over all entries of a manifest. Bounds are single-value serialised."""
+
+    contains_null: bool | None
+    contains_nan: bool | None
+    lower: bytes | None
+    upper: bytes | None
+
+
+class ManifestFile(msgspec.Struct, frozen=True, gc=False):
+    """One manifest, as the manifest list describes it."""
+
+    manifest_path: str
+    manifest_length: int
+    partition_spec_id: int
+    content: int
+    """0 data, 1 deletes; 0 in version 1, which has no other."""
+    sequence_number: int
+    """0 in version 1, like the next."""
+    min_sequence_number: int
+    added_snapshot_id: int | None = None
+    added_files_count: int | None = None
+    existing_files_count: int | None = None
+    deleted_files_count: int | None = None
+    added_rows_count: int | None = None
+    existing_rows_count: int | None = None
+    deleted_rows_count: int | None = None
+    partitions: tuple[FieldSummary, ...] | None = None
+    """In the order of the partition spec's fields."""
+    key_metadata: bytes | None = None
+    first_row_id: int | None = None
+
+
+_ENTRY_LONGS = {0: "status", 1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
+_FILE_LONGS = {
+    134: "content",
+    103: "record_count",
+    104: "file_size_in_bytes",
+    140: "sort_order_id",
+    142: "first_row_id",
+    144: "content_offset",
+    145: "content_size_in_bytes",
+}
+_FILE_TEXTS = {100: "file_path", 101: "file_format", 131: "key_metadata", 143: "referenced_data_file"}
+_FILE_LISTS = {132: "split_offsets", 135: "equality_ids"}
+_FILE_COUNTS = {
+    108: ("column_sizes", 117, 118),
+    109: ("value_counts", 119, 120),
+    110: ("null_value_counts", 121, 122),
+    137: ("nan_value_counts", 138, 139),
+}
+_FILE_BOUNDS = {125: ("lower_bounds", 126, 127), 128: ("upper_bounds", 129, 130)}
+
+LONGS = (*_ENTRY_LONGS.values(), *_FILE_LONGS.values())
+TEXTS = tuple(_FILE_TEXTS.values())
+
+_DATA_FILE = RecordReader(
+    {
+        102: ("partition", PartitionRecord()),
+        **{i: (name, Long(name)) for i, name in _FILE_LONGS.items()},
+        **{i: (name, Text(name)) for i, name in _FILE_TEXTS.items()},
+        **{
+            i: (name, ElementsOf(name, ((0, "element", Long(f"{name}.element", scratch=True)),), of_records=False))
+            for i, name in _FILE_LISTS.items()
+        },
+        **{
+            i: (name, ByColumn(name, key, value, Long(f"{name}.value", scratch=True)))
+            for i, (name, key, value) in _FILE_COUNTS.items()
+        },
+        **{
+            i: (name, ByColumn(name, key, value, Text(f"{name}.value", scratch=True)))
+            for i, (name, key, value) in _FILE_BOUNDS.items()
+        },
+    },
+    required=(100, 103, 104),
+)
+_ENTRY = RecordReader(
+    {2: ("data_file", _DATA_FILE), **{i: (name, Long(name)) for i, name in _ENTRY_LONGS.items()}},
+    required=(0, 2),
+    status="status",
+)
+
+_LIST_LONGS = {
+    501: "manifest_length",
+    502: "partition_spec_id",
+    517: "content",
+    515: "sequence_number",
+    516: "min_sequence_number",
+    503: "added_snapshot_id",
+    504: "added_files_count",
+    505: "existing_files_count",
+    506: "deleted_files_count",
+    512: "added_rows_count",
+    513: "existing_rows_count",
+    514: "deleted_rows_count",
+    520: "first_row_id",
+}
+_LIST = RecordReader(
+    {
+        500: ("manifest_path", Text("manifest_path")),
+        519: ("key_metadata", Text("key_metadata")),
+        **{i: (name, Long(name)) for i, name in _LIST_LONGS.items()},
+        507: (
+            "partitions",
+            ElementsOf(
+                "partitions",
+                (
+                    (509, "contains_null", Long("contains_null", scratch=True)),
+                    (518, "contains_nan", Long("contains_nan", scratch=True)),
+                    (510, "lower_bound", Text("lower_bound", scratch=True)),
+                    (511, "upper_bound", Text("upper_bound", scratch=True)),
+                ),
+                of_records=True,
+            ),
+        ),
+    },
+    required=(500, 501, 502),
+)
+
+
+def decode_manifest(
+    data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
+) -> DecodedManifest:
+    """A manifest's live entries; those of status DELETED are dropped. Raises Corrupt naming `location`."""
+    rows = _decode(data, location, _ENTRY, inflated_limit_bytes)
+    longs = {name: rows.long(name) for name in LONGS}
+    texts = {name: rows.text(name) for name in TEXTS}
+    for name in ("record_count", "file_size_in_bytes"):
+        if (longs[name] == MISSING).any():
+            raise Corrupt(f"{location}: an entry has no {name}")
+    if ((longs["status"] != 0) & (longs["status"] != 1)).any():
+        raise Corrupt(f"{location}: an entry's status is none of existing, added and deleted")
+    if (texts["file_path"].lengths < 0).any():
+        raise Corrupt(f"{location}: an entry has no file_path")
+    return DecodedManifest(
+        location=location,
+        rows=rows.count,
+        metadata=rows.container.metadata,
+        longs=longs,
+        texts=texts,
+        lists={name: (rows.element_counts(name), rows.elements(name, 1)[0][0]) for name in _FILE_LISTS.values()},
+        partition=rows.partition(),
+        counts={name: rows.group(name, {}) for name, _, _ in _FILE_COUNTS.values()},
+        bounds={name: rows.group(name, {}) for name, _, _ in _FILE_BOUNDS.values()},
+        heap=rows.container.heap,
+    )
+
+
+def decode_manifest_list(
+    data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
+) -> tuple[ManifestFile, ...]:
+    """The manifests of a snapshot, in the order of the file. Raises Corrupt naming `location`."""
+    rows = _decode(data, location, _LIST, inflated_limit_bytes)
+    paths = rows.strings("manifest_path")
+    longs = {name: rows.numbers(name) for name in _LIST_LONGS.values()}
+    if None in paths or None in longs["manifest_length"] or None in longs["partition_spec_id"]:
+        raise Corrupt(f"{location}: an entry lacks manifest_path, manifest_length or partition_spec_id")
+    for name in ("content", "sequence_number", "min_sequence_number"):
+        longs[name] = [value or 0 for value in longs[name]]
+    key_metadata = rows.raw(rows.text("key_metadata"))
+    columns = [longs[name] for name in _LIST_LONGS.values() if name != "first_row_id"]
+    return tuple(
+        ManifestFile(*each)
+        for each in zip(paths, *columns, _summaries(rows), key_metadata, longs["first_row_id"], strict=True)
+    )
+
+
+def _summaries(rows: _Rows) -> Iterator[tuple[FieldSummary, ...] | None]:
+    """The partition summaries of each manifest of a list."""
+    nulls, nans, lowers, uppers = rows.elements("partitions", 4)
+    flags = {0: False, 1: True}
+    summaries = [
+        FieldSummary(flags.get(null), flags.get(nan), lower, upper)
+        for null, nan, lower, upper in zip(
+            nulls[0].tolist(), nans[0].tolist(), rows.raw(Spans(*lowers)), rows.raw(Spans(*uppers)), strict=True
+        )
+    ]
+    at = 0
+    for count in rows.element_counts("partitions").tolist():
+        yield None if count < 0 else tuple(summaries[at : at + count])
+        at += max(count, 0)
+
+
+def _decode(data: bytes | memoryview, location: str, wanted: RecordReader, inflated_limit_bytes: int) -> _Rows:
+    most = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
+    container = read_container(data, location, inflated_limit_bytes=most)
+    try:
+        schema = container.metadata["avro.schema"]
+        compiled = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, wanted)
+    except Corrupt as error:
+        raise Corrupt(f"{location}: {error.message}") from error
+    count, columns, groups = execute(compiled.program, container.heap, container.edges, container.counts, location)
+    return _Rows(location, container, compiled, count, columns, groups)
+
+
+_CACHED_SCHEMA_MAX = 1 << 17
+"""Characters; a table of a thousand columns has no longer one, for a manifest's schema names none of them."""
+
+
+# All manifests of a table share a schema text, or a few, and to compile one takes as long as to decode 200 entries.
+_compiled = lru_cache(maxsize=128)(compile_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What one run has left, by name; a field that the writer's schema lacks reads as null in every row."""
+
+    location: str
+    container: Container
+    compiled: Compiled
+    count: int
+    columns: list[tuple[NDArray[np.int64] | None, NDArray[np.int32] | None]]
+    groups: list[Any]
+
+    def long(self, name: str) -> NDArray[np.int64]:
+        column = self.compiled.columns.get(name)
+        found = None if column is None else self.columns[column][0]
+        return np.full(self.count, MISSING, np.int64) if found is None else found
+
+    def text(self, name: str) -> Spans:
+        column = self.compiled.columns.get(name)
+        starts, lengths = (None, None) if column is None else self.columns[column]
+        if starts is None or lengths is None:
+            return Spans(np.zeros(self.count, np.int64), np.full(self.count, -1, np.int32))
+        return Spans(starts, lengths)
+
+    def element_counts(self, name: str) -> NDArray[np.int32]:
+        column = self.compiled.columns.get(name)
+        found = None if column is None else self.columns[column][1]
+        return np.full(self.count, -1, np.int32) if found is None else found
+
+    def group(self, name: str, default: Any) -> Any:
+        group = self.compiled.groups.get(name)
+        return default if group is None else self.groups[group]
+
+    def elements(self, name: str, width: int) -> _Elements:
+        return cast(_Elements, self.group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
+
+    def partition(self) -> tuple[PartitionValues, ...]:
+        fields = self.compiled.partition
+        ids = [field.field_id for field in fields]
+        if None in ids:
+            ids = self._declared_ids(len(fields))
+        return tuple(self._partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
+
+    def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionValues:
+        described = (field_id, field.name, field.type, field.logical)
+        values, lengths = (None, None) if field.column is None else self.columns[field.column]
+        if values is None:
+            nothing = np.zeros(self.count, np.uint8)
+            return PartitionValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
+        assert lengths is not None
+        valid = (lengths >= 0).astype(np.uint8)
+        if field.type in ("boolean", "int", "long"):
+            return PartitionValues(*described, longs=values, valid=valid)
+        if field.type in ("float", "double"):
+            return PartitionValues(*described, doubles=values.view(np.float64), valid=valid)
+        return PartitionValues(*described, spans=Spans(values, lengths))
+
+    def _declared_ids(self, width: int) -> list[int | None]:
+        """The partition fields' ids as the header's spec has them, for a writer that left them out of the schema."""
+        try:
+            declared = msgspec.json.decode(self.container.metadata.get("partition-spec", ""), type=list[_Declared])
+        except msgspec.DecodeError:
+            declared = []
+        if len(declared) != width:
+            raise Corrupt(f"{self.location}: its partition fields have ids neither in the schema nor in a spec")
+        return [
+            _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id for i, each in enumerate(declared)
+        ]
+
+    def numbers(self, name: str) -> list[int | None]:
+        return [None if value == MISSING else value for value in self.long(name).tolist()]
+
+    def strings(self, name: str) -> list[str | None]:
+        return [None if value is None else value.decode() for value in self.raw(self.text(name))]
+
+    def raw(self, spans: Spans) -> list[bytes | None]:
+        heap = self.container.heap.data
+        return [
+            None if length < 0 else bytes(heap[start : start + length])
+            for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
+        ]
+
+
+class _Declared(msgspec.Struct):
+    field_id: int | None = msgspec.field(name="field-id", default=None)
+
+
+_FIRST_PARTITION_FIELD_ID = 1000
+"""Version 1 specs may leave ids out; they are then counted from here (spec: "Partitioning")."""

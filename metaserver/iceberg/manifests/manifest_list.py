@@ -1,0 +1,181 @@
+"""Rows of a decoded manifest as content files (Iceberg spec: "Data File Fields"), with partitions in today's types.
+
+A manifest keeps the types that its partition fields had when it was written; sources are promoted and dropped since.
+What cannot be a value of the type that the table's spec has now is Corrupt: to guess there would put files of
+different partitions into one, and deletes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
+from uuid import UUID
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.manifests._manifest import MISSING
+from metaserver.iceberg.manifests.content_file import DATA, UNKNOWN, ContentFile
+from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionValues, Spans
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import (
+    FLOATS,
+    INTS,
+    LONG_MAX,
+    LONG_MIN,
+    LONGS,
+    MICROS_PER_DAY,
+    NANOS_PER_DAY,
+    Value,
+)
+
+
+def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
+    """A file for each row, in order; `types` are those of the spec's fields. Corrupt names the manifest."""
+    rows = decoded.rows
+    heap = decoded.heap.tobytes()
+    by_column = {name: _dicts(rows, columns, None) for name, columns in decoded.counts.items()}
+    by_column |= {name: _dicts(rows, columns, heap) for name, columns in decoded.bounds.items()}
+    columns: dict[str, Iterable[Any]] = {
+        "file_path": _texts(decoded, "file_path", heap),
+        "file_format": [(name or "").upper() for name in _texts(decoded, "file_format", heap)],
+        "partition": _partitions(decoded, spec, types, heap),
+        "referenced_data_file": _texts(decoded, "referenced_data_file", heap),
+        "key_metadata": _raw(decoded.texts["key_metadata"], heap),
+        "content": numbers(decoded, "content", DATA),
+        **{name: numbers(decoded, name) for name in _FILE_NUMBERS},
+        **{name: _lists(*decoded.lists[name]) for name in ("split_offsets", "equality_ids")},
+        **by_column,
+    }
+    names = tuple(columns)
+    for values in zip(*columns.values(), strict=True):
+        yield ContentFile(spec_id=spec.spec_id, **dict(zip(names, values, strict=True)))
+
+
+_FILE_NUMBERS = (
+    "record_count",
+    "file_size_in_bytes",
+    "sort_order_id",
+    "first_row_id",
+    "content_offset",
+    "content_size_in_bytes",
+)
+
+
+def _raw(spans: Spans, heap: bytes) -> list[bytes | None]:
+    return [
+        None if length < 0 else heap[start : start + length]
+        for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
+    ]
+
+
+def _texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
+    try:
+        return [None if text is None else text.decode() for text in _raw(decoded.texts[name], heap)]
+    except UnicodeDecodeError:  # of Avro's type bytes
+        raise Corrupt(f"{decoded.location}: an entry's {name} is not text") from None
+
+
+def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
+    held, at = values.tolist(), 0
+    for count in counts.tolist():
+        yield tuple(held[at : at + count]) if count > 0 else None
+        at += max(count, 0)
+
+
+def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
+    """Each row's values by column id; None for a row that has none. Bounds are cut from the heap."""
+    found: list[dict[int, Any] | None] = [None] * rows
+    for column in sorted(columns):
+        at, *spans = columns[column]
+        values = spans[0].tolist() if heap is None else _raw(Spans(*spans), heap)
+        for row, value in zip(at.tolist(), values, strict=True):
+            held = found[row]
+            if held is None:
+                found[row] = {column: value}
+            else:
+                held[column] = value
+    return found
+
+
+def _partitions(
+    decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str], heap: bytes
+) -> Iterable[tuple[Value | None, ...]]:
+    if not spec.fields:
+        return [()] * decoded.rows
+    stored = {values.field_id: values for values in decoded.partition}
+    columns: list[list[Value | None]] = []
+    for field, kind in zip(spec.fields, types, strict=True):
+        values = stored.get(field.field_id or 0)
+        try:
+            columns.append([None] * decoded.rows if values is None else _partition_column(values, kind, heap))
+        except ValueError as error:
+            raise Corrupt(f"{decoded.location}: partition field {field.name}: {error}") from None
+    return zip(*columns, strict=True)
+
+
+def _partition_column(values: PartitionValues, kind: str, heap: bytes) -> list[Value | None]:
+    """A field's values in the type that it has now, whichever it had (spec: "Schema Evolution")."""
+    name = base_name(kind)
+    if values.spans is not None:
+        held: list[Any] = _raw(values.spans, heap)
+        read = _read_bytes(values, kind)
+    else:
+        longs = values.doubles if values.doubles is not None else values.longs
+        assert longs is not None
+        assert values.valid is not None
+        valid = values.valid.tolist()
+        held = [value if there else None for value, there in zip(longs.tolist(), valid, strict=True)]
+        if not any(valid):
+            return held
+        read = _read_number(values, name)
+    return [None if value is None else read(value) for value in held]
+
+
+def _read_bytes(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
+    name = base_name(kind)
+    if name == "decimal" and values.logical == "decimal":
+        return lambda data: int.from_bytes(data, "big", signed=True)
+    if name == "uuid" and values.type == "string":
+        return lambda data: UUID(data.decode()).bytes
+    if name == "string" and values.type == "string":
+        return lambda data: str(data, "utf-8")
+    if name in ("uuid", "fixed", "binary") and values.type in ("fixed", "bytes"):
+        return lambda data: cast(Value, data)
+    return _refused(values, kind)
+
+
+def _read_number(values: PartitionValues, name: str) -> Callable[[Any], Value]:
+    if name in FLOATS and values.doubles is not None:
+        return float
+    if name == "boolean" and values.type == "boolean":
+        return bool
+    if values.type == "int" and values.logical == "date" and name in _UNITS_PER_DAY:
+        return lambda days: _promoted(name, days)
+    if values.doubles is None and values.type != "boolean" and name in (INTS | LONGS):
+        return int
+    return _refused(values, name)
+
+
+_UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
+"""Types that a date can be promoted to."""
+
+
+def _promoted(name: str, days: int) -> int:
+    units = days * _UNITS_PER_DAY[name]
+    if not LONG_MIN <= units <= LONG_MAX:
+        raise ValueError(f"the date {days} is beyond the range of {name}")
+    return units
+
+
+def _refused(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
+    def read(value: Any) -> Value:
+        if kind == UNKNOWN:
+            raise ValueError("it has values, and no schema of the table has the column that they are made of")
+        raise ValueError(f"{values.type} ({values.logical}) is stored, which holds no {kind}")
+
+    return read
+
+
+def numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
+    """One of `LONGS`, a row each; `absent` where there is none."""
+    return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]

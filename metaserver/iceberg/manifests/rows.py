@@ -1,0 +1,115 @@
+"""Some rows of a decoded manifest as a manifest of their own, to be read without the others.
+
+Numbers are copied, and of the heap what the rows have in it: what is left costs what it holds, however large the
+manifest was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionValues, Spans
+
+Longs = NDArray[np.int64]
+_OBJECT_BYTES = 300
+"""Of an array beside its numbers, with its place in a dict."""
+
+
+def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
+    """`rows` int64[n] are rows of the manifest, ascending, none twice; they keep their order."""
+    found = DecodedManifest(
+        location=decoded.location,
+        rows=len(rows),
+        metadata=decoded.metadata,
+        longs={name: values[rows] for name, values in decoded.longs.items()},
+        texts={name: _spans(spans, rows) for name, spans in decoded.texts.items()},
+        lists={name: _list(*given, rows) for name, given in decoded.lists.items()},
+        partition=tuple(_partition(values, rows) for values in decoded.partition),
+        counts={name: _by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
+        bounds={name: _by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
+        heap=decoded.heap,
+    )
+    return _gathered(found)
+
+
+def size_of(decoded: DecodedManifest) -> int:
+    """Bytes of memory, about."""
+    arrays = [array for spans in _all_spans(decoded) for array in spans]
+    arrays += decoded.longs.values()
+    arrays += [array for name in decoded.counts.values() for given in name.values() for array in given]
+    arrays += [array for given in decoded.lists.values() for array in given]
+    return int(decoded.heap.nbytes + sum(array.nbytes + _OBJECT_BYTES for array in arrays))
+
+
+def _spans(spans: Spans, rows: Longs) -> Spans:
+    return Spans(spans.starts[rows], spans.lengths[rows])
+
+
+def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
+    sizes = np.maximum(counts, 0).astype(np.int64)
+    return counts[rows], values[_places(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
+
+
+def _partition(values: PartitionValues, rows: Longs) -> PartitionValues:
+    def some(array: Any) -> Any:
+        return None if array is None else array[rows]
+
+    spans = None if values.spans is None else _spans(values.spans, rows)
+    return replace(
+        values, longs=some(values.longs), doubles=some(values.doubles), valid=some(values.valid), spans=spans
+    )
+
+
+def _by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
+    found = {}
+    for column, (at, *values) in columns.items():
+        if len(at) == of:  # each row has one
+            found[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
+            continue
+        places = at.searchsorted(rows)
+        here = np.flatnonzero(at.take(places, mode="clip") == rows) if len(at) else places[:0]
+        if len(here):
+            found[column] = (here.astype(at.dtype), *(array[places[here]] for array in values))
+    return found
+
+
+def _all_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
+    for spans in (*decoded.texts.values(), *(one.spans for one in decoded.partition if one.spans is not None)):
+        yield spans.starts, spans.lengths
+    for columns in decoded.bounds.values():
+        for _, starts, lengths in columns.values():
+            yield starts, lengths
+
+
+def _gathered(decoded: DecodedManifest) -> DecodedManifest:
+    """With a heap of nothing but what its spans name."""
+    spans = list(_all_spans(decoded))
+    lengths = [np.maximum(one, 0).astype(np.int64) for _, one in spans]
+    sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+    heap = decoded.heap[_places(np.concatenate([starts for starts, _ in spans]), sizes)]
+    moved = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(one) for one in lengths])[:-1]))
+
+    def again(spans: Spans) -> Spans:
+        return Spans(next(moved), spans.lengths)
+
+    # In the order of `_all_spans`.
+    texts = {name: again(each) for name, each in decoded.texts.items()}
+    partition = tuple(
+        each if each.spans is None else replace(each, spans=again(each.spans)) for each in decoded.partition
+    )
+    bounds = {
+        name: {column: (at, next(moved), sizes) for column, (at, _, sizes) in columns.items()}
+        for name, columns in decoded.bounds.items()
+    }
+    return replace(decoded, texts=texts, partition=partition, bounds=bounds, heap=heap)
+
+
+def _places(starts: Longs, sizes: Longs) -> Longs:
+    """int64[sum of sizes]: `sizes` places each from its start on, one after another."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Table metadata, its updates and requirements."""

@@ -1,0 +1,136 @@
+"""Table and view properties that the catalog itself reads, and the checks Java makes when a table is created."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from functools import lru_cache
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.types.schema import Schema
+
+FORMAT_VERSION = "format-version"
+PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
+PREVIOUS_VERSIONS_MAX_DEFAULT = 100
+METADATA_PATH = "write.metadata.path"
+PARQUET_COMPRESSION = "write.parquet.compression-codec"
+PARQUET_COMPRESSION_NEW_TABLES = "zstd"
+
+RESERVED = frozenset(
+    {
+        FORMAT_VERSION,
+        "uuid",
+        "snapshot-count",
+        "current-snapshot-id",
+        "current-snapshot-summary",
+        "current-snapshot-timestamp-ms",
+        "current-schema",
+        "default-partition-spec",
+        "default-sort-order",
+    }
+)
+"""Names under which engines show metadata as properties; never stored as properties."""
+
+_CLIENT_FAMILIES = frozenset(
+    (
+        *("s3", "s3a", "s3n", "s3tables", "client", "aws", "glue", "dynamodb", "lakeformation", "kms", "sts"),
+        *("gcs", "gcp", "gs", "adls", "azure", "abfs", "abfss", "wasb", "wasbs", "oss", "aliyun", "dlf", "cos", "obs"),
+        *("ecs", "dell", "hf", "hdfs", "fs", "hadoop", "dfs", "hive", "jdbc", "bigquery"),
+        *("rest", "http", "https", "http-client", "proxy", "header", "headers", "ssl", "tls", "signer", "io"),
+        *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
+    )
+)
+"""First segments (up to a dot) of keys by which clients choose hosts, credentials, signers and key stores."""
+_CLIENT_PREFIXES = ("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms")
+_CLIENT_KEYS = frozenset(
+    ("uri", "url", "warehouse", "prefix", "scope", "audience", "resource", "botocore_session", "catalog-backend")
+)
+_CODE_SUFFIXES = ("-impl", ".impl", "_impl", "-factory", ".factory", "-class-name")
+_PER_COLUMN = re.compile(r"write\..*\.column\..*", re.DOTALL)
+
+_COMMIT = (
+    "commit.retry.num-retries",
+    "commit.retry.min-wait-ms",
+    "commit.retry.max-wait-ms",
+    "commit.retry.total-timeout-ms",
+)
+_METRICS_COLUMN = "write.metadata.metrics.column."
+_ENCRYPTION = frozenset({"encryption.key-id", "encryption.data-key-length"})
+_INTEGER = re.compile(r"[+-]?\d{1,10}")
+
+
+@lru_cache(maxsize=8192)
+def steers_client(name: str) -> bool:
+    """Whether a client that reads a property of this name takes from it which host it talks to, where its secrets go,
+    or which code it loads. Spelling does not matter: case, spaces around it, full-width letters.
+
+    PyIceberg lets the properties of a table outrank those of its catalog when it opens files (`_load_file_io` merges
+    catalog < table < `config`), and both it and Java load the location provider that a table names. The families are
+    those of PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes: whole families, since each
+    release adds keys to them.
+    """
+    key = unicodedata.normalize("NFKC", name).strip().casefold()
+    if _PER_COLUMN.fullmatch(key):
+        return False  # the rest of such a key is a column's name
+    return (
+        key in _CLIENT_KEYS
+        or key.partition(".")[0].strip() in _CLIENT_FAMILIES
+        or key.startswith(_CLIENT_PREFIXES)
+        or key.endswith(_CODE_SUFFIXES)
+    )
+
+
+def check_client_properties(properties: Mapping[str, str], what: str) -> None:
+    """BadRequest, naming the keys, for properties that belong into the configuration of a client's catalog."""
+    found = sorted(key for key in properties if steers_client(key))
+    if found:
+        raise BadRequest(
+            f"{what} may not have {', '.join(repr(key[:100]) for key in found[:5])}: such a property decides which "
+            "host a client talks to, where its secrets go or which code it loads; set it in the configuration of the "
+            "client's catalog instead"
+        )
+
+
+def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """What is served of properties that were stored before they were refused, or by another catalog."""
+    return {key: value for key, value in properties.items() if not steers_client(key)}
+
+
+def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in properties.items() if key not in RESERVED}
+
+
+def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
+    """The property as a 32-bit integer. Raises BadRequest when it is set to something else."""
+    value = properties.get(name)
+    if value is None:
+        return default
+    if _INTEGER.fullmatch(value) is None or not -(2**31) <= int(value) < 2**31:
+        raise BadRequest(f"Property {name} must have an integer value, but is set to {value!r}")
+    return int(value)
+
+
+def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
+    """Java's reading: "true" in any case is true, everything else is false."""
+    value = properties.get(name)
+    return default if value is None else value.lower() == "true"
+
+
+def metadata_folder(location: str, properties: Mapping[str, str]) -> str:
+    """Where the metadata files of a table or view lie."""
+    return properties.get(METADATA_PATH, f"{location.rstrip('/')}/metadata").rstrip("/")
+
+
+def check_new_table(properties: Mapping[str, str], schema: Schema, format_version: int) -> None:
+    """What is only checked at creation, so that no existing table breaks. Raises BadRequest."""
+    for name in properties:
+        if name.startswith(_METRICS_COLUMN):
+            column = name.removeprefix(_METRICS_COLUMN)
+            if schema.column_named(column) is None:
+                raise BadRequest(f"Invalid metrics config, could not find column {column} from table prop {name}")
+    for name in _COMMIT:
+        if as_int(properties, name, 0) < 0:
+            raise BadRequest(f"Table property {name} must have non negative integer value")
+    if format_version < 3 and (found := sorted(_ENCRYPTION & properties.keys())):
+        raise BadRequest(f"Invalid properties for v{format_version}: {found}")

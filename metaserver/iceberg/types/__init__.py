@@ -1,0 +1,1 @@
+"""Schemas, types, values and transforms."""

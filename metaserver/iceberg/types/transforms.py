@@ -1,0 +1,212 @@
+"""Transforms (Iceberg spec: "Partition Transforms"): their spelling, the types each accepts, and what they compute.
+
+An unknown transform is legal (spec: readers must ignore it, writers must not use it), so it is kept as it is and
+accepts any type, but it cannot be applied. Values are in the form of `expressions.py`. Results are those of Java's
+writers down to integers that overflow, because they are compared with the partition values that writers stored.
+Ints truncated to a width above 2^30 are the exception: writers do not agree on them (`ranges.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from functools import lru_cache
+from typing import Any
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.types.murmur3 import murmur3
+from metaserver.iceberg.types.types import base_name
+from metaserver.iceberg.types.values import Value
+
+IDENTITY = "identity"
+VOID = "void"
+
+_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
+_PLAIN = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
+_WIDTH_MAX = 2**31 - 1
+_REMEMBERED_MAX = 20
+"""Characters of a transform whose canonical spelling is remembered: as many as the longest has,
+`truncate[2147483647]`. Clients may send any text."""
+
+_TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+_DATES = _TIMESTAMPS | {"date"}
+_SOURCES: dict[str, frozenset[str]] = {
+    "year": _DATES,
+    "month": _DATES,
+    "day": _DATES,
+    "hour": _TIMESTAMPS,
+    "bucket": _DATES | {"int", "long", "time", "string", "binary", "fixed", "decimal", "uuid"},
+    "truncate": frozenset({"int", "long", "string", "binary", "decimal"}),
+}
+
+
+def canonical(transform: str) -> str:
+    """The canonical spelling. Raises BadRequest for a width that is zero or over 32 bits."""
+    return _remembered(transform) if len(transform) <= _REMEMBERED_MAX else _canonical(transform)
+
+
+def _canonical(transform: str) -> str:
+    if match := _WIDTH.fullmatch(transform):
+        width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
+        if not 0 < width <= _WIDTH_MAX:
+            raise BadRequest(f"Invalid transform {transform}: the width must be between 1 and {_WIDTH_MAX}")
+        return f"{match[1].lower()}[{width}]"
+    lower = transform.lower()
+    return lower if lower in _PLAIN else transform
+
+
+_remembered = lru_cache(maxsize=1024)(_canonical)
+
+
+def accepts(transform: str, source_type: str) -> bool:
+    """Whether the (canonical) transform can be applied to a primitive type."""
+    kind = base_name(source_type)
+    name = transform.partition("[")[0]
+    if name == IDENTITY:
+        return kind not in ("variant", "geometry", "geography")
+    return name not in _SOURCES or kind in _SOURCES[name]
+
+
+def name_of(transform: str) -> str:
+    """The transform without its width: `bucket[4]` is `bucket`."""
+    return transform.partition("[")[0]
+
+
+def width_of(transform: str) -> int:
+    """The N of a (canonical) `bucket[N]` or `truncate[N]`."""
+    return int(transform.partition("[")[2].removesuffix("]"))
+
+
+def is_known(transform: str) -> bool:
+    """Whether the spec defines the (canonical) transform."""
+    return transform in _PLAIN or _WIDTH.fullmatch(transform) is not None
+
+
+def result_type(transform: str, kind: str) -> str:
+    """The type of what the (canonical) transform makes of a primitive type; `string` if it is unknown, as in Java."""
+    if not is_known(transform):
+        return "string"
+    name = name_of(transform)
+    if name in (IDENTITY, VOID, "truncate"):
+        return kind
+    return "date" if name == "day" else "int"
+
+
+@lru_cache(maxsize=1024)
+def values_type(transform: str, kind: str) -> str:
+    """As `result_type`, of a transform however it is spelled."""
+    return result_type(canonical(transform), kind)
+
+
+def apply(transform: str, kind: str, value: Value | None) -> Value | None:
+    """The (canonical) transform of a value of type `kind`; None is null, whose transform is null.
+
+    Raises BadRequest where the transform is unknown or does not accept the type.
+    """
+    return None if value is None else function(transform, kind)(value)
+
+
+@lru_cache(maxsize=1024)
+def function(transform: str, kind: str) -> Callable[..., Value | None]:
+    """`apply` for many values, none of them null. Raises BadRequest as it does."""
+    if not is_known(transform) or not accepts(transform, kind):
+        raise BadRequest(f"Cannot apply transform {transform} to a column of type {kind}")
+    name = name_of(transform)
+    if name == VOID:
+        return lambda _: None
+    if name == "bucket":
+        hashed, width = _HASHED[base_name(kind)], width_of(transform)
+        return lambda value: (murmur3(hashed(value)) & 0x7FFFFFFF) % width
+    exact = monotone(transform, kind)
+    bits = INTEGER_BITS.get(result_type(transform, kind))
+    if bits is None or name == IDENTITY:
+        return exact
+    return lambda value: wrapped(exact(value), bits)
+
+
+def monotone(transform: str, kind: str) -> Callable[..., Any]:
+    """An order-preserving transform in unbounded integers: the result before it is cut to the result's bits."""
+    name = name_of(transform)
+    if name == "truncate":
+        width = width_of(transform)
+        if base_name(kind) in ("string", "binary"):
+            return lambda value: value[:width]
+        # the remainder of a negative number is not negative in Python either
+        return lambda value: value - value % width
+    if name == IDENTITY or (name == "day" and kind == "date"):
+        return lambda value: value
+    if name == "hour":
+        hour = UNITS_PER_DAY[kind] // 24
+        return lambda value: value // hour
+    day = UNITS_PER_DAY[kind]
+    if name == "day":
+        return lambda value: value // day
+    if name == "month":
+        return lambda value: _month(value // day)
+    return lambda value: _month(value // day) // 12
+
+
+UNITS_PER_DAY = {
+    "date": 1,
+    "timestamp": 86_400_000_000,
+    "timestamptz": 86_400_000_000,
+    "timestamp_ns": 86_400_000_000_000,
+    "timestamptz_ns": 86_400_000_000_000,
+}
+
+INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_TIMESTAMPS, 64)
+
+
+def wrapped(value: int, bits: int) -> int:
+    """The signed number that is left of `value` in that many bits: what Java stores where a result does not fit."""
+    half = 1 << bits - 1
+    return (value + half) % (2 * half) - half
+
+
+_DAYS_BEFORE_EPOCH = date(1970, 1, 1).toordinal() - 1
+_DAYS_PER_400_YEARS = 146_097
+
+
+def _month(days: int) -> int:
+    """Months from 1970-01 to the month of a day since 1970-01-01."""
+    # dates repeat every 400 years, and those of the standard library end in the year 9999
+    cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)
+    found = date.fromordinal(day + 1)
+    return (found.year + 400 * cycles - 1970) * 12 + found.month - 1
+
+
+def first_day(month: int) -> int:
+    """The day since 1970-01-01 on which a month since 1970-01 begins."""
+    years, month_of_year = divmod(month, 12)
+    cycles, year = divmod(1970 + years - 1, 400)
+    day = date(year + 1, month_of_year + 1, 1).toordinal() - 1
+    return day + cycles * _DAYS_PER_400_YEARS - _DAYS_BEFORE_EPOCH
+
+
+def _hashed_long(value: int) -> bytes:
+    return value.to_bytes(8, "little", signed=True)
+
+
+def _hashed_nanoseconds(value: int) -> bytes:
+    return _hashed_long(value // 1000)
+
+
+def _hashed_decimal(value: int) -> bytes:
+    """The fewest bytes that hold the unscaled value as two's complement."""
+    magnitude = value if value >= 0 else ~value
+    return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
+
+
+def _hashed_string(value: str) -> bytes:
+    # half of a surrogate pair has no UTF-8; Java hashes a question mark
+    return value.encode("utf-8", errors="replace")
+
+
+_HASHED: dict[str, Callable[..., bytes]] = {
+    **dict.fromkeys(("int", "long", "date", "time", "timestamp", "timestamptz"), _hashed_long),
+    **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), _hashed_nanoseconds),
+    **dict.fromkeys(("uuid", "fixed", "binary"), bytes),
+    "decimal": _hashed_decimal,
+    "string": _hashed_string,
+}

@@ -1,0 +1,1 @@
+"""Columnar blocks: the live entries of one manifest as packed columns."""

@@ -1,0 +1,261 @@
+"""Manifests decoded to blocks beside the event loop: in threads, and where many are wanted at once, in processes.
+
+Decoding releases the GIL for most of its time, not for all: what is left keeps threads from more than half again the
+speed of one. A process has a GIL of its own, but takes a quarter of a second to start, so that only a load of many
+manifests is worth some. They are started beside it, while threads decode already, and end with it.
+
+The rule it keeps: a process is a faster way to the same bytes. Where none can be started, or one dies, the thread that
+would have asked it decodes by itself; and none outlives this process, because each ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import numpy as np
+import structlog
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.manifests.manifest import decode_manifest
+from metaserver.index.blocks.block import encode_block
+
+PROCESSES_MIN_BYTES = 64 << 20
+"""Of manifests that are to be decoded at once: some 160,000 entries, a second's work."""
+_PIPE_BYTES = 1 << 20
+"""What Linux allows without privileges; a manifest and its block then take a few switches."""
+_END_S = 5.0
+_QUESTION = struct.Struct("<IQ")
+"""Bytes of the location and of the manifest, which follow."""
+_ANSWER = struct.Struct("<BQ")
+"""What it is, and its bytes, which follow."""
+_READY, _BLOCK, _CORRUPT = range(3)
+
+log = structlog.get_logger()
+
+
+class _Gone(Exception):
+    """The process is there no more, or makes no sense."""
+
+
+class Decoders:
+    """`threads` decode at once, with as many processes while `many` is open for `processes_min_bytes` or more."""
+
+    def __init__(self, executor: ThreadPoolExecutor, threads: int, *, processes_min_bytes: int = PROCESSES_MIN_BYTES):
+        self._executor = executor
+        self._most = threads if threads > 1 else 0  # a single one has nobody to share the GIL with
+        self._min_bytes = processes_min_bytes
+        self._lock = threading.Lock()
+        """Over all below."""
+        self._wanted = 0
+        self._processes: set[_Process] = set()
+        self._idle: list[_Process] = []
+        self.by_processes = 0
+        """Manifests that processes were asked for."""
+
+    async def decode(self, data: bytes, location: str) -> bytes | memoryview:
+        """The block's memory. Corrupt names the location."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, data, location)
+
+    @contextmanager
+    def many(self, size_bytes: int) -> Iterator[None]:
+        """While it is open, manifests of so many bytes are expected."""
+        if size_bytes < self._min_bytes or not self._most:
+            yield
+            return
+        with self._lock:
+            self._wanted += 1
+            before = self.by_processes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wanted -= 1
+                idle, self._idle = ([], self._idle) if self._wanted else (self._idle, [])
+            log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - before)
+            with contextlib.suppress(RuntimeError):  # the executor is shut down, and `close` ends them
+                for process in idle:
+                    self._executor.submit(self._end, process)
+
+    def close(self) -> None:
+        """Ends what runs yet; once the executor is shut down."""
+        for process in list(self._processes):
+            self._end(process)
+
+    def _decoded(self, data: bytes, location: str) -> bytes | memoryview:
+        process = self._taken()
+        if process is None:
+            return decoded(data, location)
+        try:
+            found = process.decode(data, location)
+        except _Gone as error:
+            log.warning("decoder_lost", manifest=location, error=str(error))
+            self._end(process)
+            return decoded(data, location)
+        except Corrupt:
+            self._give(process)
+            raise
+        self._give(process)
+        return found
+
+    def _taken(self) -> _Process | None:
+        """One that waits for work; where there may be more, one is started for those who come later."""
+        with self._lock:
+            if not self._wanted:
+                return None
+            for at, process in enumerate(self._idle):
+                if process.is_ready():
+                    self.by_processes += 1
+                    return self._idle.pop(at)
+            if len(self._processes) >= self._most:
+                return None
+            try:
+                started = _Process()
+            except OSError as error:
+                log.warning("decoder_not_started", error=str(error))
+                self._most = 0  # here we are let have none
+                return None
+            self._processes.add(started)
+            self._idle.append(started)
+            return None
+
+    def _give(self, process: _Process) -> None:
+        with self._lock:
+            if self._wanted:
+                self._idle.append(process)
+                return
+        self._end(process)
+
+    def _end(self, process: _Process) -> None:
+        process.end()
+        with self._lock:
+            self._processes.discard(process)
+
+
+class _Process:
+    """One that decodes, with our end of its pipes. For one thread at a time."""
+
+    def __init__(self) -> None:
+        """OSError where none can be started."""
+        begin = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
+        path = [one or os.getcwd() for one in sys.path]
+        self._process = subprocess.Popen(  # noqa: S603  our own program
+            [sys.executable, "-I", "-c", begin, *path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None
+        assert answers is not None
+        self._pipes = questions, answers
+        self._to, self._from = questions.fileno(), answers.fileno()
+        for descriptor in (self._to, self._from):
+            with contextlib.suppress(OSError):  # a smaller pipe is a slower one
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._ready = False
+
+    def is_ready(self) -> bool:
+        """At once: whether it has begun to listen. One that died meanwhile is ready to say so."""
+        if not self._ready:
+            poll = select.poll()
+            poll.register(self._from, select.POLLIN | select.POLLHUP)
+            self._ready = bool(poll.poll(0))
+            if self._ready:
+                with contextlib.suppress(_Gone):  # whoever asks it hears of that
+                    self._answer()
+        return self._ready
+
+    def decode(self, data: bytes, location: str) -> memoryview:
+        """As `decoded`. _Gone where the process is, or says what no decoder says."""
+        name = location.encode()
+        self._write(memoryview(_QUESTION.pack(len(name), len(data)) + name))
+        self._write(memoryview(data))
+        what, found = self._answer()
+        if what == _CORRUPT:
+            raise Corrupt(bytes(found).decode())
+        if what != _BLOCK:
+            raise _Gone(f"it says {what}")
+        return found
+
+    def _answer(self) -> tuple[int, memoryview]:
+        what, size = _ANSWER.unpack(self._read(_ANSWER.size))
+        return what, self._read(size)
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            while data:
+                data = data[os.write(self._to, data) :]
+        except OSError as error:
+            raise _Gone(str(error)) from error
+
+    def _read(self, size: int) -> memoryview:
+        try:
+            found = np.empty(size, np.uint8).data
+        except (MemoryError, ValueError) as error:
+            raise _Gone(f"it announces {size} bytes") from error
+        at = 0
+        while at < size:
+            try:
+                count = os.readv(self._from, [found[at:]])
+            except OSError as error:
+                raise _Gone(str(error)) from error
+            if not count:
+                raise _Gone(f"it ended after {at} bytes of {size}")
+            at += count
+        return found
+
+    def end(self) -> None:
+        """Waits until it is gone, which takes a few milliseconds."""
+        for pipe in self._pipes:
+            pipe.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def decoded(data: bytes | memoryview, location: str) -> bytes:
+    """The memory of a manifest's block. Corrupt names the location."""
+    return b"".join(encode_block(decode_manifest(data, location)))
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answers until there are no more questions. Everything that is no block and not Corrupt ends it: who asked then
+    decodes by itself, and meets the same."""
+    _say(answers, _READY, b"")
+    while head := questions.read(_QUESTION.size):
+        name_bytes, data_bytes = _QUESTION.unpack(head)
+        location = questions.read(name_bytes).decode()
+        data = questions.read(data_bytes)
+        if len(data) < data_bytes:
+            return
+        try:
+            _say(answers, _BLOCK, decoded(data, location))
+        except Corrupt as error:
+            _say(answers, _CORRUPT, error.message.encode())
+
+
+def _say(answers: BinaryIO, what: int, data: bytes) -> None:
+    answers.write(_ANSWER.pack(what, len(data)))
+    answers.write(data)
+    answers.flush()
+
+
+def main() -> None:
+    """The process. A terminal's Ctrl-C is not for it: it ends when nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python's own flush at its end goes

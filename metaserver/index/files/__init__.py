@@ -1,0 +1,1 @@
+"""Index files: read, registered, opened, cleaned; and index definitions."""

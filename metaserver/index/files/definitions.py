@@ -1,0 +1,289 @@
+"""Definitions: which indexes a table has, as its properties say. The table is the one place where they are kept.
+
+The property `seamark.index.<name>` holds JSON, as the catalog writes it:
+
+    {"kind": "bloom", "columns": ["user_id"], "field-ids": [3], "fpp": 0.001, "state": "paused"}
+
+or what people type by any engine, `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`, `record(a, bucket[16](b))`.
+Where there are field ids they say which columns; else names do. What is written here is checked; what is read is
+whatever an engine has set, so a property that makes no sense is told with what is wrong with it and is otherwise no
+index: it breaks no plan.
+
+A definition's id is what the index is (kind, terms by field id, parameters), not what it is called: dropped and created
+again, it finds the index files that were built for it, which carry the id. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.transforms import IDENTITY, name_of
+from metaserver.index.keys.keys import family
+from metaserver.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
+
+PREFIX = "seamark.index."
+ENABLED, PAUSED = "enabled", "paused"
+STATES = (ENABLED, PAUSED)
+BLOOM, BITMAP, RECORD, BUCKET = "bloom", "bitmap", "record", "bucket"
+DEFINABLE = (BLOOM, BITMAP, RECORD)
+BUCKET_PREFIX = "bucket:"
+"""Of the names under which indexes are listed that a partition spec is; no other name holds a colon."""
+DEFAULT_FPP = 0.01
+FPP_MIN, FPP_MAX = 1e-6, 0.5
+TERMS_MAX = 32
+DEFINITIONS_MAX = 256
+"""Of one table; properties beyond are not read."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+_SHORT = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
+_OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
+
+
+@dataclass(frozen=True)
+class IndexDefinition:
+    """`parameters` holds what the kind can be told: `fpp`, of bloom."""
+
+    name: str
+    kind: str
+    terms: tuple[Term, ...]
+    parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
+    state: str = ENABLED
+
+    @cached_property
+    def id(self) -> str:
+        """JSON in one spelling, by field ids; what index files carry and the registry lists them by."""
+        terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
+        said = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
+        return msgspec.json.encode(said).decode()
+
+    @property
+    def enabled(self) -> bool:
+        return self.state == ENABLED
+
+    @property
+    def text(self) -> str:
+        """As people type it."""
+        options = [f"{name}={value:g}" for name, value in sorted(self.parameters.items())]
+        return f"{self.kind}({', '.join([*(term.text for term in self.terms), *options])})"
+
+    @property
+    def property_text(self) -> str:
+        """What the table's property `seamark.index.<name>` holds."""
+        said: dict[str, Any] = {
+            "kind": self.kind,
+            "columns": [term.text for term in self.terms],
+            "field-ids": [term.column_id for term in self.terms],
+            **self.parameters,
+        }
+        if not self.enabled:
+            said["state"] = self.state
+        return msgspec.json.encode(said).decode()
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """What a table's properties define, by name. `problems` says what is wrong with each that defines nothing."""
+
+    by_name: Mapping[str, IndexDefinition]
+    problems: Mapping[str, str]
+
+    @property
+    def enabled(self) -> tuple[IndexDefinition, ...]:
+        """Those that plans use and that are built; of several with one id the first."""
+        found: dict[str, IndexDefinition] = {}
+        for one in self.by_name.values():
+            if one.enabled:
+                found.setdefault(one.id, one)
+        return tuple(found.values())
+
+
+_NONE = Definitions({}, {})
+
+
+def _keys(term: Term) -> str:
+    """Of what its keys are made. A column promoted beyond that is another index, of other keys: beyond its family, or,
+    where a transform is taken of it, at all, as the bucket of a date is none of the timestamp's."""
+    return family(term.kind) if term.transform in (IDENTITY, LOWER) else term.source
+
+
+def read_definitions(metadata: TableMetadata) -> Definitions:
+    """Of a table. Never raises."""
+    names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
+    if not names:
+        return _NONE
+    by_name: dict[str, IndexDefinition] = {}
+    problems = dict.fromkeys(names[DEFINITIONS_MAX:], f"a table has at most {DEFINITIONS_MAX} indexes")
+    for name in names[:DEFINITIONS_MAX]:
+        try:
+            check_name(name)
+            by_name[name] = _read(name, metadata.properties[PREFIX + name], metadata.current_schema, metadata.schemas)
+        except BadRequest as error:
+            problems[name] = error.message
+    return Definitions(by_name, problems)
+
+
+def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
+    """The indexes that partition specs are: one for each `bucket` of a column. Plans use them without our doing."""
+    found: dict[str, IndexDefinition] = {}
+    for spec in metadata.partition_specs:
+        for one in spec.fields:
+            if name_of(one.transform) != BUCKET or len(one.sources) != 1:
+                continue
+            try:
+                term = resolve_id(one.transform, one.sources[0], metadata.current_schema, metadata.schemas)
+            except BadRequest:  # a column of a type that this server does not know
+                continue
+            name = BUCKET_PREFIX + one.name
+            if name in found and found[name].terms != (term,):
+                name = f"{BUCKET_PREFIX}{one.name}:{spec.spec_id}"
+            found.setdefault(name, IndexDefinition(name, BUCKET, (term,)))
+    return tuple(found.values())
+
+
+def define(
+    name: str,
+    kind: str,
+    columns: Iterable[str | Term],
+    schema: Schema,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    state: str = ENABLED,
+) -> IndexDefinition:
+    """A definition to write, all of it checked; columns are terms, or texts that mean them in the current schema.
+    BadRequest."""
+    check_name(name)
+    terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
+    return _defined(name, kind, terms, parameters or {}, state)
+
+
+def check_name(name: str) -> str:
+    """BadRequest unless it can name an index."""
+    if name.startswith(BUCKET_PREFIX):
+        raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec makes; change the spec instead")
+    if not _NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name[:100]!r} cannot name an index: up to 128 letters, digits, '_', '-' and '.', not '-' or '.' first"
+        )
+    return name
+
+
+def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = "") -> IndexDefinition:
+    """The definition that an index file carries. BadRequest where it is none of this table's."""
+    said = _object(definition_id)
+    terms = said.pop("terms", None)
+    kind = said.pop("kind", None)
+    if not isinstance(terms, list) or not all(_is_term(one) for one in terms):
+        raise BadRequest("The definition has no terms, each of a field-id, a transform and keys")
+    found = [resolve_id(one["transform"], one["field-id"], schema, older) for one in terms]
+    definition = _defined(name, kind, found, said, ENABLED)
+    if definition.id != definition_id:
+        raise BadRequest(f"The definition is not spelled as {definition.id}")
+    return definition
+
+
+def _is_term(one: Any) -> bool:
+    return (
+        isinstance(one, dict)
+        and isinstance(one.get("field-id"), int)
+        and isinstance(one.get("transform"), str)
+        and isinstance(one.get("keys"), str)
+        and len(one) == 3
+    )
+
+
+def _defined(name: str, kind: Any, terms: list[Term], parameters: Mapping[str, Any], state: Any) -> IndexDefinition:
+    if kind not in DEFINABLE:
+        hint = "; the table's partition spec makes those" if kind == BUCKET else ""
+        raise BadRequest(f"There is no index of kind {_shown(kind)}: it is {', '.join(DEFINABLE)}{hint}")
+    if not terms:
+        raise BadRequest(f"A {kind} index needs a column")
+    if kind != RECORD and len(terms) > 1:
+        raise BadRequest(f"A {kind} index is on one column, not on {len(terms)}; define one for each")
+    if len(terms) > TERMS_MAX or len({(one.column_id, one.transform) for one in terms}) < len(terms):
+        raise BadRequest(f"A {kind} index is on at most {TERMS_MAX} columns, each named once")
+    if state not in STATES:
+        raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_shown(state)}")
+    return IndexDefinition(name, kind, tuple(terms), _parameters(kind, parameters), state)
+
+
+def _parameters(kind: str, given: Mapping[str, Any]) -> dict[str, float]:
+    unknown = sorted(str(name) for name in given if kind != BLOOM or name != "fpp")
+    if unknown:
+        known = "fpp" if kind == BLOOM else "nothing"
+        raise BadRequest(f"A {kind} index can be told {known} beside its columns, not {_shown(unknown[0])}")
+    if kind != BLOOM:
+        return {}
+    fpp = given.get("fpp", DEFAULT_FPP)
+    if isinstance(fpp, bool) or not isinstance(fpp, int | float) or not FPP_MIN <= fpp <= FPP_MAX:
+        raise BadRequest(f"fpp, the share of false positives, is from {FPP_MIN:g} to {FPP_MAX:g}, not {_shown(fpp)}")
+    return {"fpp": float(fpp)}
+
+
+def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+    if len(text) > TEXT_MAX:
+        raise BadRequest(f"{len(text)} characters are too long for a definition; {TEXT_MAX} are the most")
+    if not text.lstrip().startswith("{"):
+        return _read_short(name, text, schema, schemas)
+    said = _object(text)
+    kind, columns, ids = said.pop("kind", None), said.pop("columns", None), said.pop("field-ids", None)
+    state = said.pop("state", ENABLED)
+    if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
+        raise BadRequest('columns is to be a list of texts, as in {"kind": "bitmap", "columns": ["c"]}')
+    if ids is None:
+        terms = [resolve(one, schema, schemas) for one in columns]
+    elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(one, int) for one in ids):
+        # By id: the name may be another column's by now.
+        terms = [
+            resolve_id(parse_term(one)[0], number, schema, schemas) for one, number in zip(columns, ids, strict=True)
+        ]
+    else:
+        raise BadRequest(f"field-ids is to be a list of {len(columns)} numbers, one for each of columns")
+    return _defined(name, kind, terms, said, state)
+
+
+def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+    call = _SHORT.fullmatch(text)
+    if call is None:
+        raise BadRequest(f"{text[:100]!r} defines no index: write bitmap(c), bloom(c, fpp=0.01), record(a, b), or JSON")
+    terms: list[Term] = []
+    options: dict[str, Any] = {}
+    for part in split_arguments(call[2]):
+        option = _OPTION.fullmatch(part)
+        if option is None:
+            terms.append(resolve(part, schema, schemas))
+        elif option[1] in options:
+            raise BadRequest(f"{option[1]} is said twice")
+        else:
+            options[option[1].lower()] = _option(option[2])
+    state = options.pop("state", ENABLED)
+    return _defined(name, call[1].lower(), terms, options, state)
+
+
+def _option(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        said = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"The definition is not JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise BadRequest("The definition is to be a JSON object")
+    return said
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:100]

@@ -1,0 +1,67 @@
+"""What index files say of themselves, read by range: the footer and the files table, whatever the rest weighs.
+
+For those who ask what is covered and what to register; plans open whole index files (`indexes.py`). Identities of the
+data files are kept, 16 bytes each, since every listing and every page of a build asks for them again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.memory import MemoryCache
+from metaserver.errors import Corrupt
+from metaserver.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, footer_size_bytes
+from metaserver.index.files.index_file import IndexHeader, read_files, read_header
+from metaserver.objects.port import ObjectStore
+
+_BUDGET_BYTES = 64 << 20
+_TAIL_BYTES = 32 << 10
+"""Read at once from the end: footers are smaller."""
+_FILES_LIMIT_BYTES = 1 << 30
+_HEADER_BYTES = 1000
+"""Memory of a header with its texts."""
+
+
+class IndexFileSummary(NamedTuple):
+    header: IndexHeader
+    ids: npt.NDArray[np.uint64]
+    """uint64[n, 2]: identities of the data files (`hashing.file_ids`)."""
+
+
+class IndexReader:
+    """Belongs to one event loop."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._cache: MemoryCache[str, IndexFileSummary] = MemoryCache(_BUDGET_BYTES)
+
+    async def describe(self, location: str, size_bytes: int) -> IndexFileSummary:
+        """Corrupt for what is no sound index file of that size; ObjectMissing; UnknownVersion; RetryLater."""
+        kept = self._cache.get(location)
+        if kept is not None and kept.header.size_bytes == size_bytes:
+            return kept
+        header = await self._header(location, size_bytes)
+        if header.files_length > _FILES_LIMIT_BYTES:
+            raise Corrupt(f"{location}: a files table of {header.files_length} bytes is larger than any")
+        table = read_files(await self._objects.read_range(location, header.files_offset, header.files_length), header)
+        found = IndexFileSummary(header, table.ids.copy())
+        self._cache.put(location, found, found.ids.nbytes + _HEADER_BYTES)
+        return found
+
+    async def _header(self, location: str, size_bytes: int) -> IndexHeader:
+        tail = await self._tail(location, size_bytes, _TAIL_BYTES)
+        needed = footer_size_bytes(tail, location)
+        if len(tail) < needed <= min(size_bytes, FOOTER_LIMIT_BYTES):
+            tail = await self._tail(location, size_bytes, needed)
+        return read_header(tail, size_bytes, location)
+
+    async def _tail(self, location: str, size_bytes: int, wanted: int) -> bytes:
+        """One byte more is asked for: a file that has it is longer than it is said to be."""
+        start = max(0, size_bytes - max(wanted, TAIL_BYTES))
+        tail = await self._objects.read_range(location, start, size_bytes - start + 1)
+        if len(tail) != size_bytes - start:
+            raise Corrupt(f"{location}: is not of {size_bytes} bytes")
+        return tail

@@ -1,0 +1,311 @@
+"""An index file: what one index knows of some data files, in a Puffin file that says everything about itself.
+
+Blob 0 is the files table: which data files, in the order by which blob 1 names them. Blob 1 is of the index's kind
+(`bloom.py`, `bitmap.py`, `record.py`). Properties say of which table and definition. So the list of index files in the
+pointer store can be made anew from the files alone.
+
+The footer and the files table are believed only as far as their checksums and lengths agree; what does not is Corrupt,
+naming the file. The kind's blob guards itself. A version that is not known here is no damage, and has an error of its
+own: the file was written by a newer server. Byte-exact in `docs/reference/index-format.md`. Pure.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from isal import isal_zlib
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.files.puffin import (
+    MAGIC,
+    Blob,
+    Footer,
+    Part,
+    PuffinBlobMetadata,
+    footer_size_bytes,
+    read_footer,
+    write_puffin,
+)
+
+Words = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+KINDS = {"bloom": 1, "bitmap": 1, "record": 1}
+"""The version of each kind's blob that is written and read."""
+FILES_TYPE = "seamark-files-v1"
+ALIGNMENT = {"bloom": 64, "bitmap": 64, "record": 4096}
+"""What the offset of the kind's blob is a multiple of: arrays of a mapped file begin on cache lines, the pages of a
+record index are pages of the disk."""
+PATHS_LIMIT_BYTES = 1 << 30
+"""Of a files table, inflated."""
+
+_CREATED_BY = "created-by"
+_TABLE_UUID, _DEFINITION = "seamark.table-uuid", "seamark.definition"
+_LEVEL, _ROWS, _FILES = "seamark.level", "seamark.rows", "seamark.files"
+_CHECKSUM = "seamark.checksum"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_TYPE = re.compile(r"seamark-([a-z]+)-v([0-9]+)")
+_HEAD = struct.Struct("<QQQQII16x")
+"""Files, rows, bytes of the paths inflated and as stored, CRC-32 of the arrays and of the stored paths, zeros."""
+_CHECK = struct.Struct("<I")
+"""CRC-32 of the head before it. With the file's magic the head fills a cache line, so that the arrays begin on one."""
+_HEAD_BYTES = _HEAD.size + _CHECK.size
+
+
+class UnknownVersion(ValueError):
+    """Written by a newer server: nothing is broken, but nothing can be read. Its data files are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class FilesTable:
+    """Data files in the order of the kind's blob: `ids` uint64[n, 2] (`hashing.file_ids`), `records` uint64[n] row
+    counts, `sizes` uint64[n] in bytes, and the paths, inflated when first asked for."""
+
+    ids: Words
+    records: Words
+    sizes: Words
+    stored_paths: memoryview
+    """zstd, one frame, of uint32[n] lengths and the UTF-8 of all paths."""
+    paths_bytes: int
+    """Inflated."""
+    location: str
+    """Of the index file, for messages."""
+
+    @staticmethod
+    def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
+        """Of these data files. ValueError when the lengths differ."""
+        raw = [path.encode() for path in paths]
+        lengths = np.array([len(path) for path in raw], dtype="<u4")
+        heap = lengths.tobytes() + b"".join(raw)
+        stored = memoryview(pa.Codec("zstd").compress(heap, asbytes=True))
+        table = FilesTable(
+            np.ascontiguousarray(ids, dtype="<u8").reshape(-1, 2),
+            np.ascontiguousarray(records, dtype="<u8"),
+            np.ascontiguousarray(sizes, dtype="<u8"),
+            stored,
+            len(heap),
+            "a new index file",
+        )
+        if not len(table.ids) == len(table.records) == len(table.sizes) == len(raw):
+            raise ValueError(
+                f"{len(table.ids)} ids, {len(table.records)} record counts, {len(table.sizes)} sizes and {len(raw)}"
+                " paths are not of the same data files"
+            )
+        return table
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def rows(self) -> int:
+        return int(self.records.sum())
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Corrupt when they do not inflate to what the table says."""
+        try:
+            heap = memoryview(pa.Codec("zstd").decompress(self.stored_paths, self.paths_bytes, asbytes=True))
+            lengths = np.frombuffer(heap, dtype="<u4", count=len(self))
+            ends = (4 * len(self) + np.cumsum(lengths, dtype=np.int64)).tolist()
+            if len(heap) != (ends[-1] if ends else 0):
+                raise ValueError(f"{len(heap)} bytes where the lengths say {ends[-1] if ends else 0}")
+            starts = [4 * len(self), *ends]
+            return [str(heap[start:end], "utf-8") for start, end in zip(starts, ends, strict=False)]
+        except (OSError, ValueError) as error:
+            raise Corrupt(f"{self.location}: the paths of the files table cannot be read: {error}") from None
+
+    @staticmethod
+    def merged(parts: Iterable[tuple[FilesTable, Mask]]) -> FilesTable:
+        """The kept files of each table in turn; `keep` is bool[n]."""
+        kept = [(table, np.flatnonzero(keep)) for table, keep in parts]
+        none = np.empty(0, dtype="<u8")
+        return FilesTable.of(
+            np.concatenate([none.reshape(0, 2), *(table.ids[at] for table, at in kept)]),
+            np.concatenate([none, *(table.records[at] for table, at in kept)]),
+            np.concatenate([none, *(table.sizes[at] for table, at in kept)]),
+            [table.paths[number] for table, at in kept for number in at.tolist()],
+        )
+
+    def encode(self, alignment: int) -> list[Part]:
+        """Blob 0. Zeros at its end let the blob behind it begin at a multiple of `alignment` in the file."""
+        arrays = [array.reshape(-1).view(np.uint8).data for array in (self.ids, self.records, self.sizes)]
+        checksum = 0
+        for array in arrays:
+            checksum = isal_zlib.crc32(array, checksum)
+        stored_sum = isal_zlib.crc32(self.stored_paths)
+        head = _HEAD.pack(len(self), self.rows, self.paths_bytes, len(self.stored_paths), checksum, stored_sum)
+        head += _CHECK.pack(isal_zlib.crc32(head))
+        size = len(MAGIC) + len(head) + sum(map(len, arrays)) + len(self.stored_paths)
+        return [head, *arrays, self.stored_paths, bytes(-size % alignment)]
+
+    @staticmethod
+    def decode(blob: Part, location: str) -> FilesTable:
+        """From the bytes of blob 0, which the table keeps alive. Corrupt when a length or checksum disagrees."""
+        data = memoryview(blob)
+        if len(data) < _HEAD_BYTES:
+            raise Corrupt(f"{location}: {len(data)} bytes are no files table")
+        if _CHECK.unpack_from(data, _HEAD.size)[0] != isal_zlib.crc32(data[: _HEAD.size]):
+            raise Corrupt(f"{location}: the head of the files table does not match its checksum")
+        files, rows, paths_bytes, stored_bytes, arrays_sum, paths_sum = _HEAD.unpack_from(data)
+        ends = _HEAD_BYTES + 32 * files
+        if ends + stored_bytes > len(data) or paths_bytes > PATHS_LIMIT_BYTES:
+            raise Corrupt(f"{location}: a files table of {files} files does not fit into {len(data)} bytes")
+        stored = data[ends : ends + stored_bytes]
+        if isal_zlib.crc32(data[_HEAD_BYTES:ends]) != arrays_sum or isal_zlib.crc32(stored) != paths_sum:
+            raise Corrupt(f"{location}: the files table does not match its checksum")
+        words = np.frombuffer(data[_HEAD_BYTES:ends], dtype="<u8")
+        ids, records, sizes = words[: 2 * files].reshape(-1, 2), words[2 * files : 3 * files], words[3 * files :]
+        table = FilesTable(ids, records, sizes, stored, paths_bytes, location)
+        if table.rows != rows:
+            raise Corrupt(f"{location}: the files table tells of {table.rows} rows, not of {rows}")
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What an index file says of itself, from its footer alone. Offsets and lengths are in bytes of the file."""
+
+    location: str
+    kind: str
+    table_uuid: str
+    definition: str
+    """As `definitions.py` writes it, by field ids."""
+    field_ids: tuple[int, ...]
+    level: int
+    rows: int
+    files: int
+    created_by: str
+    size_bytes: int
+    """Of the whole file."""
+    files_offset: int
+    files_length: int
+    offset: int
+    """Of the kind's blob."""
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    header: IndexHeader
+    files: FilesTable
+    blob: memoryview
+    """The kind's, a slice of what was opened, at `header.offset` of the file."""
+
+
+def assemble(
+    definition: str,
+    kind: str,
+    files: FilesTable,
+    blob: Iterable[Part],
+    *,
+    table_uuid: str,
+    field_ids: Sequence[int],
+    level: int = 0,
+) -> Iterator[Part]:
+    """The file, part by part; `blob` is the kind's, whose parts are taken as they are needed."""
+    kind_type, fields = f"seamark-{kind}-v{KINDS[kind]}", tuple(field_ids)
+    properties = {
+        _CREATED_BY: f"Seamark {importlib.metadata.version('seamark')}",
+        _TABLE_UUID: table_uuid,
+        _DEFINITION: definition,
+        _LEVEL: str(level),
+        _ROWS: str(files.rows),
+        _FILES: str(len(files)),
+    }
+    properties[_CHECKSUM] = _checksum(properties, kind_type, fields)
+    blobs = (Blob(FILES_TYPE, files.encode(ALIGNMENT[kind]), fields), Blob(kind_type, blob, fields))
+    return write_puffin(blobs, properties)
+
+
+def _checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
+    """CRC-32, 8 hexadecimal digits, of what the footer says apart from offsets and lengths, which leave no choice."""
+    said = [f"{key}={properties[key]}" for key in sorted(properties) if key != _CHECKSUM]
+    text = "\n".join([*said, kind_type, ",".join(map(str, fields))])
+    return f"{isal_zlib.crc32(text.encode()):08x}"
+
+
+def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
+    """From the last `puffin.footer_size_bytes` of a file or more. Corrupt; UnknownVersion."""
+    footer = read_footer(tail, file_size, location)
+    if len(footer.blobs) != 2:
+        raise Corrupt(f"{location}: an index file has two blobs, not {len(footer.blobs)}")
+    table, blob = footer.blobs
+    kind = _kind_of(table, blob, location)
+    _check_layout(footer, file_size - footer_size_bytes(tail, location), location)
+    said = footer.properties
+    missing = [name for name in (_CREATED_BY, _TABLE_UUID, _DEFINITION, _LEVEL, _ROWS, _FILES) if name not in said]
+    if missing:
+        raise Corrupt(f"{location}: the footer lacks {', '.join(missing)}")
+    if said.get(_CHECKSUM) != _checksum(said, blob.type, blob.fields):
+        raise Corrupt(f"{location}: the footer does not match its checksum")
+    return IndexHeader(
+        location=location,
+        kind=kind,
+        table_uuid=said[_TABLE_UUID],
+        definition=said[_DEFINITION],
+        field_ids=blob.fields,
+        level=_number(said, _LEVEL, location),
+        rows=_number(said, _ROWS, location),
+        files=_number(said, _FILES, location),
+        created_by=said[_CREATED_BY],
+        size_bytes=file_size,
+        files_offset=table.offset,
+        files_length=table.length,
+        offset=blob.offset,
+        length=blob.length,
+    )
+
+
+def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str) -> str:
+    for one in (table, blob):
+        named = _TYPE.fullmatch(one.type)
+        kind, version = (named[1], int(named[2])) if named else ("", 0)
+        known = 1 if one is table and kind == "files" else KINDS.get(kind) if one is blob else None
+        if known is None:
+            raise Corrupt(f"{location}: a blob of type {one.type!r} has no place in an index file")
+        if version != known:
+            raise UnknownVersion(f"{location}: {one.type!r} is of version {version}; this server reads version {known}")
+    return kind
+
+
+def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
+    """The two blobs fill the file from the magic to the footer, uncompressed and of the same fields."""
+    table, blob = footer.blobs
+    edges = (table.offset, table.offset + table.length, blob.offset + blob.length)
+    if edges != (len(MAGIC), blob.offset, footer_offset):
+        raise Corrupt(f"{location}: its blobs do not fill it from byte {len(MAGIC)} to the footer at {footer_offset}")
+    if table.compression_codec or blob.compression_codec or table.fields != blob.fields:
+        raise Corrupt(f"{location}: its blobs are compressed, or not of the same fields")
+
+
+def _number(said: dict[str, str], name: str, location: str) -> int:
+    if not _NUMBER.fullmatch(said[name]):
+        raise Corrupt(f"{location}: {name} is no number: {said[name]!r}")
+    return int(said[name])
+
+
+def read_files(blob: Part, header: IndexHeader) -> FilesTable:
+    """The files table from the bytes of blob 0, held against what the footer says."""
+    table = FilesTable.decode(blob, header.location)
+    if (len(table), table.rows) != (header.files, header.rows):
+        told = f"{len(table)} files of {table.rows} rows"
+        raise Corrupt(
+            f"{header.location}: the files table tells of {told}, the footer of {header.files} of {header.rows}"
+        )
+    return table
+
+
+def open_index_file(data: Part, location: str) -> IndexFile:
+    """A whole file, as bytes or as a mapping, which is kept alive. Reads the footer and the files table only."""
+    memory = memoryview(data).cast("B")
+    header = read_header(memory, len(memory), location)
+    files = read_files(memory[header.files_offset : header.files_offset + header.files_length], header)
+    return IndexFile(header, files, memory[header.offset : header.offset + header.length])

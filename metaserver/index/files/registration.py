@@ -1,0 +1,47 @@
+"""An index file looked at before plans may use it: the server believes no builder, it reads what the file says."""
+
+from __future__ import annotations
+
+from metaserver.errors import BadRequest, Corrupt, ObjectMissing
+from metaserver.index.files.headers import IndexReader
+from metaserver.index.files.index_file import UnknownVersion
+from metaserver.objects.locations import parse_location
+from metaserver.store.port import RegisteredIndexFile
+
+
+async def read_index_file(
+    reader: IndexReader,
+    location: str,
+    size_bytes: int,
+    *,
+    folder: str,
+    table_uuid: str,
+    snapshot_id: int | None,
+    now_ms: int,
+) -> RegisteredIndexFile:
+    """As the registry will list it, live. BadRequest unless it is a sound index file of the table, below `folder`."""
+    root = parse_location(folder)
+    place = parse_location(location, "The location of an index file")
+    if not location.startswith(folder + "/") or place == root or not root.holds(place):
+        raise BadRequest(f"{location[:200]!r} is not in the folder {folder}")
+    try:
+        header = (await reader.describe(location, size_bytes)).header
+    except (Corrupt, ObjectMissing) as error:
+        raise BadRequest(f"Cannot register {location}: {error.message}") from None
+    except UnknownVersion as error:
+        raise BadRequest(f"Cannot register {location}: {error}") from None
+    if header.table_uuid != table_uuid:
+        raise BadRequest(f"Cannot register {location}: it is of the table {header.table_uuid}")
+    return RegisteredIndexFile(
+        uuid=table_uuid,
+        location=location,
+        definition=header.definition,
+        kind=header.kind,
+        level=header.level,
+        files=header.files,
+        rows=header.rows,
+        size_bytes=header.size_bytes,
+        snapshot_id=snapshot_id,
+        created_ms=now_ms,
+        changed_ms=now_ms,
+    )

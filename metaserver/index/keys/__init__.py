@@ -1,0 +1,1 @@
+"""Keys: the one form in which every index sees values."""

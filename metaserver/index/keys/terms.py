@@ -1,0 +1,182 @@
+"""Terms: what an index is on. A column, or a function of it: an Iceberg transform, or `lower`.
+
+In text a term names its column, `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
+field id, so that a rename changes nothing. A name that holds a space, a comma, a backtick, a parenthesis or an equals
+sign is written in backticks, a backtick within it twice. Names are those of the current schema first, then of older
+ones, the newest first, as for filters.
+
+What the functions compute, for each value that is not null (null stays null):
+
+    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms (`iceberg.transforms`)
+    lower                                             each character's lower case by itself (Unicode's simple mapping,
+                                                      as pyarrow's `utf8_lower` has it); one sigma, whatever follows
+
+A column is a field of the table or of a struct in it, of a primitive type. What is inside a list or a map has many
+values a row, which no index of rows describes. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from metaserver.deferred import Deferred
+from metaserver.errors import BadRequest
+from metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
+from metaserver.iceberg.types.types import base_name, canonical_primitive
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
+
+LOWER = "lower"
+TEXT_MAX = 10_000
+"""Characters of a term, or of a list of them."""
+
+_CALL = re.compile(r"\s*([A-Za-z]\w*(?:\[\s*\d+\s*\])?)\s*\((.*)\)\s*", re.DOTALL)
+_QUOTED = re.compile(r"`((?:[^`]|``)+)`")
+_PLAIN = re.compile(r"[^\s`(),=]+")
+_NEVER_INDEXED = frozenset({"unknown", "variant", "geometry", "geography"})
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A function of one column. `kind` is the Iceberg type of its values, `source` that of the column."""
+
+    column_id: int
+    name: str
+    """The column's, full, in the schema that it was found in."""
+    transform: str
+    """A canonical Iceberg transform, `identity` for the column itself, or `lower`."""
+    source: str
+    kind: str
+
+    @property
+    def text(self) -> str:
+        return format_term(self.transform, self.name)
+
+
+def lowered(text: str) -> str:
+    """What `lower` makes of a value: the same function as over a column."""
+    found: str = pc.utf8_lower(pa.scalar(text, pa.string())).as_py()
+    return found
+
+
+def parse_term(text: str) -> tuple[str, str]:
+    """(transform, column name) of a term's text. BadRequest for what is none."""
+    if len(text) > TEXT_MAX:
+        raise BadRequest(f"A term of {len(text)} characters is too long; {TEXT_MAX} are the most")
+    call = _CALL.fullmatch(text)
+    transform = IDENTITY
+    if call is not None:
+        transform = _transform(re.sub(r"\s", "", call[1]))
+        text = call[2]
+    named = text.strip()
+    if quoted := _QUOTED.fullmatch(named):
+        return transform, quoted[1].replace("``", "`")
+    if not _PLAIN.fullmatch(named):
+        raise BadRequest(
+            f"{named[:100]!r} names no column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
+        )
+    return transform, named
+
+
+def format_term(transform: str, column: str) -> str:
+    named = column if _PLAIN.fullmatch(column) else "`" + column.replace("`", "``") + "`"
+    return named if transform == IDENTITY else f"{transform}({named})"
+
+
+def split_arguments(text: str) -> Iterator[str]:
+    """The parts of a list, at commas outside of backticks and parentheses. BadRequest where those do not close."""
+    part, depth, quoted = "", 0, False
+    for character in text[: TEXT_MAX + 1]:
+        if character == "`":
+            quoted = not quoted
+        elif not quoted:
+            depth += (character == "(") - (character == ")")
+            if character == "," and depth == 0:
+                yield part
+                part = ""
+                continue
+        part += character
+    if quoted or depth or len(text) > TEXT_MAX:
+        raise BadRequest(f"{text[:100]!r} is no list of columns: its backticks or parentheses do not close")
+    yield part
+
+
+def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+    """The term that the text means in a table of this current schema. BadRequest that says what is wrong with it.
+
+    `older` are the table's schemas in any order, to look for names that the current one does not know.
+    """
+    transform, name = parse_term(text)
+    schemas = (schema, *older)
+    for known in (schema, *sorted((one for one in schemas if one is not schema), key=lambda one: -one.id)):
+        column = _named(known, name)
+        if column is not None:
+            return resolve_id(transform, column.id, schema, schemas)
+    names = {one.lower(): one for one in schema.index.by_name}
+    near = [names[one] for one in get_close_matches(name.lower()[:1000], names, n=3)]
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
+
+
+def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+    """The same of a column by its field id; a column that was dropped is found in the newest schema that had it."""
+    for known in (schema, *sorted((one for one in older if one is not schema), key=lambda one: -one.id)):
+        column = known.column(column_id)
+        if column is not None:
+            return _term(known, column, _transform(transform))
+    raise BadRequest(f"Cannot index field {column_id}: the table has no column of this id")
+
+
+def _transform(text: str) -> str:
+    if text.lower() == LOWER:
+        return LOWER
+    transform = canonical(text)
+    if not is_known(transform) or transform == VOID:
+        raise BadRequest(
+            f"Cannot index by {text[:100]!r}: there are lower, bucket[N], truncate[N], year, month, day and hour"
+        )
+    return transform
+
+
+def _named(schema: Schema, name: str) -> Column | None:
+    """By the name as it is written, else without regard to case, as Spark reads names, where that is one column."""
+    column = schema.column_named(name)
+    if column is not None:
+        return column
+    ids = {found for known, found in schema.index.by_name.items() if known.lower() == name.lower()}
+    if len(ids) > 1:
+        names = ", ".join(sorted(schema.index.by_id[one].name for one in ids))
+        raise BadRequest(f"Cannot index {name!r}: without regard to case it may be {names}")
+    return schema.index.by_id[ids.pop()] if ids else None
+
+
+def _term(schema: Schema, column: Column, transform: str) -> Term:
+    parent = column.parent
+    while parent is not None:
+        ancestor = schema.index.by_id[parent]
+        if isinstance(ancestor.type, ListType | MapType):
+            raise BadRequest(f"Cannot index {column.name}: a {type_name(ancestor.type)} has many values in a row")
+        parent = ancestor.parent
+    if not is_primitive(column.type):
+        raise BadRequest(f"Cannot index {column.name}: it is a {type_name(column.type)}; index one of its fields")
+    assert isinstance(column.type, str)
+    source = canonical_primitive(column.type)
+    if base_name(source) in _NEVER_INDEXED:
+        raise BadRequest(f"Cannot index {column.name}: values of type {source} have no order")
+    if transform == LOWER:
+        if source != "string":
+            raise BadRequest(f"Cannot index lower({column.name}): it is of type {source}, not string")
+        return Term(column.id, column.name, LOWER, source, source)
+    if not accepts(transform, source):
+        raise BadRequest(f"Cannot index {transform}({column.name}): {transform} does not take values of type {source}")
+    return Term(column.id, column.name, transform, source, result_type(transform, source))

@@ -1,0 +1,1 @@
+"""The index kinds: how each is built, encoded, merged and queried."""

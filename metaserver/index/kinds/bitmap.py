@@ -1,0 +1,266 @@
+"""The bitmap index: which data files hold a key, and in which rows, exactly.
+
+A blob holds, for each data file, a section of its own (`slices.py`), whole and unaware of the others, so that merging
+copies sections as they are; and for all of them together which files hold which key (`postings.py`).
+
+    bytes  0–7   magic                       bytes  8–11  version of this layout
+    byte   12    form of the keys            bytes 13–15  zero
+    bytes 16–23  files                       bytes 24–31  bytes of the postings
+    bytes 32–39  bytes of the blob           bytes 40–43  CRC-32 of the directory
+    bytes 44–59  zero                        bytes 60–63  CRC-32 of bytes 0–59
+    directory    u64[files] bytes of each section, u64[files] rows, u64[files] distinct keys, u8[files] flags, zeros up
+                 to a multiple of 8
+    postings, then the sections in the order of the files
+
+All numbers are little-endian, all parts multiples of 8 bytes, so that arrays are read where they lie. Answers are
+exact, but for predicates with a bound of more than 1 KiB (`exact`), whose answers are supersets. Whatever is damaged is
+a ValueError, at the latest when it is needed for an answer. Byte-exact in `docs/reference/index-format.md`. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+
+from cache.memory import MemoryCache
+from metaserver.index.kernels import _bitmap, _ordered, _rows
+from metaserver.index.keys.key_set import KeySet, Places, WantedKeys
+from metaserver.index.keys.keys import Bits, KeyRanges, Keys, has_codes
+from metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
+from metaserver.index.kinds.pieces import head_bytes
+from metaserver.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
+from metaserver.index.kinds.slices import CLIPPED, EQUALITY, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
+
+VERSION = 1
+DECODED_BYTES = 32 << 20
+"""Of slices stored compressed, kept inflated by one opened blob."""
+_MAGIC = b"SMKBMP\r\n"
+_HEAD = struct.Struct("<8sIB3xQQQI16x")
+_CHECK = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _CHECK.size
+_ENTRY_BYTES = 25
+_SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class FileBitmap:
+    """One data file's part of an index. Picklable; `size_bytes` is what it will take."""
+
+    section: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.section)
+
+
+def build(keys: Keys) -> FileBitmap:
+    """Of the term's keys in one data file. Raises ValueError where the file is too long for a bitmap index."""
+    return FileBitmap(build_section(keys))
+
+
+def encode(builts: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+    """A blob's bytes, of data files in this order. Raises ValueError where keys are codes in one, bytes in another."""
+    return _assembled([memoryview(built.section) for built in builts])
+
+
+def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
+    """The blob of the files that each part keeps (`keep` is bool[files]), as if built from them anew.
+
+    Raises ValueError where a kept section is damaged.
+    """
+    sections = []
+    for opened, keep in parts:
+        if len(keep) != opened.files:
+            raise ValueError(f"{len(keep)} marks are not of the {opened.files} files of an index")
+        for file in np.flatnonzero(keep).tolist():
+            start, length = opened.section_range(file)
+            opened.section(file).verify()
+            sections.append(opened.memory[start : start + length])
+    return _assembled(sections)
+
+
+def _assembled(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
+    opened = [Section(section) for section in sections]
+    forms = {section.form for section in opened}
+    if len(forms) > 1:
+        raise ValueError("an index cannot hold keys of 8 bytes for some files and longer ones for others")
+    form = forms.pop() if forms else CODES
+    lengths = [len(section) for section in sections]
+    columns = [lengths, [section.rows for section in opened], [section.cardinality for section in opened]]
+    directory = np.array(columns, dtype="<u8").tobytes() + bytes(section.flags for section in opened)
+    directory += bytes(-len(directory) % 8)
+    postings = build_postings(opened, form, sum(lengths))
+    total = _HEAD_BYTES + len(directory) + len(postings) + sum(lengths)
+    checksum = isal_zlib.crc32(directory)
+    head = _HEAD.pack(_MAGIC, VERSION, form, len(sections), len(postings), total, checksum)
+    return [head + _CHECK.pack(isal_zlib.crc32(head)), directory, postings, *sections]
+
+
+def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
+    """(form, files, bytes of the postings, bytes of the blob, checksum of the directory)."""
+    if len(memory) < _HEAD_BYTES:
+        raise ValueError(f"{len(memory)} bytes are no bitmap index")
+    if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
+        raise ValueError("the head of a bitmap index does not match its checksum")
+    magic, version, form, files, postings, total, checksum = _HEAD.unpack_from(memory)
+    if magic != _MAGIC or version != VERSION or form not in (CODES, BYTES):
+        raise ValueError(f"a bitmap index of version {version} and form {form} cannot be read")
+    return form, files, postings, total, checksum
+
+
+def _directory_end(files: int) -> int:
+    return _HEAD_BYTES + -(-_ENTRY_BYTES * files // 8) * 8
+
+
+def header_size(start: memoryview | bytes) -> int:
+    """Bytes at a blob's start that opening it reads, from its first 64. ValueError for a damaged head."""
+    _, files, postings, *_ = _read_head(start)
+    return _directory_end(files) + min(postings, head_bytes(PIECES_MAX))
+
+
+class Bitmap:
+    """An opened blob; files are named by their number in it. Safe to be asked by several threads at once.
+
+    Raises ValueError, here or in any answer, where the blob is damaged.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self._form, self.files, postings, total, checksum = _read_head(memory)
+        end = _directory_end(self.files)
+        if total != len(memory) or end + postings > total:
+            raise ValueError(f"a bitmap index of {total} bytes is {len(memory)} bytes long")
+        if isal_zlib.crc32(memory[_HEAD_BYTES:end]) != checksum:
+            raise ValueError("the directory of a bitmap index does not match its checksum")
+        table = np.frombuffer(memory[_HEAD_BYTES : _HEAD_BYTES + 24 * self.files], dtype="<u8").reshape(3, -1)
+        at = _HEAD_BYTES + 24 * self.files
+        self._flags = np.frombuffer(memory[at : at + self.files], dtype=np.uint8)
+        self._rows, self._cardinalities = table[1], table[2]
+        self._starts: list[int] = np.cumsum(np.concatenate([[end + postings], table[0].astype(np.int64)])).tolist()
+        if self._starts[-1] != total:
+            raise ValueError(f"the sections of a bitmap index end at {self._starts[-1]} of {total} bytes")
+        self._has_keys = self._cardinalities > 0
+        self._postings = Postings(memory[end : end + postings], self._form, self.files, int(self._cardinalities.sum()))
+        self._postings_start = end
+        self._sections: dict[int, Section] = {}
+        self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES)
+        self._lock = threading.Lock()
+        self._asked: tuple[KeyRanges, Bounds] | None = None
+
+    def section_range(self, file: int) -> tuple[int, int]:
+        """Offset and length in the blob of all that `rows` reads of a file. IndexError where there is none."""
+        start, end = self._starts[file], self._starts[file + 1]
+        return start, end - start
+
+    def section(self, file: int) -> Section:
+        """A file's section, opened. ValueError where it is not of this file."""
+        held = self._sections.get(file)
+        if held is None:
+            start, length = self.section_range(file)
+            held = Section(self.memory[start : start + length])
+            told = (self._form, int(self._rows[file]), int(self._cardinalities[file]), int(self._flags[file]))
+            if (held.form, held.rows, held.cardinality, held.flags) != told:
+                raise ValueError(f"section {file} of a bitmap index is another file's")
+            self._sections[file] = held
+        return held
+
+    def exact(self, ranges: KeyRanges) -> bool:
+        """Whether answers to the predicate are exact; otherwise they are supersets. Only bounds of more than 1 KiB are
+        ever inexact, and only where values are as long."""
+        return self._bounds(ranges).exact or not (self._flags & CLIPPED).any()
+
+    def files_with(self, ranges: KeyRanges) -> Marks:
+        """uint8[files]: 1 where a row of the file is in the ranges, or null or NaN if those are asked for."""
+        marks = self._postings.files_with(self._bounds(ranges), self._has_keys, self.section)
+        wanted = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
+        if wanted:
+            marks |= (self._flags & wanted) != 0
+        return marks
+
+    def files_with_keys(self, keys: KeySet) -> Marks:
+        """uint8[files]: 1 where a row of the file has one of the keys; of keys that are bytes a superset."""
+        self._check(keys)
+        return self._postings.files_with_keys(keys, self._has_keys, self.section)
+
+    def has_only(self, keys: WantedKeys) -> bool:
+        """Whether every row of every file is known to have one of the keys."""
+        self._check(keys)
+        return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
+
+    def rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
+        """The rows of the file, or of those `among`, that have one of the keys; of keys that are bytes a superset."""
+        self._check(keys)
+        section = self.section(file)
+        marks = keys.marks(distinct_of(section.dictionary))
+        return section.rows_marked(marks, among, partial(self._slices, file))
+
+    def column(self, file: int, table: tuple[Places | None, int, int]) -> _rows.Column | None:
+        """What `_rows.any_row` wants to know of a file, of codes in a table; None where it is stored otherwise."""
+        section = self._sections.get(file) or self.section(file)
+        ready = section.ready
+        if ready is None:
+            dictionary = section.dictionary
+            if section.layout == EQUALITY or not isinstance(dictionary, _ordered.Numbers):
+                return None
+            ready = dictionary, self._slices(file), section.keyless
+            if section.is_flat:
+                section.ready = ready
+        return *ready, *table
+
+    def share(self, keys: WantedKeys) -> float:
+        """Which part of all that it holds are these keys, as far as that is known; 1 where it is not."""
+        self._check(keys)
+        return self._postings.share(keys)
+
+    def _check(self, keys: WantedKeys) -> None:
+        """ValueError where they are of another form."""
+        if has_codes(keys.kind) != (self._form == CODES):
+            raise ValueError(f"a bitmap index of another form cannot be asked for keys of type {keys.kind}")
+
+    def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
+        """(offset, length) in the blob of what `files_with` reads beside what `header_size` tells, step by step: each
+        is to be in memory before the next is asked for."""
+        bounds = self._bounds(ranges)
+        for pieces in self._postings.reads(bounds):
+            yield [(self._postings_start + start, length) for start, length in pieces]
+        if numbers := self._postings.left_open(bounds, self._has_keys).tolist():
+            yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.section_range, numbers)]
+            yield [self._dictionary_range(number) for number in numbers]
+
+    def _dictionary_range(self, file: int) -> tuple[int, int]:
+        start, length = self.section(file).dictionary_spot
+        return self._starts[file] + start, length
+
+    def rows(self, file: int, ranges: KeyRanges) -> Bits:
+        """The rows of the file that are in the ranges, or null or NaN if those are asked for."""
+        section = self.section(file)
+        return section.rows_where(self._bounds(ranges), ranges.nulls, ranges.nans, partial(self._slices, file))
+
+    def verify(self) -> None:
+        """Reads everything. Raises ValueError where anything is not as it was written."""
+        self._postings.verify()
+        for file in range(self.files):
+            self.section(file).verify()
+
+    def _bounds(self, ranges: KeyRanges) -> Bounds:
+        """Of the ranges, which are mostly those that were asked for before, of another file."""
+        asked = self._asked
+        if asked is None or asked[0] is not ranges:
+            self._asked = asked = (ranges, Bounds(ranges, self._form))
+        return asked[1]
+
+    def _slices(self, file: int) -> _bitmap.Slices:
+        with self._lock:
+            held = self._decoded.get(file)
+        if held is None:
+            held, spent = self.section(file).decoded()
+            with self._lock:
+                self._decoded.put(file, held, spent + _bitmap.SLICES_BYTES)
+        return held

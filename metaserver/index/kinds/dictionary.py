@@ -1,0 +1,137 @@
+"""A file's distinct keys in order, and what a predicate asks for as intervals of their ranks.
+
+A key's rank is its place in the dictionary, so a range of keys is one interval of ranks, found by two searches in the
+packed dictionary (`_ordered.pyx`). Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.index.kernels import _ordered
+from metaserver.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRanges, has_codes
+from metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
+
+Places = npt.NDArray[np.uint64]
+
+CODES, BYTES = 0, 1
+"""Forms of keys."""
+
+
+class Intervals(NamedTuple):
+    """[begin, end) of ranks, uint64[n] each: ascending, apart from each other, none empty."""
+
+    begins: Places
+    ends: Places
+
+
+class Bounds:
+    """The ranges of a predicate as searches. ValueError where its keys are not of the form."""
+
+    def __init__(self, ranges: KeyRanges, form: int) -> None:
+        if has_codes(ranges.kind) != (form == CODES):
+            raise ValueError(f"an index of {('codes', 'bytes')[form]} cannot be asked for keys of type {ranges.kind}")
+        self.form = form
+        self.exact = True
+        """Whether no bound is too long to be told from others."""
+        if form == CODES:
+            self._read_codes(ranges)
+        else:
+            self._read_bytes(ranges)
+
+    def _read_codes(self, ranges: KeyRanges) -> None:
+        lows, highs = [], []
+        for one in ranges.ranges:
+            low = 0 if one.low is None else int(one.low) + one.low_open
+            high = CODE_MAX if one.high is None else int(one.high) - one.high_open
+            if low <= high:
+                lows.append(low)
+                highs.append(high)
+        self.count = len(lows)
+        self.lows: Codes = np.array(lows, dtype=np.uint64)
+        self.highs: Codes = np.array(highs, dtype=np.uint64)
+
+    def _read_bytes(self, ranges: KeyRanges) -> None:
+        self.low_bytes: list[bytes] = []
+        self.high_bytes: list[bytes] = []
+        above, upto = [], []
+        for one in ranges.ranges:
+            low, high = one.low or b"", one.high
+            assert isinstance(low, bytes)
+            if isinstance(high, bytes):
+                if low > high:
+                    continue
+                self.high_bytes.append(high[:CLIPPED_BYTES])
+                upto.append(not one.high_open or len(high) >= CLIPPED_BYTES)
+                self.exact &= len(high) < CLIPPED_BYTES
+            self.low_bytes.append(low[:CLIPPED_BYTES])
+            above.append(one.low is not None and one.low_open and len(low) < CLIPPED_BYTES)
+            self.exact &= len(low) < CLIPPED_BYTES
+        self.count = len(self.low_bytes)
+        self._above: Bytes = np.array(above, dtype=np.uint8)
+        self._upto: Bytes = np.array(upto, dtype=np.uint8)
+
+    def edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Least and most key of each range, closed; of bytes so many of the first, with zeros behind."""
+        if self.form == CODES:
+            return self.lows, self.highs
+        lows = [low[:width] for low in self.low_bytes]
+        highs = [high[:width] for high in self.high_bytes]
+        highs += [b"\xff" * width] * (self.count - len(highs))
+        return np.array(lows, dtype=f"S{width}"), np.array(highs, dtype=f"S{width}")
+
+    def intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
+        """The ranks of the keys in the ranges. ValueError where the dictionary is damaged."""
+        if isinstance(dictionary, _ordered.Numbers):
+            begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
+        else:
+            begins = dictionary.below(self.low_bytes, self._above)
+            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # the last range may have no end
+            ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
+        if len(begins) > 1:
+            return _joined(begins, ends)
+        return Intervals(begins, ends) if len(begins) and begins[0] < ends[0] else _NONE
+
+
+_NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
+
+
+def _joined(begins: Places, ends: Places) -> Intervals:
+    """Without empty intervals; those that touch, or overlap as clipped keys do, become one."""
+    there = begins < ends
+    begins, ends = begins[there], ends[there]
+    if len(begins) < 2:
+        return Intervals(begins, ends)
+    apart = begins[1:] > ends[:-1]
+    return Intervals(begins[np.r_[True, apart]], ends[np.r_[apart, True]])
+
+
+def pack(distinct: Distinct) -> Bytes:
+    """The bytes of a dictionary."""
+    if distinct.codes is not None:
+        return _ordered.pack_numbers(distinct.codes)
+    assert distinct.starts is not None
+    assert distinct.heap is not None
+    return _ordered.pack_strings(distinct.starts, distinct.heap)
+
+
+def opened(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
+    """A dictionary of `count` keys where it lies. ValueError where its bytes cannot be one."""
+    memory = aligned(data)
+    return _ordered.Numbers(memory, count) if form == CODES else _ordered.Strings(memory, count)
+
+
+def aligned(data: bytes | memoryview) -> Bytes:
+    """The bytes where they lie, or a copy where numbers of 8 bytes could not be read in place."""
+    memory = np.frombuffer(data, dtype=np.uint8)
+    return memory if memory.ctypes.data % 8 == 0 else memory.copy()
+
+
+def distinct_of(dictionary: _ordered.Numbers | _ordered.Strings) -> Distinct:
+    """All its keys."""
+    if isinstance(dictionary, _ordered.Numbers):
+        return Distinct(dictionary.all())
+    return Distinct(None, *dictionary.all())

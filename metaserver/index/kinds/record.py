@@ -1,0 +1,232 @@
+"""The record index: the hash of a key, 128 bits, to the rows that have it: (data file, position).
+
+One blob is one sorted run: pages of 4,096 bytes with 170 entries of 24 bytes each, every page with a checksum, then the
+*fences* (the high half of each page's first hash), the entries of each data file, and a trailer. So it is written front
+to back by a merge that never holds more than a few pages. A warm lookup goes to where a uniform hash would be and finds
+its entry in two or three cache lines; a cold one has the fences in memory and reads one page.
+
+Every row has an entry, those with nulls in the key too (`hash_rows` gives null and NaN an encoding of their own), so
+that the entries of a file are its rows and an audit can count. Every row of a key comes back, out of every file; which
+of them a snapshot still has, and what deletes took, is the caller's business. A hash that two keys share returns the
+rows of both: at 2^32 rows that happens once in 10^19 tables.
+
+Codec and lookups are pure; everything of size runs in C without the GIL (`_record.pyx`). Damage is a ValueError.
+Byte-exact in `docs/reference/index-format.md`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.iceberg.files.puffin import Part
+from metaserver.index.kernels._record import (
+    DROPPED_FILE,
+    ENTRIES_A_PAGE,
+    ENTRY_BYTES,
+    PAGE_BYTES,
+    Merger,
+    Pages,
+    row_hash,
+    sorted_run,
+    stretches,
+)
+from metaserver.index.keys.hashing import checksum, hash_halves
+from metaserver.index.keys.keys import Key, Keys
+
+Words = npt.NDArray[np.uint64]
+Longs = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+Found = tuple[Longs, Ints, Longs]
+"""(query, file, position) of each match, by query, then by file and position."""
+
+ROWS_MAX = (1 << 32) - 1
+"""Of one data file: positions are uint32."""
+FILES_MAX = (1 << 31) - 1
+TRAILER_BYTES = 64
+
+_MAGIC = b"SMRECORD"
+_TRAILER = struct.Struct("<8sQQIIQ16x")
+"""Magic, entries, pages, data files, bytes a page, XXH64 of fences and counts, zeros; then the XXH64 of all these."""
+_SUM = struct.Struct("<Q")
+_PAGES_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileRecords:
+    """One data file: `run` uint8[24 * rows], its entries in ascending order."""
+
+    run: Bytes
+
+    @property
+    def rows(self) -> int:
+        return len(self.run) // ENTRY_BYTES
+
+
+def build(columns: Sequence[Keys]) -> FileRecords:
+    """Of the key columns of one data file, in the order of the definition. ValueError past ROWS_MAX."""
+    if columns and columns[0].rows > ROWS_MAX:
+        raise ValueError(f"a data file of {columns[0].rows} rows has no record index; the most is {ROWS_MAX}")
+    return FileRecords(sorted_run(*hash_halves(columns)))
+
+
+def key_hash(parts: Sequence[Key | float | None]) -> tuple[int, int]:
+    """(high, low) of one key, as `hash_halves` has it of many: a part is a code, bytes, None for null or a NaN."""
+    return row_hash(parts)
+
+
+def encode(builts: Sequence[FileRecords]) -> Iterator[Part]:
+    """A blob, part by part; its data files are numbered as given."""
+    runs = [(one.run, -1, np.array([number], np.uint32)) for number, one in enumerate(builts)]
+    return _written(Merger(runs, len(builts)), len(builts))
+
+
+def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
+    """One blob of several, part by part, in memory of a few pages. Its data files are those that are kept (bool[files])
+    of each part in turn. ValueError where a page is damaged."""
+    runs, files = [], 0
+    for record, keep in parts:
+        if len(keep) != record.files:
+            raise ValueError(f"{len(keep)} flags for {record.files} data files")
+        numbers = np.full(record.files, DROPPED_FILE, np.uint32)
+        kept = int(np.count_nonzero(keep))
+        numbers[np.asarray(keep, dtype=np.bool_)] = np.arange(files, files + kept, dtype=np.uint32)
+        files += kept
+        runs.append((record.memory, len(record.fences.first), numbers))
+    return _written(Merger(runs, files), files)
+
+
+def _written(merger: Merger, files: int) -> Iterator[Part]:
+    if files > FILES_MAX:
+        raise ValueError(f"{files} data files do not fit into one record index; the most is {FILES_MAX}")
+    counts = np.zeros(files, dtype="<u8")
+    fences = [np.empty(0, dtype="<u8")]
+    pages = 0
+    while True:
+        chunk, first = np.empty(_PAGES_AT_ONCE * PAGE_BYTES, np.uint8), np.empty(_PAGES_AT_ONCE, dtype="<u8")
+        filled = merger.fill(chunk, pages, first, counts)
+        if not filled:
+            break
+        yield chunk[: filled * PAGE_BYTES].data
+        fences.append(first[:filled])
+        pages += filled
+    directory = np.concatenate([*fences, counts]).view(np.uint8)
+    yield directory.data
+    head = _TRAILER.pack(_MAGIC, int(counts.sum()), pages, files, PAGE_BYTES, checksum(directory))
+    yield head + _SUM.pack(checksum(head))
+
+
+class Fences:
+    """A run's directory, in memory: what a cold lookup has before it reads. Immutable.
+
+    `first` uint64[pages], the high half of each page's first hash; `counts` uint64[files], entries of each data file.
+    """
+
+    def __init__(self, tail: Part, blob_bytes: int) -> None:
+        """`tail`: the last `directory_bytes` or more of a blob. ValueError where it is damaged."""
+        entries, pages, files, directory_sum = _read_trailer(tail, blob_bytes)
+        size = 8 * (pages + files)
+        if len(tail) < size + TRAILER_BYTES:
+            raise ValueError(f"a directory of {size + TRAILER_BYTES} bytes does not fit into {len(tail)}")
+        start = len(tail) - TRAILER_BYTES - size
+        directory = np.frombuffer(tail, np.uint8, size, start).copy()
+        if checksum(directory) != directory_sum:
+            raise ValueError("the directory does not match its checksum")
+        words = directory.view("<u8")
+        self.first, self.counts = words[:pages], words[pages:]
+        self.entries = entries
+        self.files = files
+        if int(self.counts.sum()) != entries or (self.first[1:] < self.first[:-1]).any():
+            raise ValueError("the directory's fences are out of order, or its counts do not add up")
+
+    @staticmethod
+    def directory_bytes(tail: Part, blob_bytes: int) -> int:
+        """How many bytes at a blob's end are its directory. `tail`: the last TRAILER_BYTES or more."""
+        _, pages, files, _ = _read_trailer(tail, blob_bytes)
+        return 8 * (pages + files) + TRAILER_BYTES
+
+    def cold_pages(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
+        """(offset, length) in the blob of all pages that can have one of the hashes, ascending; neighbours are one.
+
+        For one hash it is one page, and a second where the hash may straddle their edge; more only for a key of
+        hundreds of rows.
+        """
+        return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._spans(hi).tolist()]
+
+    def _spans(self, hi: Words) -> Longs:
+        """int64[n, 2]: first page and the one behind the last of each stretch of pages."""
+        return stretches(self.first, np.sort(hi))
+
+    def lookup_cold(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
+        """As `Record.lookup`, from the bytes of `cold_pages` of the same hashes, in their order."""
+        spans = self._spans(hi)
+        if len(pages) != len(spans):
+            raise ValueError(f"{len(pages)} stretches of pages were read, of {len(spans)}")
+        numbers = np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in spans)])
+        memory = np.frombuffer(b"".join(pages), np.uint8)
+        if not len(numbers):
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+        return Pages(memory, self.first[numbers], numbers, self.files).lookup(hi, lo)
+
+
+def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
+    """(entries, pages, files, checksum of the directory)."""
+    if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
+        raise ValueError(f"{min(len(tail), blob_bytes)} bytes are no record index")
+    trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
+    if _SUM.unpack_from(trailer, _TRAILER.size)[0] != checksum(trailer[: _TRAILER.size]):
+        raise ValueError("the trailer does not match its checksum")
+    magic, entries, pages, files, page_bytes, directory_sum = _TRAILER.unpack_from(trailer)
+    if magic != _MAGIC or page_bytes != PAGE_BYTES:
+        raise ValueError(f"pages of {page_bytes} bytes, or another magic number than that of a record index")
+    if pages != -(-entries // ENTRIES_A_PAGE) or pages * PAGE_BYTES + 8 * (pages + files) + TRAILER_BYTES != blob_bytes:
+        raise ValueError(f"{entries} entries of {files} data files in {pages} pages are not {blob_bytes} bytes")
+    return entries, pages, files, directory_sum
+
+
+class Record:
+    """A blob, opened; may be a mapped file, which is kept alive. Any number of threads may ask it.
+
+    ValueError where it is damaged: at once what the directory shows, and when it is first read, a page.
+    """
+
+    def __init__(self, blob: memoryview) -> None:
+        self.fences = Fences(blob, len(blob))
+        self.memory = np.frombuffer(blob, np.uint8, len(self.fences.first) * PAGE_BYTES)
+        """The pages."""
+        self._pages = Pages(self.memory, self.fences.first, np.empty(0, np.int64), self.fences.files)
+
+    @property
+    def files(self) -> int:
+        return self.fences.files
+
+    @property
+    def count(self) -> int:
+        """Entries, which are the rows of its data files."""
+        return self.fences.entries
+
+    @property
+    def counts(self) -> Words:
+        """uint64[files]."""
+        return self.fences.counts
+
+    def lookup(self, hi: Words, lo: Words) -> Found:
+        """The rows with these hashes (`hash_halves`), uint64[n] each: (query int64[m], file int32[m],
+        position int64[m]), by query, then by file and position."""
+        return self._pages.lookup(hi, lo)
+
+    def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
+        """The same for one hash, without arrays: (file, position) of each row."""
+        return self._pages.find(hi, lo)
+
+    def verify(self) -> None:
+        """Reads everything: checksums, order, and the entries of each file. ValueError names what is wrong."""
+        counts = np.zeros(self.files, np.uint64)
+        if self._pages.check(counts) != self.count or (counts != self.counts).any():
+            raise ValueError("the entries of a data file are not as many as the directory says")

@@ -1,0 +1,320 @@
+"""Writes rows of a block as text, from where their columns lie: one call for a few hundred files of an answer.
+
+A row is a sequence of parts, the same for all rows of a call, each a tuple that begins with its kind:
+
+    (CONSTANT, bytes)
+    (CHOICE, list of bytes)                one a row, in the order of the rows
+    (NUMBER, prefix, integers)             nothing where absent
+    (ITEMS, prefix, suffix, sizes, values, how many values)  two times integers; nothing where there are none
+    (TEXT, prefix, suffix, column)         as the inside of a JSON string; nothing where absent
+    (HEX, prefix, suffix, column)          as hexadecimal digits; nothing where absent
+
+`integers` is (width, codes, presence, base): the code of a row over the base, the base alone where the width is 0.
+The values of a list follow on those of the rows before it: where it begins is the sum of their sizes.
+`column` is (width, codes, presence, common bytes, lengths, bytes a length, ends, tails), addresses absolute and 0 for what
+is not there; what they mean is in `metaserver/index/blocks/packing.py`.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+CONSTANT, CHOICE, NUMBER, ITEMS, TEXT, HEX = range(6)
+
+cdef enum Kind:
+    K_CONSTANT = 0
+    K_CHOICE = 1
+    K_NUMBER = 2
+    K_ITEMS = 3
+    K_TEXT = 4
+    K_HEX = 5
+
+cdef struct Integers:
+    int width
+    const uint8_t *codes
+    const uint8_t *presence
+    uint64_t base
+
+cdef struct Part:
+    Kind kind
+    const char *prefix
+    Py_ssize_t prefix_size
+    const char *suffix
+    Py_ssize_t suffix_size
+    Integers numbers
+    Integers values
+    int64_t total
+    int64_t passed_rows
+    int64_t passed_values
+    int width
+    const uint8_t *codes
+    const uint8_t *presence
+    const uint8_t *common
+    Py_ssize_t common_size
+    const uint8_t *lengths
+    int lengths_width
+    const uint32_t *after
+    const uint8_t *tails
+
+cdef const char *DIGITS = b"0123456789ABCDEF"
+cdef bytes _TABLE = bytes([code < 0x20 or code in (0x22, 0x5C) for code in range(256)])
+"""Control characters, the quote and the backslash (RFC 8259, 7)."""
+cdef const uint8_t *ESCAPED = <const uint8_t *>PyBytes_AS_STRING(_TABLE)
+
+
+cdef class _Out:
+    cdef char *data
+    cdef Py_ssize_t size, room
+
+    def __cinit__(self):
+        self.room = 1 << 16
+        self.size = 0
+        self.data = <char *>PyMem_Malloc(self.room)
+        if self.data == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        PyMem_Free(self.data)
+
+    cdef int need(self, Py_ssize_t more) except -1:
+        cdef char *grown
+        cdef Py_ssize_t room = self.room
+        if self.size + more <= room:
+            return 0
+        while room < self.size + more:
+            room *= 2
+        grown = <char *>PyMem_Realloc(self.data, room)
+        if grown == NULL:
+            raise MemoryError
+        self.data = grown
+        self.room = room
+        return 0
+
+    cdef int put(self, const char *data, Py_ssize_t size) except -1:
+        self.need(size)
+        memcpy(self.data + self.size, data, size)
+        self.size += size
+        return 0
+
+    cdef int number(self, int64_t value) except -1:
+        cdef char digits[20]
+        cdef int at = 20
+        cdef uint64_t rest = <uint64_t>value
+        self.need(21)
+        if value < 0:
+            rest = 0 - rest
+            self.data[self.size] = b"-"
+            self.size += 1
+        while True:
+            at -= 1
+            digits[at] = <char>(48 + rest % 10)
+            rest //= 10
+            if rest == 0:
+                break
+        memcpy(self.data + self.size, &digits[at], 20 - at)
+        self.size += 20 - at
+        return 0
+
+    cdef int json(self, const uint8_t *data, Py_ssize_t size) except -1:
+        cdef Py_ssize_t i
+        cdef uint8_t byte
+        cdef char *to
+        self.need(6 * size)
+        to = self.data + self.size
+        for i in range(size):
+            byte = data[i]
+            if not ESCAPED[byte]:
+                to[0] = <char>byte
+                to += 1
+                continue
+            to[0] = b"\\"
+            if byte >= 0x20:
+                to[1] = <char>byte
+                to += 2
+                continue
+            memcpy(to + 1, b"u00", 3)
+            to[4] = DIGITS[byte >> 4]
+            to[5] = DIGITS[byte & 15]
+            to += 6
+        self.size = to - self.data
+        return 0
+
+    cdef int hex(self, const uint8_t *data, Py_ssize_t size) except -1:
+        cdef Py_ssize_t i
+        cdef char *to
+        self.need(2 * size)
+        to = self.data + self.size
+        for i in range(size):
+            to[2 * i] = DIGITS[data[i] >> 4]
+            to[2 * i + 1] = DIGITS[data[i] & 15]
+        self.size += 2 * size
+        return 0
+
+    cdef int piece(self, Kind kind, const uint8_t *data, Py_ssize_t size) except -1:
+        return self.json(data, size) if kind == K_TEXT else self.hex(data, size)
+
+
+cdef int _read_integers(tuple given, Integers *integers) except -1:
+    width, codes, presence, base = given
+    integers.width = width
+    integers.codes = <const uint8_t *><size_t>codes
+    integers.presence = <const uint8_t *><size_t>presence
+    integers.base = <uint64_t><int64_t>base
+    return 0
+
+
+cdef int _read(tuple given, Part *part, Py_ssize_t chosen) except -1:
+    part.kind = <Kind><int>given[0]
+    part.prefix_size = part.suffix_size = 0
+    if part.kind == K_CHOICE:
+        if len(given[1]) != chosen:
+            raise IndexError("a choice is needed for each row")
+        return 0
+    part.prefix = PyBytes_AS_STRING(given[1])
+    part.prefix_size = PyBytes_GET_SIZE(given[1])
+    if part.kind == K_NUMBER:
+        _read_integers(given[2], &part.numbers)
+    if part.kind in (K_ITEMS, K_TEXT, K_HEX):
+        part.suffix = PyBytes_AS_STRING(given[2])
+        part.suffix_size = PyBytes_GET_SIZE(given[2])
+    if part.kind == K_ITEMS:
+        _read_integers(given[3], &part.numbers)
+        _read_integers(given[4], &part.values)
+        part.total = given[5]
+        part.passed_rows = part.passed_values = 0
+    if part.kind in (K_TEXT, K_HEX):
+        width, codes, presence, common, lengths, lengths_width, after, tails = given[3]
+        part.width = width
+        part.codes = <const uint8_t *><size_t>codes
+        part.presence = <const uint8_t *><size_t>presence
+        part.common = <const uint8_t *>PyBytes_AS_STRING(common)
+        part.common_size = PyBytes_GET_SIZE(common)
+        part.lengths = <const uint8_t *><size_t>lengths
+        part.lengths_width = lengths_width
+        part.after = <const uint32_t *><size_t>after
+        part.tails = <const uint8_t *><size_t>tails
+    return 0
+
+
+cdef inline bint _is_there(const uint8_t *presence, int64_t row) noexcept nogil:
+    return presence == NULL or (presence[row >> 3] >> (row & 7)) & 1
+
+
+cdef inline int64_t _integer(const Integers *integers, int64_t row) noexcept nogil:
+    """Of a row that is there."""
+    cdef uint64_t code = 0
+    if integers.width == 1:
+        code = integers.codes[row]
+    elif integers.width:
+        memcpy(&code, integers.codes + row * integers.width, integers.width)
+    return <int64_t>(integers.base + code)
+
+
+cdef inline int64_t _size(const Integers *sizes, int64_t row) noexcept nogil:
+    """Of a list; 0 for one that is not there."""
+    return max(0, _integer(sizes, row)) if _is_there(sizes.presence, row) else 0
+
+
+cdef int64_t _sizes(const Integers *sizes, int64_t first, int64_t end) noexcept nogil:
+    """Together, of the lists of these rows."""
+    cdef int64_t row, total = 0, base = <int64_t>sizes.base
+    if sizes.presence == NULL and base >= 0 and sizes.width <= 1:
+        if sizes.width:
+            for row in range(first, end):
+                total += sizes.codes[row]
+        return total + base * (end - first)
+    for row in range(first, end):
+        total += _size(sizes, row)
+    return total
+
+
+cdef int _write_number(_Out out, Part *part, int64_t row) except -1:
+    if not _is_there(part.numbers.presence, row):
+        return 0
+    out.put(part.prefix, part.prefix_size)
+    return out.number(_integer(&part.numbers, row))
+
+
+cdef int _write_text(_Out out, Part *part, int64_t row) except -1:
+    cdef uint64_t code = 0
+    cdef uint32_t length = 0, end
+    cdef uint8_t head[8]
+    cdef int k
+    if not _is_there(part.presence, row):
+        return 0
+    out.put(part.prefix, part.prefix_size)
+    out.piece(part.kind, part.common, part.common_size)
+    if part.width:
+        memcpy(&code, part.codes + row * part.width, part.width)
+        memcpy(&length, part.lengths + row * part.lengths_width, part.lengths_width)
+        for k in range(part.width):
+            head[k] = <uint8_t>(code >> (8 * (part.width - 1 - k)))
+        out.piece(part.kind, head, min(length, <uint32_t>part.width))
+        if length > <uint32_t>part.width:
+            end = part.after[row]
+            length -= part.width
+            out.piece(part.kind, part.tails + end - length, length)
+    out.put(part.suffix, part.suffix_size)
+    return 0
+
+
+cdef int _write_items(_Out out, Part *part, int64_t row) except -1:
+    cdef int64_t at, first, size
+    if row < part.passed_rows:
+        part.passed_rows = part.passed_values = 0
+    first = part.passed_values + _sizes(&part.numbers, part.passed_rows, row)
+    part.passed_rows, part.passed_values = row, first
+    size = _size(&part.numbers, row)
+    if size == 0:
+        return 0
+    if first < 0 or size > part.total - first:
+        raise ValueError("its lists are longer than the values in them")
+    out.put(part.prefix, part.prefix_size)
+    for at in range(first, first + size):
+        if at > first:
+            out.put(b",", 1)
+        # The one number that stands for absence is absent itself.
+        out.number(_integer(&part.values, at) if _is_there(part.values.presence, at) else INT64_MIN)
+    out.put(part.suffix, part.suffix_size)
+    return 0
+
+
+def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes separator):
+    """The rows' texts, `separator` between them; lists are cheapest where rows ascend.
+
+    IndexError for a row that the block does not have, ValueError where its lists do not add up.
+    """
+    cdef Py_ssize_t i, p, count = len(parts)
+    cdef int64_t row
+    cdef bytes fragment
+    cdef Part *part
+    cdef _Out out = _Out()
+    cdef Part *read = <Part *>PyMem_Malloc(max(1, count) * sizeof(Part))
+    if read == NULL:
+        raise MemoryError
+    try:
+        for p in range(count):
+            _read(parts[p], &read[p], rows.shape[0])
+        for i in range(rows.shape[0]):
+            row = rows[i]
+            if row < 0 or row >= block_rows:
+                raise IndexError(f"the block has {block_rows} rows, not row {row}")
+            if i:
+                out.put(PyBytes_AS_STRING(separator), PyBytes_GET_SIZE(separator))
+            for p in range(count):
+                part = &read[p]
+                if part.kind == K_CONSTANT:
+                    out.put(part.prefix, part.prefix_size)
+                elif part.kind == K_CHOICE:
+                    fragment = (<list>(<tuple>parts[p])[1])[i]
+                    out.put(PyBytes_AS_STRING(fragment), PyBytes_GET_SIZE(fragment))
+                elif part.kind == K_NUMBER:
+                    _write_number(out, part, row)
+                elif part.kind == K_ITEMS:
+                    _write_items(out, part, row)
+                else:
+                    _write_text(out, part, row)
+        return PyBytes_FromStringAndSize(out.data, out.size)
+    finally:
+        PyMem_Free(read)

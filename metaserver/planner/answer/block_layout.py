@@ -1,0 +1,172 @@
+"""Where the columns of a block lie, as parts of the text that `_answer.write` makes of its files.
+
+The rule kept: what is the same whatever is asked of a block is put together once, and lives as long as the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from metaserver.errors import Corrupt
+from metaserver.index.blocks.block import Block, longs_at
+from metaserver.index.blocks.packing import MISSING, NONE, Form, Longs, PackedColumn
+from metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
+from metaserver.wire import encode_json as to_json
+
+_CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
+"""Version 1 does not say."""
+_DELETE_NUMBERS = ("content_offset", "content_size_in_bytes")
+
+Part = tuple[object, ...]
+"""As `_answer.write` takes it."""
+
+
+@contextmanager
+def naming(block: Block) -> Iterator[None]:
+    """What cannot be told of a file is Corrupt, naming the block's manifest."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise Corrupt(f"The manifest {block.location} holds a file that makes no sense: {error}") from None
+
+
+class BlockLayout(NamedTuple):
+    """What is the same whatever is asked of a block: where its columns lie, and what all of its files share.
+
+    Addresses, valid as long as the block is held.
+    """
+
+    opening: bytes
+    content: Part | None
+    """None where the files differ."""
+    path: Part
+    format: Part | None
+    """As `content`."""
+    optional: tuple[Part, ...]
+    """Without what entries have from the manifest list, which is not the block's to know (`inherited.py`)."""
+    partition: tuple[Part | None, ...]
+    """What tells the values of each partition field apart; None for floats, which are no numbers to `write`."""
+
+
+_KNOWN: WeakKeyDictionary[Block, BlockLayout] = WeakKeyDictionary()
+"""Of blocks that are held, so as many as those; small beside the directory that a block has of its columns."""
+
+
+def located(block: Block) -> BlockLayout:
+    """Corrupt, naming the manifest."""
+    found = _KNOWN.get(block)
+    if found is None:
+        with naming(block):
+            found = _KNOWN[block] = _found(block)
+    return found
+
+
+def _found(block: Block) -> BlockLayout:
+    path, format_, content = block.text_column("file_path"), block.text_column("file_format"), _uniform_content(block)
+    if path is None:
+        raise ValueError("it has no path")
+    if format_ is None:
+        raise ValueError("it has no format")
+    return BlockLayout(
+        b'{"spec-id":%d,"content":"' % block.spec_id,
+        None if content is None else (CONSTANT, content),
+        (TEXT, b'","file-path":"', b'"', strings(block, path)),
+        (CONSTANT, _format(format_.packed.common)) if format_.packed.width == 0 else None,
+        tuple(_optional_parts(block)),
+        tuple(_telling_apart(block, column) for column in block.partition_columns),
+    )
+
+
+def _uniform_content(block: Block) -> bytes | None:
+    column = block.long_column("content")
+    if column is None:
+        return _CONTENTS[MISSING]
+    uniform = column.packed.width == 0 and column.packed.presence == NONE
+    return _CONTENTS[column.packed.base] if uniform else None
+
+
+def contents(block: Block, rows: Longs) -> list[bytes]:
+    """What the files hold, one a row, where they differ in that; as `formats`."""
+    column = block.long_column("content")
+    assert column is not None
+    return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
+
+
+def formats(block: Block, rows: Longs) -> list[bytes]:
+    """The key with it. ValueError for a file without one."""
+    column = block.text_column("file_format")
+    assert column is not None
+    return [_format(column.key(row)) for row in rows.tolist()]
+
+
+def _optional_parts(block: Block) -> Iterator[Part]:
+    is_data = block.content == 0
+    for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
+        if (column := block.long_column(name)) is not None:
+            yield NUMBER, _key(name), _integers(block, column)
+    for name in ("split_offsets",) if is_data else ("split_offsets", "equality_ids"):
+        if (columns := block.list_columns(name)) is not None:
+            sizes, values = columns
+            yield ITEMS, _key(name) + b"[", b"]", _integers(block, sizes), _integers(block, values), values.rows
+    if (metadata := block.text_column("key_metadata")) is not None:
+        yield HEX, _key("key_metadata") + b'"', b'"', strings(block, metadata)
+    if not is_data and (path := block.text_column("referenced_data_file")) is not None:
+        yield TEXT, _key("referenced_data_file") + b'"', b'"', strings(block, path)
+
+
+def _key(name: str) -> bytes:
+    return f',"{name.replace("_", "-")}":'.encode()
+
+
+@lru_cache(maxsize=16)
+def _format(name: object) -> bytes:
+    if not isinstance(name, bytes):
+        raise ValueError("it has no format")
+    return b',"file-format":' + to_json(name.decode().lower())
+
+
+def strings(block: Block, column: PackedColumn) -> Part:
+    packed = column.packed
+    places = _at(block, packed.lengths), packed.lengths_width, _at(block, packed.ends), _at(block, packed.tails)
+    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.common, *places
+
+
+def _integers(block: Block, column: PackedColumn) -> Part:
+    packed = column.packed
+    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.base
+
+
+def _at(block: Block, offset: int) -> int:
+    return 0 if offset == NONE else block.address + offset
+
+
+def _telling_apart(block: Block, column: PackedColumn | None) -> Part | None:
+    if column is None:
+        return CONSTANT, b""
+    if column.packed.form == Form.FLOATS:
+        return None
+    # The prefix tells an empty string, or a zero, from none.
+    if column.packed.form == Form.STRINGS:
+        return HEX, b"=", b"", strings(block, column)
+    return NUMBER, b"=", _integers(block, column)
+
+
+def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
+    """What tells the values of these partition fields apart, a row each; fields by their places in the tuple."""
+    if not fields:
+        return [b""] * len(rows)
+    parts: list[Part] = []
+    for field in fields:
+        # By what they are written as, not by value: 0.0 == -0.0.
+        parts += (CONSTANT, b";"), columns.partition[field] or (CHOICE, _float_keys(block, field, rows))
+    return write(rows, tuple(parts), block.rows, b",").split(b",")
+
+
+def _float_keys(block: Block, field: int, rows: Longs) -> list[bytes]:
+    column = block.partition_columns[field]
+    assert column is not None
+    return [repr(column.key(row)).encode() for row in rows.tolist()]

@@ -1,0 +1,1 @@
+"""Delete files: which apply to which data files, and what they delete."""

@@ -1,0 +1,387 @@
+"""Which delete files apply to which data files (Iceberg spec, "Scan Planning"): built once per view, asked for many.
+
+The rule it keeps: never a file fewer than the specification demands. A position delete that names its data file, by
+`referenced_data_file` or by path bounds that agree, goes by that name; others, and equality deletes, by partition; an
+equality delete of an unpartitioned spec concerns every file. Equality deletes are dropped where their statistics and
+the data file's prove that no key can meet a row, as in Java's DeleteFileIndex, but for its slips (`equality.py`).
+
+Where metadata contradict the specification: of several deletion vectors for a file all are kept, for a reader to refuse
+them; one that is older than its data file does not count; one that names no data file, and an entry without a sequence
+number where none can be inherited, are Corrupt, because leaving deletes out and putting them in are both wrong answers.
+
+What is held is proportional to the delete files. Data files are looked at when they are asked about.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, repeat
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.errors import Corrupt
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.types.reserved import DELETED_PATH
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY
+from metaserver.index.blocks.block import Block
+from metaserver.index.blocks.packing import NONE, Form, Longs, value_of
+from metaserver.index.blocks.strings import codes, strings
+from metaserver.planner.deletes.equality import EqualityDelete, EqualityDeletes
+from metaserver.planner.deletes.inheritance import sequence_numbers
+from metaserver.planner.view.view import TableView
+
+_POSITIONS, _EQUALITY = 1, 2
+_GLOBAL = 0
+"""The scope of equality deletes that concern every partition; partitions are numbered from 1."""
+
+Partition = tuple[object, ...]
+
+
+class DeleteIndex:
+    """Immutable. `specs` and `schemas` are all that the table's metadata hold: they tell which specs are unpartitioned,
+    which columns are required, and which were promoted."""
+
+    def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
+        """Corrupt, naming the manifest, where an entry is no delete file or lacks what it must have."""
+        self._view = view
+        self._specs = {spec.spec_id: spec for spec in specs}
+        self._schemas = tuple(schemas)
+        self._unpartitioned = {spec_id: _is_unpartitioned(spec) for spec_id, spec in self._specs.items()}
+        self._fields: dict[int, tuple[int, ...]] = {}
+        self._days: dict[tuple[int, int], int] = {}
+        self._partitions: dict[int, dict[Partition, int]] = {}
+        self._partition_count = 0
+        self._paths: dict[bytes, int] = {}
+        vectors, by_path, by_partition = _Collected(), _Collected(), _Collected()
+        equality: list[EqualityDelete] = []
+        for number, block in enumerate(view.delete_blocks):
+            for field_id, _ in block.partition_fields:
+                known = self._fields.get(block.spec_id, ())
+                self._fields[block.spec_id] = tuple(sorted({*known, field_id}))
+            self._collect(number, block, vectors, by_path, by_partition, equality)
+        self._vectors, self._by_path = _Groups(vectors), _Groups(by_path)
+        self._by_partition = _Groups(by_partition)
+        self._equality = EqualityDeletes(view.delete_blocks, equality, self._schemas) if equality else None
+        self._sorted_paths = sorted(self._paths)
+
+    def applying(self, row: int) -> tuple[int, ...]:
+        """Delete rows of the view that apply to the data file at this row of the view, ascending."""
+        return self.applying_to(np.array([row], dtype=np.int64))[0]
+
+    def applying_to(self, rows: Longs) -> list[tuple[int, ...]]:
+        """As `applying`, for int64[n] rows in any order. Corrupt for a data file without a sequence number.
+
+        Files to which the same delete files apply share one tuple.
+        """
+        applying: list[tuple[int, ...]] = [()] * len(rows)
+        if not len(rows) or not self._view.delete_rows:
+            return applying
+        sequences = np.empty(len(rows), dtype=np.int64)
+        paths = np.full(len(rows), -1, dtype=np.int64)
+        partitions = np.full(len(rows), -1, dtype=np.int64)
+        for number, places, local in self._by_block(rows):
+            block = self._view.blocks[number]
+            sequences[places] = sequence_numbers(self._view.manifests[number], block, local)
+            if self._paths:
+                paths[places] = self._path_ids(block, local)
+            if block.spec_id in self._partitions:
+                partitions[places] = self._partition_ids(block, local)
+        self._add_positions(applying, sequences, paths, partitions)
+        if self._equality is not None:
+            self._add_equality(self._equality, applying, rows, sequences, partitions)
+        return applying
+
+    def _collect(
+        self,
+        number: int,
+        block: Block,
+        vectors: _Collected,
+        by_path: _Collected,
+        by_partition: _Collected,
+        equality: list[EqualityDelete],
+    ) -> None:
+        """Puts each entry of a delete manifest where it will be looked for."""
+        first = self._view.delete_starts[number]
+        sequences = sequence_numbers(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
+        contents = block.longs("content")
+        odd = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
+        if len(odd):
+            name = block.text("file_path", int(odd[0]))
+            raise Corrupt(f"Delete manifest {block.location} lists {name}, which is not a delete file")
+        rows = np.flatnonzero(contents == _POSITIONS)
+        if len(rows):
+            is_vector = _are_vectors(block, rows)
+            paths = self._number_paths(_referenced(block, rows, is_vector))
+            for kind, mine in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
+                kind.add(paths[mine], sequences[rows[mine]], first + rows[mine])
+            rest = rows[paths < 0]
+            by_partition.add(self._number_partitions(block, rest), sequences[rest], first + rest)
+        rows = np.flatnonzero(contents == _EQUALITY)
+        if len(rows):
+            unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
+            scopes = np.full(len(rows), _GLOBAL) if unpartitioned else self._number_partitions(block, rows)
+            columns = block.lists_of("equality_ids")
+            for row, scope, sequence in zip(rows.tolist(), scopes.tolist(), sequences[rows].tolist(), strict=True):
+                # One less: it applies to data files of strictly older sequence numbers.
+                ids = tuple(columns[row] or ())
+                equality.append(EqualityDelete(first + row, number, row, scope, sequence - 1, ids))
+
+    def _number_paths(self, paths: list[bytes | None]) -> Longs:
+        """int64[paths]: ids, new ones for paths that are met first; -1 for None."""
+        known = self._paths
+        found = [-1 if path is None else known.setdefault(path, len(known)) for path in paths]
+        return np.array(found, dtype=np.int64)
+
+    def _number_partitions(self, block: Block, rows: Longs) -> Longs:
+        """int64[rows]: ids of the rows' partitions, new ones where they are met first."""
+        if not len(rows):
+            return rows
+        known = self._partitions.setdefault(block.spec_id, {})
+        found = []
+        for partition in self._partitions_of(block, rows):
+            scope = known.get(partition)
+            if scope is None:
+                self._partition_count += 1
+                scope = known[partition] = self._partition_count
+            found.append(scope)
+        return np.array(found, dtype=np.int64)
+
+    def _partition_ids(self, block: Block, rows: Longs) -> Longs:
+        """int64[rows]; -1 where no delete file has the partition."""
+        found = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
+        return np.fromiter(found, dtype=np.int64, count=len(rows))
+
+    def _partitions_of(self, block: Block, rows: Longs) -> Iterable[Partition]:
+        """The values of the spec's fields in the order of their ids, whatever their order in the manifest."""
+        ids = self._fields.get(block.spec_id, ())
+        return zip(*(self._values(block, one, rows) for one in ids), strict=True) if ids else repeat((), len(rows))
+
+    def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
+        """As `_values` below; dates that were promoted to timestamps since are in the unit of those."""
+        values = _values(block, field_id, rows)
+        day = self._day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
+        return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
+
+    def _day(self, spec_id: int, field_id: int) -> int:
+        """What a day is to a partition field by now; 1 but for the identity of a column that held dates, and does not
+        any more."""
+        known = self._days.get((spec_id, field_id))
+        if known is None:
+            spec = self._specs.get(spec_id)
+            sources = [
+                field.source_id
+                for field in (() if spec is None else spec.fields)
+                if field.field_id == field_id and field.transform.lower() == IDENTITY
+            ]
+            columns = [schema.column(source) for schema in self._schemas for source in sources if source is not None]
+            kinds = [column.type for column in columns if column is not None and isinstance(column.type, str)]
+            known = self._days[spec_id, field_id] = max((UNITS_PER_DAY.get(kind, 1) for kind in kinds), default=1)
+        return known
+
+    def _path_ids(self, block: Block, rows: Longs) -> Longs:
+        """int64[rows]; -1 where no delete file names the path."""
+        ids = np.full(len(rows), -1, dtype=np.int64)
+        column = block.text_column("file_path")
+        if column is None:
+            return ids
+        common, width = column.packed.common, column.packed.width
+        first = bisect_left(self._sorted_paths, common)
+        last = bisect_right(self._sorted_paths, common, lo=first, key=lambda path: path[: len(common)])
+        if first == last:
+            return ids
+        places = np.arange(len(rows))
+        if width and (last - first) * 4 <= len(rows):
+            # Few to look for: only paths that go on like one of them after the common prefix are put together.
+            heads = [path[len(common) : len(common) + width] for path in self._sorted_paths[first:last]]
+            wanted = np.array([int.from_bytes(head.ljust(width, b"\0"), "big") for head in heads], dtype=np.uint64)
+            places = np.flatnonzero(np.isin(codes(column, rows), wanted))
+        found = map(self._paths.get, cast("list[bytes]", strings(column, rows[places])), repeat(-1))
+        ids[places] = np.fromiter(found, dtype=np.int64, count=len(places))
+        return ids
+
+    def _by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
+        """(block number, places in `rows`, rows of the block) for each block that has any."""
+        numbers, local = self._view.split(rows)
+        order = np.argsort(numbers, kind="stable")
+        ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
+        for start, end in pairwise((0, *ends)):
+            places = order[start:end]
+            number = int(numbers[places[0]])
+            yield number, places, local[places]
+
+    def _add_positions(
+        self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
+    ) -> None:
+        """Deletion vectors, and position deletes of files without one."""
+        vectors = self._vectors.first(paths, sequences)
+        without = vectors < 0
+        by_path = self._by_path.first(np.where(without, paths, -1), sequences)
+        by_partition = self._by_partition.first(np.where(without, partitions, -1), sequences)
+        places = np.flatnonzero((vectors >= 0) | (by_path >= 0) | (by_partition >= 0))
+        if not len(places):
+            return
+        parts = [
+            (group, first[places])
+            for group, first in (
+                (self._vectors, vectors),
+                (self._by_path, by_path),
+                (self._by_partition, by_partition),
+            )
+            if (first >= 0).any()
+        ]
+        # What applies follows from where it begins in each group: once for all files that begin alike.
+        alike = np.zeros(len(places), dtype=np.int64)
+        examples = places
+        for _, first in parts:
+            _, examples, alike = np.unique(
+                alike * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
+            )
+        tuples = _joined([(group, first[examples]) for group, first in parts])
+        for place, kind in zip(places.tolist(), alike.tolist(), strict=True):
+            applying[place] = tuples[kind]
+
+    def _add_equality(
+        self,
+        equality: EqualityDeletes,
+        applying: list[tuple[int, ...]],
+        rows: Longs,
+        sequences: Longs,
+        partitions: Longs,
+    ) -> None:
+        """Merges in what `EqualityDeletes` finds; files with equal results share them."""
+        found: dict[int, list[int]] = {}
+        blocks = [(self._view.blocks[number], places, local) for number, places, local in self._by_block(rows)]
+        everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
+        for places, deletes in equality.applying(blocks, sequences, (everywhere, partitions)):
+            order = np.argsort(places, kind="stable")
+            sorted_places, sorted_deletes = places[order], deletes[order].tolist()
+            starts = [0, *(np.flatnonzero(np.diff(sorted_places)) + 1).tolist()]
+            for start, end in pairwise((*starts, len(sorted_deletes))):
+                found.setdefault(int(sorted_places[start]), []).extend(sorted_deletes[start:end])
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for place, more in found.items():
+            merged = tuple(sorted((*applying[place], *more)))
+            applying[place] = shared.setdefault(merged, merged)
+
+
+class _Collected:
+    """Delete files by group, as they are met."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Longs, Longs, Longs]] = []
+
+    def add(self, groups: Longs, sequences: Longs, deletes: Longs) -> None:
+        self._parts.append((groups, sequences, deletes))
+
+    def columns(self) -> tuple[Longs, Longs, Longs]:
+        """Groups, sequence numbers, delete rows."""
+        if not self._parts:
+            return (np.empty(0, dtype=np.int64),) * 3
+        groups, sequences, deletes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        return groups, sequences, deletes
+
+
+class _Groups:
+    """Delete files by group, within a group by sequence number: what applies to a data file is the end of its group."""
+
+    def __init__(self, collected: _Collected) -> None:
+        groups, sequences, deletes = collected.columns()
+        order = np.lexsort((deletes, sequences, groups))
+        self._groups: Longs = groups[order]
+        # Not of nothing: numpy imports modules for it, tens of milliseconds in the first plan of a process.
+        self._distinct: Longs = np.unique(sequences) if len(sequences) else sequences
+        # Sequence numbers by rank, so that group and rank together are one number to search for.
+        self._keys: Longs = self._key(self._groups, np.searchsorted(self._distinct, sequences[order]))
+        self.deletes: list[int] = deletes[order].tolist()
+        self.ends: Longs = np.searchsorted(self._groups, self._groups, side="right")
+        """int64[deletes]: where the group of each ends."""
+
+    def _key(self, groups: Longs, ranks: Longs) -> Longs:
+        return groups * (len(self._distinct) + 1) + ranks
+
+    def first(self, groups: Longs, sequences: Longs) -> Longs:
+        """Place of the first delete file of the group whose sequence number is no lower; -1 for none, or group -1."""
+        if not len(self._groups):
+            return np.full(len(groups), -1, dtype=np.int64)
+        places = np.searchsorted(self._keys, self._key(groups, np.searchsorted(self._distinct, sequences)))
+        found = np.minimum(places, len(self._groups) - 1)
+        return np.where((places == found) & (self._groups[found] == groups), places, -1)
+
+
+def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
+    """For each example the delete files from its places in the groups to their ends, in order."""
+    counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
+    if len(parts) == 1 and np.all(counts == 1):
+        group, first = parts[0]
+        return [(group.deletes[place],) for place in first.tolist()]
+    joined: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
+    for group, first in parts:
+        deletes = group.deletes
+        for found, start, end in zip(joined, first.tolist(), group.ends[first].tolist(), strict=True):
+            if start >= 0:
+                found += deletes[start:end]
+    return [tuple(sorted(found)) for found in joined]
+
+
+def _is_unpartitioned(spec: PartitionSpec) -> bool:
+    return all(field.is_void for field in spec.fields)
+
+
+def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
+    """bool[rows]: which position deletes are deletion vectors."""
+    formats = strings(block.text_column("file_format"), rows)
+    vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
+    return np.array([name in vectors for name in formats], dtype=np.bool_)
+
+
+def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
+    """The one data file that each position delete is about; None where it may be about several.
+
+    Bounds need not be whole, and yet tell: nothing lies between two that are equal but that very path.
+    """
+    named = strings(block.text_column("referenced_data_file"), rows)
+    if None not in named:
+        return named
+    lower = strings(block.bound_column("lower", DELETED_PATH), rows)
+    upper = strings(block.bound_column("upper", DELETED_PATH), rows)
+    for place, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
+        if name is not None:
+            continue
+        if is_vector[place]:
+            path = block.text("file_path", int(rows[place]))
+            raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
+        if low == high:
+            named[place] = low
+    return named
+
+
+def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
+    """One partition field's values as objects that are equal where partition values are; None for null.
+
+    Floats are equal by their bits (spec, "Scan Planning", note 3): NaN is itself, and the zeros are two. Numbers that a
+    promotion has widened since are equal to what they were.
+    """
+    found = block.partition_column(field_id)
+    kind, packed = found or ("", None)
+    if packed is None:
+        return [None] * len(rows)
+    column = block.column_at(packed)
+    if packed.form == Form.STRINGS:
+        texts = strings(column, rows)
+        if not kind.startswith("decimal"):
+            return texts
+        return [None if text is None else value_of(Form.STRINGS, kind, text) for text in texts]
+    if packed.form == Form.FLOATS:
+        doubles = column.doubles()[rows]
+        doubles[np.isnan(doubles)] = np.nan
+        values: list[object] = doubles.view(np.int64).tolist()
+    else:
+        values = column.longs()[rows].tolist()
+    if packed.presence != NONE:
+        for place in np.flatnonzero(~column.present()[rows]).tolist():
+            values[place] = None
+    return values

@@ -1,0 +1,361 @@
+"""Equality deletes by scope, and which of them can meet a data file, by the statistics of both.
+
+An equality delete applies to older data files of its scope: its partition, or all of them where its spec is
+unpartitioned (Iceberg spec, "Scan Planning"). It is left out only where one of its columns proves that no key equals a
+row: the ranges do not meet, and neither nulls nor NaNs can be on both sides. What is not known, or is of a type that
+does not compare, proves nothing.
+
+Java's DeleteFileIndex does the same and slips where this does not: NaN is in no bounds; a required column is null in a
+null struct; writers order UUIDs as signed or as unsigned numbers, so only upper halves on which both agree count.
+
+Bounds are compared as ranks among the delete files' bounds, so that one comparison fits all types. The delete files of
+a scope, sorted by their first column, are leaves of a tree of summaries, and data files go down it together: the time
+depends on how many pairs meet, not on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.iceberg.types.schema import Schema
+from metaserver.index.blocks.block import Block
+from metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
+from metaserver.index.blocks.strings import strings
+
+_FAN_BITS = 3
+_FAN = 1 << _FAN_BITS
+"""Children of a node."""
+_PAIRS_MAX = 1 << 21
+"""Pairs of a data file and a node held at a time, beside those of one data file; about 60 bytes each."""
+_NULL, _NAN = 1, 2
+_UNBOUNDED = 1 << 62
+_UUID_HALF = 8
+
+Piece = tuple[Block, Longs, Longs]
+"""(block, places among the data files that were asked about, rows of the block)."""
+Values = npt.NDArray[Any]
+
+
+class EqualityDelete(NamedTuple):
+    delete: int
+    """Row among the view's delete rows."""
+    block: int
+    row: int
+    """Of the block."""
+    scope: int
+    sequence: int
+    """The highest data sequence number that it applies to."""
+    ids: tuple[int, ...]
+    """Of the columns that are compared."""
+
+
+class EqualityDeletes:
+    """Immutable. `blocks` are the view's delete blocks, `schemas` all of the table's."""
+
+    def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
+        by_columns: dict[tuple[int, ...], list[EqualityDelete]] = {}
+        for delete in deletes:
+            by_columns.setdefault(tuple(sorted(set(delete.ids))), []).append(delete)
+        self._families = [_Family(blocks, ids, dynamic_filters, schemas) for ids, dynamic_filters in by_columns.items()]
+
+    def applying(
+        self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
+    ) -> Iterator[tuple[Longs, Longs]]:
+        """(places, delete rows) of all pairs in which the delete file applies, in no order, a bounded number at a time.
+
+        `sequences` int64[n] are the data files' sequence numbers, each of `scopes` int64[n] one scope of every file.
+        """
+        for family in self._families:
+            yield from family.applying(pieces, sequences, scopes)
+
+
+class _Level(NamedTuple):
+    """One level of the tree: for each node the most that is below it."""
+
+    sequence: Longs
+    lower: tuple[Longs, ...]
+    """For each column the least rank of a lower bound."""
+    upper: tuple[Longs, ...]
+    flags: tuple[npt.NDArray[np.uint8], ...]
+
+
+class _Asked(NamedTuple):
+    """The data files, one row for each that was asked about."""
+
+    sequence: Longs
+    first: Longs
+    """Where the file's scope begins among the leaves."""
+    last: Longs
+    above: tuple[Longs, ...]
+    """For each column, how many of the deletes' upper bounds are below the file's lower bound."""
+    below: tuple[Longs, ...]
+    """How many of the deletes' lower bounds are not above the file's upper bound."""
+    flags: tuple[npt.NDArray[np.uint8], ...]
+
+
+class _Family:
+    """Equality deletes over the same columns."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        ids: tuple[int, ...],
+        dynamic_filters: list[EqualityDelete],
+        schemas: Sequence[Schema],
+    ) -> None:
+        pieces = [
+            (blocks[number], np.array([delete.row for delete in rows], dtype=np.int64))
+            for number, rows in groupby(dynamic_filters, key=lambda delete: delete.block)
+        ]
+        found = [_Column.of(column_id, pieces, schemas) for column_id in ids]
+        self._columns = [pair[0] for pair in found if pair is not None]
+        ranks = [pair[1] for pair in found if pair is not None]
+        scopes = np.array([delete.scope for delete in dynamic_filters], dtype=np.int64)
+        deletes = np.array([delete.delete for delete in dynamic_filters], dtype=np.int64)
+        sequence = np.array([delete.sequence for delete in dynamic_filters], dtype=np.int64)
+        order = np.lexsort((deletes, ranks[0][0] if ranks else sequence, scopes))
+        self._deletes: Longs = deletes[order]
+        self._scopes, firsts = np.unique(scopes[order], return_index=True)
+        self._firsts: Longs = np.append(firsts, len(order))
+        self._newest: Longs = np.maximum.reduceat(sequence[order], firsts)
+        leaves = _Level(
+            sequence[order],
+            tuple(lower[order] for lower, _, _ in ranks),
+            tuple(upper[order] for _, upper, _ in ranks),
+            tuple(flags[order] for _, _, flags in ranks),
+        )
+        self._levels = [leaves]
+        while len(self._levels[-1].sequence) > _FAN:
+            self._levels.append(_summary(self._levels[-1]))
+
+    def applying(
+        self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
+    ) -> Iterator[tuple[Longs, Longs]]:
+        spans = [self._span(scope, sequences) for scope in scopes]
+        wanted = np.logical_or.reduce([first < last for first, last in spans])
+        if not wanted.any():
+            return
+        above, below, flags = self._ranks(pieces, wanted)
+        for first, last in spans:
+            asked = _Asked(sequences, first, last, above, below, flags)
+            pending = [np.flatnonzero(first < last)]
+            while pending:
+                rows = pending.pop()
+                pairs = self._pairs(asked, rows)
+                if pairs is None:
+                    pending += [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+                elif len(pairs[0]):
+                    yield pairs[0], self._deletes[pairs[1]]
+
+    def _span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
+        """Leaves of each file's scope: (first, last), equal where there are none, or all are too old."""
+        at = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
+        some = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
+        return np.where(some, self._firsts[at], 0), np.where(some, self._firsts[at + 1], 0)
+
+    def _ranks(
+        self, pieces: Sequence[Piece], wanted: npt.NDArray[np.bool_]
+    ) -> tuple[tuple[Longs, ...], tuple[Longs, ...], tuple[npt.NDArray[np.uint8], ...]]:
+        above = tuple(np.zeros(len(wanted), dtype=np.int64) for _ in self._columns)
+        below = tuple(np.zeros(len(wanted), dtype=np.int64) for _ in self._columns)
+        flags = tuple(np.zeros(len(wanted), dtype=np.uint8) for _ in self._columns)
+        for block, places, rows in pieces:
+            mine = wanted[places]
+            if mine.any():
+                places, rows = places[mine], rows[mine]
+                for at, column in enumerate(self._columns):
+                    above[at][places], below[at][places], flags[at][places] = column.of_data(block, rows)
+        return above, below, flags
+
+    def _pairs(self, asked: _Asked, rows: Longs) -> tuple[Longs, Longs] | None:
+        """(row, leaf) of all pairs that may meet; None when these are too many at a time, and `rows` can be split."""
+        first, last = asked.first[rows], asked.last[rows]
+        # Each file enters the tree where few nodes cover its scope.
+        entry = np.searchsorted(_FAN ** np.arange(1, len(self._levels)), last - first)
+        row = node = np.empty(0, dtype=np.int64)
+        for depth in reversed(range(len(self._levels))):
+            shift = _FAN_BITS * depth
+            new = np.flatnonzero(entry == depth)
+            which, nodes = _spread(first[new] >> shift, ((last[new] - 1) >> shift) + 1)
+            row, node = np.concatenate([row, rows[new][which]]), np.concatenate([node, nodes])
+            keep = (node << shift < asked.last[row]) & ((node + 1) << shift > asked.first[row])
+            keep &= _may_meet(self._levels[depth], node, asked, row)
+            row, node = row[keep], node[keep]
+            if depth:
+                if len(row) > _PAIRS_MAX >> _FAN_BITS and len(rows) > 1:
+                    return None
+                children = node << _FAN_BITS
+                which, node = _spread(children, np.minimum(children + _FAN, len(self._levels[depth - 1].sequence)))
+                row = row[which]
+        return row, node
+
+
+def _may_meet(level: _Level, node: Longs, asked: _Asked, row: Longs) -> npt.NDArray[np.bool_]:
+    keep = level.sequence[node] >= asked.sequence[row]
+    for lower, upper, flags, above, below, own in zip(
+        level.lower, level.upper, level.flags, asked.above, asked.below, asked.flags, strict=True
+    ):
+        meet = (upper[node] >= above[row]) & (lower[node] < below[row])
+        keep &= meet | (flags[node] & own[row] != 0)
+    return keep
+
+
+def _summary(level: _Level) -> _Level:
+    starts = np.arange(0, len(level.sequence), _FAN)
+    return _Level(
+        np.maximum.reduceat(level.sequence, starts),
+        tuple(np.minimum.reduceat(lower, starts) for lower in level.lower),
+        tuple(np.maximum.reduceat(upper, starts) for upper in level.upper),
+        tuple(np.bitwise_or.reduceat(flags, starts) for flags in level.flags),
+    )
+
+
+def _spread(first: Longs, last: Longs) -> tuple[Longs, Longs]:
+    """All numbers of the ranges [first, last), and for each the index of its range."""
+    counts = np.maximum(last - first, 0)
+    which = np.repeat(np.arange(len(first)), counts)
+    before = np.cumsum(counts) - counts
+    return which, np.arange(len(which)) - np.repeat(before - first, counts)
+
+
+class _Column:
+    """One equality column: the delete files' bounds to rank by, and how values of its type compare."""
+
+    def __init__(self, column_id: int, order: str, required: bool, lowers: Values, uppers: Values) -> None:
+        self._column_id = column_id
+        self._order = order
+        self._required = required
+        self._lowers = lowers
+        """Distinct, ascending; the same for upper bounds."""
+        self._uppers = uppers
+
+    @staticmethod
+    def of(
+        column_id: int, pieces: Sequence[tuple[Block, Longs]], schemas: Sequence[Schema]
+    ) -> tuple[_Column, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
+        """The column, and each delete file's ranks and flags. None when no delete file has statistics of it."""
+        kind = next((kind for block, _ in pieces if (kind := block.kind(column_id)) is not None), None)
+        if kind is None:
+            return None
+        order, required = _order(kind), _is_required(column_id, schemas)
+        stats = [_statistics(block, column_id, rows, order, required) for block, rows in pieces]
+        lowers = _distinct([one.lower[one.lower_known] for one in stats if one.lower is not None])
+        uppers = _distinct([one.upper[one.upper_known] for one in stats if one.upper is not None])
+        column = _Column(column_id, order, required, lowers, uppers)
+        ranks = [
+            (
+                _ranks(lowers, one.lower, one.lower_known, "left", -1, one.empty, _UNBOUNDED),
+                _ranks(uppers, one.upper, one.upper_known, "left", _UNBOUNDED, one.empty, -1),
+                one.flags,
+            )
+            for one in stats
+        ]
+        lower, upper, flags = (np.concatenate(parts) for parts in zip(*ranks, strict=True))
+        return column, (lower, upper, flags)
+
+    def of_data(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
+        """`above`, `below` and flags (see `_Asked`) of data files."""
+        one = _statistics(block, self._column_id, rows, self._order, self._required)
+        above = _ranks(self._uppers, one.lower, one.lower_known, "left", 0, one.empty, _UNBOUNDED)
+        below = _ranks(self._lowers, one.upper, one.upper_known, "right", _UNBOUNDED, one.empty, -1)
+        return above, below, one.flags
+
+
+class _Statistics(NamedTuple):
+    lower: Values | None
+    """None where the block has none that compare."""
+    lower_known: npt.NDArray[np.bool_]
+    upper: Values | None
+    upper_known: npt.NDArray[np.bool_]
+    flags: npt.NDArray[np.uint8]
+    """Whether a null, or a NaN, may be there: neither is within bounds."""
+    empty: npt.NDArray[np.bool_]
+    """No value but null is there."""
+
+
+def _statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
+    nulls = block.count("null_value_counts", column_id)[rows]
+    known = nulls != MISSING
+    empty = known & (nulls == block.count("value_counts", column_id)[rows])
+    flags = np.where(known, nulls > 0, not required).astype(np.uint8)
+    if order == "float":
+        flags[(block.count("nan_value_counts", column_id)[rows] != 0) & ~empty] |= _NAN
+    lower, lower_known = _bounds(block, "lower", column_id, rows, order)
+    upper, upper_known = _bounds(block, "upper", column_id, rows, order)
+    if order == "uuid" and lower is not None and upper is not None:
+        lower_known = upper_known = lower_known & upper_known & (lower <= upper)
+    elif order == "uuid":
+        lower = upper = None
+    return _Statistics(lower, lower_known, upper, upper_known, flags, empty)
+
+
+def _bounds(
+    block: Block, side: str, column_id: int, rows: Longs, order: str
+) -> tuple[Values | None, npt.NDArray[np.bool_]]:
+    """(values, which of them are known): int64, float64, or objects that compare with one another."""
+    column, kind = block.bound_column(side, column_id), block.kind(column_id)
+    if column is None or kind is None or _order(kind) != order:
+        return None, np.zeros(len(rows), dtype=np.bool_)
+    known = column.present()[rows]
+    if column.packed.form == Form.INTEGERS:
+        return column.longs()[rows], known
+    if column.packed.form == Form.FLOATS:
+        return column.doubles()[rows], known
+    read = _reader(kind)
+    values = np.empty(len(rows), dtype=object)
+    values[:] = [read(text or b"") for text in strings(column, rows)]
+    return values, known
+
+
+def _reader(kind: str) -> Callable[[bytes], object]:
+    if kind == "uuid":
+        return lambda text: text[:_UUID_HALF]
+    if kind.startswith("decimal"):
+        return lambda text: value_of(Form.STRINGS, kind, text)
+    return lambda text: text
+
+
+def _order(kind: str) -> str:
+    """Types of one order compare with each other: those that Iceberg promotes without changing what a value means."""
+    if kind.startswith("decimal"):
+        return "decimal " + kind.rpartition(",")[2]
+    return {"long": "int", "double": "float"}.get(kind, kind.partition("[")[0])
+
+
+def _ranks(
+    among: Values,
+    values: Values | None,
+    known: npt.NDArray[np.bool_],
+    side: Literal["left", "right"],
+    unknown: int,
+    empty: npt.NDArray[np.bool_],
+    nowhere: int,
+) -> Longs:
+    """How many of `among` are less than each value (`side` right: not greater); `nowhere` for files without values."""
+    ranks = np.full(len(known), unknown, dtype=np.int64)
+    if values is not None and len(among):
+        ranks[known] = np.searchsorted(among, values[known], side=side)
+    ranks[empty] = nowhere
+    return ranks
+
+
+def _distinct(parts: list[Values]) -> Values:
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0)
+
+
+def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
+    """Whether no row can lack a value, by every schema that has the column. A null struct has null fields, required or
+    not."""
+    found = [path for schema in schemas if (path := _path(schema, column_id))]
+    return bool(found) and all(all(path) for path in found)
+
+
+def _path(schema: Schema, column_id: int) -> list[bool]:
+    """Whether the column, and each struct around it, is required; empty where the schema lacks it."""
+    column = schema.column(column_id)
+    return [] if column is None else [one.required for one in (column, *schema.around(column))]

@@ -1,0 +1,1 @@
+"""Join conditions as dynamic filters: keys of dimension tables."""

@@ -1,0 +1,1 @@
+"""Lookups of file columns by partition prefix."""

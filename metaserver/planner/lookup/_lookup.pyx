@@ -1,0 +1,404 @@
+"""Reads a packed column for chosen rows of many blocks into one array, without the GIL and without an object per row.
+
+What is read is told by segments, int64[segments, 4], one for each stretch of rows of one block:
+
+    number of the block, first row in it, how many rows, place in `picks` (-1: the rows follow one another)
+
+With a place, the rows are `picks[place : place + count]`. `layout` is int64[blocks, 13] as in `metaserver/index/kernels/_scan.pyx`; a
+block whose form is another one than that asked for has no values.
+"""
+
+from libc.math cimport NAN
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
+
+import numpy as np
+
+cdef extern from *:
+    """
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    #error "packed columns are little-endian"
+    #endif
+    #define seamark_big_endian(code) __builtin_bswap64(code)
+    #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+    #define SEAMARK_CLONES __attribute__((target_clones("avx2", "default")))
+    #else
+    #define SEAMARK_CLONES
+    #endif
+    #include <stdint.h>
+
+    /* Codes of rows that follow one another, in the shape that compilers turn into vectors. */
+    #define SEAMARK_WIDEN(NAME, CODE, TO)                                                              \\
+        SEAMARK_CLONES static void NAME(const CODE *codes, uint64_t base, TO *to, int64_t n) {         \\
+            for (int64_t i = 0; i < n; i++) to[i] = (TO)(base + codes[i]);                             \\
+        }
+    #define SEAMARK_WIDENS(TO)                                 \\
+        SEAMARK_WIDEN(seamark_u8_##TO, uint8_t, TO)            \\
+        SEAMARK_WIDEN(seamark_u16_##TO, uint16_t, TO)          \\
+        SEAMARK_WIDEN(seamark_u32_##TO, uint32_t, TO)          \\
+        SEAMARK_WIDEN(seamark_u64_##TO, uint64_t, TO)          \\
+        static void seamark_widen_##TO(int width, const void *codes, uint64_t base, int64_t first, TO *to, int64_t n) { \\
+            if (width == 1) seamark_u8_##TO((const uint8_t *)codes + first, base, to, n);              \\
+            else if (width == 2) seamark_u16_##TO((const uint16_t *)codes + first, base, to, n);       \\
+            else if (width == 4) seamark_u32_##TO((const uint32_t *)codes + first, base, to, n);       \\
+            else seamark_u64_##TO((const uint64_t *)codes + first, base, to, n);                       \\
+        }
+    SEAMARK_WIDENS(int64_t)
+    SEAMARK_WIDENS(int32_t)
+    """
+    uint64_t seamark_big_endian(uint64_t code) nogil
+    void seamark_widen_int64_t(int width, const void *codes, uint64_t base, int64_t first, int64_t *to, int64_t n) nogil
+    void seamark_widen_int32_t(int width, const void *codes, uint64_t base, int64_t first, int32_t *to, int64_t n) nogil
+
+cdef enum:
+    FORM = 0
+    WIDTH = 1
+    CODES = 2
+    PRESENCE = 3
+    ROWS = 4
+    BASE = 6
+    COMMON = 7
+    COMMON_SIZE = 8
+    LENGTHS = 9
+    ENDS = 10
+    TAILS = 11
+    LENGTHS_WIDTH = 12
+
+cdef enum:
+    INTEGERS = 0
+    FLOATS = 1
+    STRINGS = 2
+
+ctypedef fused Code:
+    uint8_t
+    uint16_t
+    uint32_t
+    uint64_t
+
+ctypedef fused Real:
+    float
+    double
+
+
+cdef int64_t _check(
+    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks
+) except -1:
+    """How many rows the segments have. IndexError where a block has not the rows."""
+    cdef int64_t total = 0, s, i, number, first, count, at
+    for s in range(segments.shape[0]):
+        number, first, count, at = segments[s, 0], segments[s, 1], segments[s, 2], segments[s, 3]
+        if number < 0 or number >= layout.shape[0] or count < 0:
+            raise IndexError(f"there is no block {number}")
+        total += count
+        if layout[number, FORM] < 0:
+            continue
+        if at < 0:
+            if first < 0 or first + count > layout[number, ROWS]:
+                raise IndexError(f"block {number} has not the rows {first} to {first + count}")
+            continue
+        if at + count > picks.shape[0]:
+            raise IndexError("fewer rows are picked than the segments say")
+        for i in range(at, at + count):
+            if picks[i] < 0 or picks[i] >= layout[number, ROWS]:
+                raise IndexError(f"block {number} has not the row {picks[i]}")
+    return total
+
+
+def count(const int64_t[:, ::1] segments):
+    """How many rows they have."""
+    cdef int64_t s, total = 0
+    for s in range(segments.shape[0]):
+        total += segments[s, 2]
+    return total
+
+
+ctypedef fused Whole:
+    int32_t
+    int64_t
+
+
+cdef void _integers(const Code *codes, uint64_t base, Whole *out, int64_t count, const int64_t *picks) noexcept nogil:
+    cdef int64_t i
+    for i in range(count):
+        out[i] = <Whole>(base + codes[picks[i]])
+
+
+cdef void _reals(
+    const Real *codes, double *out, int64_t first, int64_t count, const int64_t *picks
+) noexcept nogil:
+    cdef int64_t i
+    if picks == NULL:
+        for i in range(count):
+            out[i] = codes[first + i]
+    else:
+        for i in range(count):
+            out[i] = codes[picks[i]]
+
+
+cdef inline bint _there(const uint8_t *presence, int64_t row) noexcept nogil:
+    return (presence[row >> 3] >> (row & 7)) & 1
+
+
+cdef void _decode(
+    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Whole *to
+) noexcept nogil:
+    """The integers of one segment, whatever stands where one is absent."""
+    cdef int width = <int>column[WIDTH]
+    cdef uint64_t base = <uint64_t>column[BASE]
+    cdef const void *codes = <const void *><size_t>column[CODES]
+    cdef int64_t i
+    if width == 0:
+        for i in range(count):
+            to[i] = <Whole>base
+    elif rows == NULL:
+        if Whole is int64_t:
+            seamark_widen_int64_t(width, codes, base, first, to, count)
+        else:
+            seamark_widen_int32_t(width, codes, base, first, to, count)
+    elif width == 1:
+        _integers(<const uint8_t *>codes, base, to, count, rows)
+    elif width == 2:
+        _integers(<const uint16_t *>codes, base, to, count, rows)
+    elif width == 4:
+        _integers(<const uint32_t *>codes, base, to, count, rows)
+    else:
+        _integers(<const uint64_t *>codes, base, to, count, rows)
+
+
+cdef void _longs(
+    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks, int64_t *to
+) noexcept nogil:
+    """MISSING where absent."""
+    cdef int64_t s, i, first, count
+    cdef const int64_t *rows
+    cdef const int64_t *column
+    cdef const uint8_t *presence
+    for s in range(segments.shape[0]):
+        column, first, count = &layout[segments[s, 0], 0], segments[s, 1], segments[s, 2]
+        if count == 0:
+            continue
+        rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
+        if column[FORM] != INTEGERS:
+            for i in range(count):
+                to[i] = INT64_MIN
+        else:
+            _decode(column, first, count, rows, to)
+            presence = <const uint8_t *><size_t>column[PRESENCE]
+            if presence != NULL:
+                for i in range(count):
+                    if not _there(presence, first + i if rows == NULL else rows[i]):
+                        to[i] = INT64_MIN
+        to += count
+
+
+def longs(layouts, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """For each of the layouts an int64[rows], MISSING where absent."""
+    cdef const int64_t[:, ::1] layout
+    cdef int64_t[::1] out
+    cdef int64_t total
+    found = []
+    for one in layouts:
+        layout = one
+        total = _check(layout, segments, picks)
+        values = np.empty(total, dtype=np.int64)
+        if total:
+            out = values
+            with nogil:
+                _longs(layout, segments, picks, &out[0])
+        found.append(values)
+    return found
+
+
+cdef int64_t _mark(
+    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, uint8_t *bits, int64_t done
+) noexcept nogil:
+    """Sets the bits of values that are there, from bit `done` on, in zeros. Returns how many are not."""
+    cdef const uint8_t *presence = <const uint8_t *><size_t>column[PRESENCE]
+    cdef int64_t i, place, absent = 0
+    for i in range(count):
+        if presence == NULL or _there(presence, first + i if rows == NULL else rows[i]):
+            place = done + i
+            bits[place >> 3] |= 1 << (place & 7)
+        else:
+            absent += 1
+    return absent
+
+
+def whole(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments):
+    """Whether each of the rows has an integer, so that no bitmap is needed."""
+    cdef int64_t s
+    cdef const int64_t *column
+    for s in range(segments.shape[0]):
+        if segments[s, 0] < 0 or segments[s, 0] >= layout.shape[0]:
+            raise IndexError(f"there is no block {segments[s, 0]}")
+        column = &layout[segments[s, 0], 0]
+        if column[FORM] != INTEGERS or column[PRESENCE] or column[BASE] == INT64_MIN:
+            return False
+    return True
+
+
+def write_integers(
+    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks,
+    uint8_t[::1] values, int width, uint8_t[::1] bits,
+):
+    """The integers as Arrow has them: `values` of 4 or 8 bytes each, `bits` (zeros; none where all are there).
+
+    Returns how many are absent; what stands in their place is undefined. ValueError where there is no room for them.
+    """
+    cdef int64_t total = _check(layout, segments, picks), s, i, first, count, done = 0, absent = 0
+    cdef bint marked = bits.shape[0] > 0
+    cdef const int64_t *rows
+    cdef const int64_t *column
+    if width not in (4, 8) or values.shape[0] != total * width or (marked and bits.shape[0] < (total + 7) // 8):
+        raise ValueError("the buffers are not of the size that the rows need")
+    if total == 0:
+        return 0
+    with nogil:
+        for s in range(segments.shape[0]):
+            column, first, count = &layout[segments[s, 0], 0], segments[s, 1], segments[s, 2]
+            if count == 0:
+                continue
+            rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
+            if column[FORM] != INTEGERS:
+                memset(&values[done * width], 0, count * width)
+                absent += count
+            else:
+                if width == 8:
+                    _decode(column, first, count, rows, <int64_t *>&values[done * 8])
+                else:
+                    _decode(column, first, count, rows, <int32_t *>&values[done * 4])
+                if marked:
+                    absent += _mark(column, first, count, rows, &bits[0], done)
+            done += count
+    return absent
+
+
+def buffer(Py_ssize_t size):
+    """A bytearray whose bytes are whatever was in memory: all of them are to be written before anyone else sees it."""
+    return PyByteArray_FromStringAndSize(NULL, size)
+
+
+def rows(const int64_t[:, ::1] extents, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """int64[rows], how the view names them: `extents` is a layout whose bases name the first rows of blocks."""
+    cdef int64_t total = _check(extents, segments, picks)
+    found = np.empty(total, dtype=np.int64)
+    cdef int64_t[::1] out = found
+    cdef int64_t s, i, first, count, at, done = 0
+    with nogil:
+        for s in range(segments.shape[0]):
+            first, count, at = segments[s, 1], segments[s, 2], segments[s, 3]
+            if at < 0:
+                first += extents[segments[s, 0], BASE]
+                for i in range(count):
+                    out[done + i] = first + i
+            else:
+                first = extents[segments[s, 0], BASE]
+                for i in range(count):
+                    out[done + i] = first + picks[at + i]
+            done += count
+    return found
+
+
+def doubles(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """float64[rows], NaN where absent."""
+    cdef int64_t total = _check(layout, segments, picks)
+    found = np.empty(total, dtype=np.float64)
+    cdef double[::1] out = found
+    cdef int64_t s, i, number, first, count, done = 0
+    cdef const int64_t *rows
+    cdef double *to
+    cdef const void *codes
+    if total == 0:
+        return found
+    with nogil:
+        for s in range(segments.shape[0]):
+            number, first, count = segments[s, 0], segments[s, 1], segments[s, 2]
+            if count == 0:
+                continue
+            rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
+            to = &out[done]
+            done += count
+            codes = <const void *><size_t>layout[number, CODES]
+            if layout[number, FORM] != FLOATS:
+                for i in range(count):
+                    to[i] = NAN
+            elif layout[number, WIDTH] == 4:
+                _reals(<const float *>codes, to, first, count, rows)
+            else:
+                _reals(<const double *>codes, to, first, count, rows)
+    return found
+
+
+cdef inline int64_t _length(const int64_t *column, int64_t row) noexcept nogil:
+    """Of one string, -1 where absent."""
+    cdef uint32_t rest = 0
+    if column[FORM] != STRINGS:
+        return -1
+    if column[PRESENCE] and not _there(<const uint8_t *><size_t>column[PRESENCE], row):
+        return -1
+    if column[WIDTH]:
+        memcpy(&rest, <const uint8_t *><size_t>column[LENGTHS] + row * column[LENGTHS_WIDTH], column[LENGTHS_WIDTH])
+    return column[COMMON_SIZE] + rest
+
+
+cdef inline void _copy(const int64_t *column, int64_t row, int64_t size, uint8_t *to) noexcept nogil:
+    """Writes up to seven bytes past the string, which the next one overwrites."""
+    cdef int64_t width = column[WIDTH], rest = size - column[COMMON_SIZE]
+    cdef uint64_t code = 0
+    cdef uint32_t end
+    memcpy(to, <const uint8_t *><size_t>column[COMMON], column[COMMON_SIZE])
+    if rest == 0:
+        return
+    to += column[COMMON_SIZE]
+    if width == 8:
+        memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * 8, 8)
+    else:
+        memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * width, width)
+        code <<= 8 * (8 - width)
+    code = seamark_big_endian(code)
+    memcpy(to, &code, 8)
+    if rest > width:
+        end = (<const uint32_t *><size_t>column[ENDS])[row]
+        memcpy(to + width, <const uint8_t *><size_t>column[TAILS] + end - (rest - width), rest - width)
+
+
+def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """(ends int64[rows + 1] with a leading 0, bytes uint8[], present uint8[rows]); an absent string has no bytes."""
+    cdef int64_t total = _check(layout, segments, picks)
+    offsets = np.zeros(total + 1, dtype=np.int64)
+    valid = np.empty(total, dtype=np.uint8)
+    cdef int64_t[::1] ends = offsets
+    cdef uint8_t[::1] there = valid
+    cdef uint8_t[::1] data
+    cdef int64_t s, i, row, first, count, size, done = 0
+    cdef const int64_t *rows
+    cdef const int64_t *column
+    with nogil:
+        for s in range(segments.shape[0]):
+            column = &layout[segments[s, 0], 0]
+            first, count = segments[s, 1], segments[s, 2]
+            rows = NULL if segments[s, 3] < 0 or count == 0 else &picks[segments[s, 3]]
+            for i in range(count):
+                size = _length(column, first + i if rows == NULL else rows[i])
+                there[done] = size >= 0
+                ends[done + 1] = ends[done] + (size if size > 0 else 0)
+                done += 1
+    text = np.empty(ends[total] + 8, dtype=np.uint8)
+    if ends[total] == 0:
+        return offsets, text[:0], valid
+    data = text
+    done = 0
+    with nogil:
+        for s in range(segments.shape[0]):
+            column = &layout[segments[s, 0], 0]
+            first, count = segments[s, 1], segments[s, 2]
+            rows = NULL if segments[s, 3] < 0 or count == 0 else &picks[segments[s, 3]]
+            for i in range(count):
+                row = first + i if rows == NULL else rows[i]
+                size = ends[done + 1] - ends[done]
+                if size:
+                    _copy(column, row, size, &data[ends[done]])
+                done += 1
+    return offsets, text[: offsets[total]], valid

@@ -1,0 +1,1 @@
+"""Pruning by partition values and column statistics."""

@@ -1,0 +1,516 @@
+"""Pruning: narrow a selection of files by an expression on their partition values, then on their column statistics.
+
+The rule it keeps: a file leaves only when its partition values or statistics prove that no row of it matches, in the
+meaning of every client: where two order zeros or UUIDs differently, both must agree. What is missing, of another type,
+or reached after the time budget, proves nothing.
+
+Everything reduces to one-sided comparisons, which the kernels do (`metaserver/index/kernels/_scan.pyx`): a column's
+least value is at most x where some bound allows it, and so on (Iceberg Java's InclusiveMetricsEvaluator, which this
+never exceeds but for the zeros). Conjunctions narrow one after another; disjunctions are unions of narrowed copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from metaserver.iceberg.expressions.projection import source_ranges
+from metaserver.iceberg.expressions.ranges import after_prefix
+from metaserver.iceberg.types.transforms import IDENTITY
+from metaserver.iceberg.types.values import Value
+from metaserver.index.blocks.block import COUNTS
+from metaserver.index.blocks.packing import MISSING, Form, Longs, form_of, key_of
+from metaserver.index.kernels import _scan
+from metaserver.index.keys.key_set import KeySet
+from metaserver.planner.view.selection import Expired, Selection, narrow_to_any, never
+from metaserver.planner.view.view import ColumnStatistics, Flags, PartitionValues, Side, TableView
+
+LE, LT, GE, GT = 0, 1, 2, 3
+_OPS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
+_POSITIVE = frozenset({*_OPS, Op.EQ, Op.IN, Op.STARTS_WITH})
+"""Of these only a value can match that lies beside the literals."""
+_NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
+IN_LIMIT = 200
+"""Longer lists of strings are taken as their range; numbers are searched whatever their count."""
+Key = int | float | bytes
+Sides = tuple[Side, ...]
+
+
+def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
+    """`by_spec`: for each partition spec id what the filter demands of its partition values (`projection.inclusive`).
+    Files of a spec that is not in it are kept."""
+    if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
+        _narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
+        return
+    spec_ids = selection.view.spec_ids
+    for spec_id, expression in by_spec.items():
+        mine = spec_ids == spec_id
+        part = Selection(selection.view, np.where(mine, selection.state, 0).astype(np.uint8), selection.mask)
+        _narrow(part, expression, _partition_leaf, expired)
+        selection.state[mine] = part.state[mine]
+
+
+def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
+    """By record counts, bounds, null and NaN counts, as bound predicates on columns ask."""
+    uncounted = _narrow_by_record_count(selection)
+    _narrow(selection, expression, _stats_leaf, expired)
+    if uncounted is not None:
+        selection.add(uncounted)
+
+
+def _narrow_by_record_count(selection: Selection) -> Selection | None:
+    """Drops files without rows. Returns those whose rows nobody counted (imported Avro files have -1): they stay."""
+    uncounted: Selection | None = None
+    for number in selection.view.odd_counts:
+        if not selection.state[number]:
+            continue
+        counts = selection.view.blocks[number].longs("record_count")
+        if (counts < 0).any():
+            if uncounted is None:
+                uncounted = selection.copy()
+                uncounted.clear()
+            uncounted.take(number, selection)
+            uncounted.keep(number, counts < 0)
+        selection.keep(number, counts != 0)
+    return uncounted
+
+
+def _narrow(
+    selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
+) -> None:
+    if expired():
+        return
+    if isinstance(expression, Always):
+        if not expression.value:
+            selection.clear()
+    elif isinstance(expression, And):
+        for number, child in enumerate(sorted(expression.children, key=_cost)):
+            if number and not selection.state.any():
+                return
+            _narrow(selection, child, leaf, expired)
+    elif isinstance(expression, Or):
+        ways = [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
+        narrow_to_any(selection, ways, expired)
+    else:
+        assert isinstance(expression, Bound)
+        leaf(selection, expression)
+
+
+def _cost(expression: Expression) -> int:
+    """Cheapest first: fixed-width comparisons, then strings, then what has branches."""
+    if isinstance(expression, Bound):
+        return 1 if form_of(expression.kind) is Form.STRINGS else 0
+    return 2 if isinstance(expression, And) else 3
+
+
+# Statistics
+
+
+def _stats_leaf(selection: Selection, bound: Bound) -> None:
+    if bound.kind in ("list", "map"):
+        return  # values are counted there, not rows
+    if bound.transform != IDENTITY:
+        ranges = source_ranges(bound)
+        if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
+            _narrow(selection, ranges, _stats_leaf, never)
+        return
+    column = selection.view.stats(bound.column_id, bound.kind)
+    op = bound.op
+    if op in _POSITIVE:
+        _drop(selection, column, column.nulls_only, _nulls_only)
+        _drop(selection, column, column.nans_only, _nans_only)
+        _narrow_by_bounds(selection, column, bound)
+    elif op in _NEGATIVE:
+        _narrow_to_unlike(selection, column, bound)
+    elif op is Op.IS_NULL:
+        _drop(selection, column, column.no_nulls, _no_nulls)
+    elif op is Op.NOT_NULL:
+        _drop(selection, column, column.nulls_only, _nulls_only)
+    elif op is Op.NOT_NAN:
+        _drop(selection, column, column.nans_only, _nans_only)
+    else:
+        assert op is Op.IS_NAN
+        _drop(selection, column, column.nulls_only, _nulls_only)
+        _drop(selection, column, column.no_nans, _no_nans)
+
+
+Truths = npt.NDArray[np.bool_]
+CountTest = Callable[[Longs, Longs, Longs], Truths]
+
+
+def _no_nulls(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray(nulls == 0)
+
+
+def _no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray(nans == 0)
+
+
+def _nulls_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray((values != MISSING) & (nulls == values))
+
+
+def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    return np.asarray((values != MISSING) & (nans == values))
+
+
+def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
+    """Drops the rows of which `test` holds; `flags` says for which blocks that is none (0), all (1) or some (2)."""
+    if flags is None:
+        return
+    selection.state[flags == 1] = 0
+    for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
+        selection.keep(number, ~_tested(selection.view, column, number, test))
+
+
+def _tested(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
+    entry = column.entries[number]
+    assert entry is not None
+    block = view.blocks[number]
+    values, nulls, nans = (block.count(name, entry.column_id) for name in COUNTS[:3])
+    return test(values, nulls, nans)
+
+
+def _narrow_by_bounds(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
+    op = bound.op
+    if op in _OPS:
+        narrow = partial(_compare, column=column, op=_OPS[op], kind=bound.kind, value=bound.values[0])
+        if bound.kind == "uuid":
+            narrow_to_any(selection, [narrow, *_ways_across_orders(column)])
+        else:
+            narrow(selection)
+    elif op is Op.EQ:
+        _equal(selection, column, bound.kind, bound.values[0])
+    elif op is Op.STARTS_WITH:
+        _narrow_to_prefix(selection, column.lower, column.upper, bound.values[0])
+    else:
+        _narrow_to_members(selection, column, bound)
+
+
+def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
+    sides = column.lower if op in (LE, LT) else column.upper
+    for side in sides:
+        key = key_of(side.form, kind, value)
+        if side.form is Form.FLOATS and key == 0:
+            _compare_zero(selection, side, op, float(key))
+        else:
+            _run(selection, side, op, key, uuid=kind == "uuid")
+
+
+def _ways_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
+    """Ways in which bounds of uuids may be of another order than a reader's: just one of them has the first bit, or is
+    there at all. What lies between them in the one order may be less than both, or greater, in the other."""
+
+    def narrow(selection: Selection, lower: int, upper: int) -> None:
+        _compare_keys(selection, column.lower, lower, b"\x80")
+        _compare_keys(selection, column.upper, upper, b"\x80")
+
+    # Those that lack a bound: no uuid is less than the one key, none greater than the other.
+    unbounded = [
+        partial(_compare_keys, sides=column.lower, op=LT, key=b""),
+        partial(_compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
+    ]
+    return [*unbounded, partial(narrow, lower=LT, upper=GE), partial(narrow, lower=GE, upper=LT)]
+
+
+def _compare_keys(selection: Selection, sides: Sides, op: int, key: bytes) -> None:
+    for side in sides:
+        if side.form is Form.STRINGS:
+            _run(selection, side, op, key, uuid=False)
+
+
+def _run(selection: Selection, side: Side, op: int, key: Key, *, uuid: bool) -> None:
+    if side.form is Form.STRINGS:
+        assert isinstance(key, bytes)
+        _scan.narrow_strings(side.layout, side.low, side.high, selection.state, selection.mask, op, key, uuid)
+    elif side.form is Form.FLOATS:
+        _scan.narrow_doubles(side.layout, side.low, side.high, selection.state, selection.mask, op, float(key))
+    else:
+        assert not isinstance(key, bytes)
+        _scan.narrow_longs(side.layout, side.low, side.high, selection.state, selection.mask, op, int(key))
+
+
+def _compare_zero(selection: Selection, side: Side, op: int, zero: float) -> None:
+    """-0.0 and 0.0 are one value to SQL and two in Iceberg's order: a file is kept when either matches.
+
+    x < 0.0 may match a row with -0.0, and x > -0.0 one with 0.0.
+    """
+    strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
+    if not strict:
+        _run(selection, side, op, 0.0, uuid=False)
+        return
+    other = selection.copy()
+    _run(selection, side, op, 0.0, uuid=False)
+    _run(other, side, LE if op == LT else GE, 0.0, uuid=False)
+    view = selection.view
+    for number in np.flatnonzero((other.state != 0) & (side.low <= 0) & (side.high >= 0)).tolist():
+        packed = side.packed[number]
+        if packed is not None:
+            values = view.blocks[number].column_at(packed).doubles()
+            other.keep(number, (values == 0) & (np.signbit(values) == (op == LT)))
+    other.state[~((side.low <= 0) & (side.high >= 0))] = 0
+    selection.add(other)
+
+
+def _narrow_to_unlike(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
+    """NOT_EQ, NOT_IN, NOT_STARTS_WITH: only a file without nulls and NaN whose every row is such a value can leave."""
+    if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
+        return
+    floats = form_of(bound.kind) is Form.FLOATS
+    if column.no_nulls is None or (floats and column.no_nans is None):
+        return
+    candidates = (selection.state != 0) & (column.no_nulls != 0)
+    if floats:
+        candidates &= column.no_nans != 0
+    if not candidates.any():
+        return
+    part = Selection(selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy())
+    for value in bound.values:
+        if not (floats and value == 0):
+            narrow_to_any(part, _unlike(column, bound, value))
+    view = selection.view
+    for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
+        first, end = view.starts[number], view.starts[number + 1]
+        kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
+        kept |= ~_tested(view, column, number, _no_nulls)
+        if floats:
+            kept |= ~_tested(view, column, number, _no_nans)
+        selection.keep(number, kept)
+
+
+def _unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
+    """Ways in which bounds show a value other than `value` (NOT_STARTS_WITH: one that does not begin with it)."""
+    if bound.op is not Op.NOT_STARTS_WITH:
+        return [
+            partial(_compare, column=column, op=LT, kind=bound.kind, value=value),
+            partial(_compare, column=column, op=GT, kind=bound.kind, value=value),
+        ]
+    return _ways_beside_prefix(column.lower, column.upper, value)
+
+
+def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
+    """IN: some member lies between the bounds."""
+    values = bound.values
+    if bound.kind != "uuid" or _have_one_order(values):
+        _compare(selection, column, LE, bound.kind, values[-1])
+        _compare(selection, column, GE, bound.kind, values[0])
+    sides = _integer_sides(column)
+    if sides is not None:
+        _run_in(selection, *sides, bound)
+        return
+    if len(values) > IN_LIMIT:
+        return
+    narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
+
+
+def _integer_sides(column: ColumnStatistics) -> tuple[Side, Side] | None:
+    """Lower and upper bounds where all of them are integers."""
+    if len(column.lower) != 1 or len(column.upper) != 1:
+        return None
+    lower, upper = column.lower[0], column.upper[0]
+    return (lower, upper) if lower.form is Form.INTEGERS and upper.form is Form.INTEGERS else None
+
+
+def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
+    """By bounds and null counts: keeps files that may hold one of the keys, of which there are some."""
+    column = selection.view.stats(column_id, kind)
+    _drop(selection, column, column.nulls_only, _nulls_only)
+    if kind == "uuid":
+        return
+    low, high = (packed_key(keys.at(place), kind) for place in (0, len(keys) - 1))
+    for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
+        for side in sides:
+            if (side.form is Form.STRINGS) == isinstance(key, bytes):
+                _run(selection, side, op, key, uuid=False)
+    integers = _integer_sides(column)
+    if integers is not None and keys.distinct.codes is not None:
+        lower, upper = integers
+        listed = (keys.distinct.codes ^ np.uint64(_bias(kind))).view(np.int64)
+        state, mask = selection.state, selection.mask
+        _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
+
+
+def packed_key(key: int | bytes, kind: str) -> int | bytes:
+    """A key of an index as statistics have it."""
+    return key if isinstance(key, bytes) else key - _bias(kind)
+
+
+def _bias(kind: str) -> int:
+    """What codes of integers have above their values (`keys.py`)."""
+    return 0 if kind == "boolean" else 1 << 63
+
+
+def _have_one_order(uuids: Sequence[Value]) -> bool:
+    """Whether the first of these is the least and the last the greatest by signed halves, too: some writers' bounds are
+    in that order, in which others may be the extremes."""
+    return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
+
+
+def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Value) -> None:
+    _compare(selection, column, LE, kind, value)
+    _compare(selection, column, GE, kind, value)
+
+
+def _run_in(selection: Selection, lower: Side, upper: Side, bound: Bound) -> None:
+    """Keeps rows with one of the integers that `bound` lists between lower and upper."""
+    keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
+    _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
+
+
+def _narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: Value) -> None:
+    """STARTS_WITH: some value between lower and upper begins with `value`."""
+    prefix = _text(value)
+    _compare_keys(selection, upper, GE, prefix)
+    if following := after_prefix(prefix):
+        _compare_keys(selection, lower, LT, following)
+
+
+def _ways_beside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callable[[Selection], None]]:
+    """NOT_STARTS_WITH: ways in which lower and upper show that not every value between them begins with `value`."""
+    prefix = _text(value)
+    ways: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=lower, op=LT, key=prefix)]
+    if following := after_prefix(prefix):
+        ways.append(partial(_compare_keys, sides=upper, op=GE, key=following))
+    return ways
+
+
+def _text(value: Value) -> bytes:
+    assert isinstance(value, str)
+    return value.encode("utf-8", "surrogatepass")
+
+
+# Partition values
+
+
+def _partition_leaf(selection: Selection, bound: Bound) -> None:
+    column = selection.view.partition(bound.column_id, bound.kind)
+    if form_of(bound.kind) is None:
+        return
+    part = selection
+    if not column.is_known:
+        part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
+    if form_of(bound.kind) is Form.FLOATS:
+        _narrow_floats(part, column, bound)
+    else:
+        _narrow_values(part, column, bound)
+    if part is not selection:
+        selection.state[column.known] = part.state[column.known]
+
+
+def _narrow_values(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    op, values, kind = bound.op, bound.values, bound.kind
+    if op is Op.IS_NULL:
+        _keep_nulls(selection, column, nulls=True)
+    elif op is Op.NOT_NULL:
+        _keep_nulls(selection, column, nulls=False)
+    elif op in _OPS:
+        _compare_values(selection, column, (_OPS[op],), kind, values[0])
+    elif op is Op.EQ:
+        _compare_values(selection, column, (LE, GE), kind, values[0])
+    elif op is Op.IN:
+        _narrow_values_in(selection, column, bound)
+    elif op is Op.NOT_EQ or op is Op.NOT_IN:
+        _narrow_values_out(selection, column, bound)
+    elif op is Op.STARTS_WITH:
+        _keep_nulls(selection, column, nulls=False)
+        _narrow_to_prefix(selection, column.sides, column.sides, values[0])
+    elif op is Op.NOT_STARTS_WITH:
+        nulls = partial(_keep_nulls, column=column, nulls=True)
+        narrow_to_any(selection, [nulls, *_ways_beside_prefix(column.sides, column.sides, values[0])])
+
+
+def _compare_values(
+    selection: Selection, column: PartitionValues, ops: tuple[int, ...], kind: str, value: Value
+) -> None:
+    _keep_nulls(selection, column, nulls=False)
+    for op in ops:
+        for side in column.sides:
+            _run(selection, side, op, key_of(side.form, kind, value), uuid=kind == "uuid" and len(ops) == 1)
+
+
+def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
+    _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
+    if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
+        _run_in(selection, column.sides[0], column.sides[0], bound)
+    elif len(bound.values) <= IN_LIMIT:
+        narrow_to_any(
+            selection,
+            [
+                partial(_compare_values, column=column, ops=(LE, GE), kind=bound.kind, value=value)
+                for value in bound.values
+            ],
+        )
+
+
+def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    """NOT_EQ, NOT_IN: null matches."""
+    if len(bound.values) > IN_LIMIT:
+        return
+    for value in bound.values:
+        narrow_to_any(
+            selection,
+            [
+                partial(_keep_nulls, column=column, nulls=True),
+                partial(_compare_values, column=column, ops=(LT,), kind=bound.kind, value=value),
+                partial(_compare_values, column=column, ops=(GT,), kind=bound.kind, value=value),
+            ],
+        )
+
+
+def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -> None:
+    """Keeps files whose value is null, or those whose value is not."""
+    if not column.has_nulls:
+        if nulls:
+            selection.clear()
+        return
+    selection.state[column.nulls == (0 if nulls else 1)] = 0
+    for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
+        packed = column.packed[number]
+        assert packed is not None
+        present = selection.view.blocks[number].column_at(packed).present()
+        selection.keep(number, ~present if nulls else present)
+
+
+def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    """Partition values of float and double: rare, so row by row in numpy. NaN is greater than every number, as in
+    Java; a zero equals the other zero."""
+    for number in np.flatnonzero(selection.state).tolist():
+        packed = column.packed[number]
+        block = selection.view.blocks[number]
+        if packed is None:
+            values, present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
+        else:
+            values, present = block.column_at(packed).doubles(), block.column_at(packed).present()
+        selection.keep(number, _float_matches(values, present, bound))
+
+
+def _float_matches(
+    values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
+) -> npt.NDArray[np.bool_]:
+    nan: npt.NDArray[np.bool_] = present & np.isnan(values)
+    keys = np.array([float(value) for value in bound.values if not isinstance(value, (str, bytes))])
+    op = bound.op
+    if op is Op.IS_NULL:
+        return ~present
+    if op is Op.NOT_NULL:
+        return present
+    if op is Op.IS_NAN:
+        return nan
+    if op is Op.NOT_NAN:
+        return ~nan
+    found: npt.NDArray[np.bool_]
+    if op in (Op.IN, Op.EQ):
+        found = present & np.isin(values, keys)
+    elif op in (Op.NOT_IN, Op.NOT_EQ):
+        found = ~present | ~np.isin(values, keys) | (values == 0)
+    elif op in (Op.LT, Op.LT_EQ):
+        found = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
+    else:
+        found = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
+    return found

@@ -1,0 +1,109 @@
+"""Which manifests a plan needs at all, by the partition summaries in the manifest list (Java: ManifestEvaluator).
+
+For plans on snapshots that are not in memory: what a summary rules out need not be read. A summary that is missing,
+or that does not decode, rules nothing out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.types.values import Value, decode
+from metaserver.index.blocks.packing import Form, form_of, key_of
+
+Key = int | float | bytes
+
+
+def needed(
+    manifests: Sequence[ManifestFile], by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]
+) -> list[int]:
+    """Numbers of the manifests that may list a file whose partition satisfies its spec's expression."""
+    fields = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
+    keys = _Keys()
+    return [
+        number
+        for number, manifest in enumerate(manifests)
+        if manifest.partition_spec_id not in by_spec
+        or manifest.partitions is None
+        or _may_hold(by_spec[manifest.partition_spec_id], manifest.partitions, fields[manifest.partition_spec_id], keys)
+    ]
+
+
+class _Keys:
+    """The values of predicates as keys, ascending: made once for all manifests, since lists may be long."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Any]] = {}
+
+    def of(self, bound: Bound, form: Form) -> list[Any]:
+        found = self._known.get(id(bound))  # who asks holds the predicate
+        if found is None:
+            found = self._known[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
+        return found
+
+
+def _may_hold(
+    expression: Expression, summaries: Sequence[FieldSummary], places: Mapping[int | None, int], keys: _Keys
+) -> bool:
+    if isinstance(expression, Always):
+        return expression.value
+    if isinstance(expression, And):
+        return all(_may_hold(child, summaries, places, keys) for child in expression.children)
+    if isinstance(expression, Or):
+        return any(_may_hold(child, summaries, places, keys) for child in expression.children)
+    assert isinstance(expression, Bound)
+    place = places.get(expression.column_id, len(summaries))
+    return place >= len(summaries) or _may_match(expression, summaries[place], keys)
+
+
+def _may_match(bound: Bound, summary: FieldSummary, keys: _Keys) -> bool:
+    form = form_of(bound.kind)
+    if bound.op is Op.IS_NULL:
+        return summary.contains_null is not False
+    if bound.op is Op.IS_NAN:
+        return summary.contains_nan is not False
+    if form is None or form is Form.FLOATS or bound.kind == "uuid":
+        return True  # NaN, the zeros and the order of UUIDs: the values themselves will tell
+    if summary.lower is None and summary.upper is None:
+        # Writers leave both out where every value is null.
+        return bound.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH) or summary.contains_null is not True
+    low, high = _key(form, bound.kind, summary.lower), _key(form, bound.kind, summary.upper)
+    return low is None or high is None or _overlaps(bound.op, keys.of(bound, form), low, high)
+
+
+def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
+    match op:
+        case Op.LT:
+            return bool(low < keys[0])
+        case Op.LT_EQ:
+            return bool(low <= keys[0])
+        case Op.GT:
+            return bool(high > keys[0])
+        case Op.GT_EQ:
+            return bool(high >= keys[0])
+        case Op.EQ | Op.IN:
+            place = bisect_left(keys, low)
+            return place < len(keys) and bool(keys[place] <= high)
+        case Op.STARTS_WITH:
+            prefix = keys[0]
+            assert isinstance(prefix, bytes)
+            assert isinstance(low, bytes)
+            assert isinstance(high, bytes)
+            return low[: len(prefix)] <= prefix <= high[: len(prefix)] or high.startswith(prefix)
+        case _:
+            return True
+
+
+def _key(form: Form, kind: str, data: bytes | None) -> Key | None:
+    if data is None:
+        return None
+    try:
+        value: Value = decode(kind, data)
+    except ValueError:
+        return None
+    return key_of(form, kind, value)

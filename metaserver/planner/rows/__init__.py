@@ -1,0 +1,1 @@
+"""Rows by key or predicate, and which of them are deleted."""

@@ -1,0 +1,136 @@
+"""Keys that somebody asks for, one for each term of a record index, as the index has them: from JSON or from Arrow.
+
+A value of JSON is read as a literal of a filter is (`literals.py`); one that its column cannot hold, as 5.5 for an
+integer, is no mistake: no row has it. Null asks for rows where the column is null, and "NaN" in a column of floats for
+those where it is not a number. Arrow columns have the names of the terms and hold values of their types.
+
+A term with a function, `lower(name)` or `bucket[16](id)`, is asked for by what the function yields. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from metaserver.errors import BadRequest
+from metaserver.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
+from metaserver.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
+from metaserver.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of, keys_of
+from metaserver.index.keys.terms import Term
+
+_INTEGERS = {"int": (INT_MIN, INT_MAX), "long": (LONG_MIN, LONG_MAX)}
+_SHOWN = 80
+
+
+def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
+    """Of rows: each a list of values in the order of the terms, an object by their names, or where there is one term
+    its value. (columns, bool[rows] those that can exist, None for all). BadRequest names the key that is wrong."""
+    asked = np.ones(len(rows), dtype=np.bool_)
+    values = _transposed(terms, rows)
+    columns = [_column(term, column, asked) for term, column in zip(terms, values, strict=True)]
+    return columns, None if asked.all() else asked
+
+
+def keys_of_arrow(terms: Sequence[Term], table: pa.Table) -> list[Keys]:
+    """BadRequest names the column that is missing, or of another type."""
+    texts = [term.text for term in terms]
+    missing = [text for text in texts if text not in table.column_names]
+    if missing:
+        had = ", ".join(table.column_names)[:_SHOWN]
+        raise BadRequest(
+            f"The keys have no column {missing[0]}: the index is on {', '.join(texts)}, and they have {had}"
+        )
+    columns = []
+    for term in terms:
+        if table.column_names.count(term.text) > 1:
+            raise BadRequest(f"The keys have several columns {term.text}; send each once")
+        try:
+            columns.append(keys_of(table.column(term.text), term.kind))
+        except ValueError as error:
+            raise BadRequest(f"The column {term.text} of the keys: {error}") from None
+    return columns
+
+
+def _transposed(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
+    texts = [term.text for term in terms]
+    if len(terms) == 1 and not any(isinstance(row, list | Mapping) for row in rows):
+        return [list(rows)]
+    columns: list[list[Any]] = [[] for _ in terms]
+    for number, row in enumerate(rows):
+        if isinstance(row, Mapping):
+            wrong = set(texts).symmetric_difference(row)
+            if wrong:
+                what = f"lacks {min(wrong)}" if min(wrong) in texts else f"has {min(wrong)[:_SHOWN]!r}"
+                raise BadRequest(f"Key {number} {what}: the index is on {', '.join(texts)}")
+            values: Iterable[Any] = [row[text] for text in texts]
+        elif isinstance(row, list):
+            if len(row) != len(terms):
+                raise BadRequest(f"Key {number} has {len(row)} values: the index is on {', '.join(texts)}")
+            values = row
+        elif len(terms) == 1:
+            values = [row]
+        else:
+            raise BadRequest(f"Key {number} is {repr(row)[:_SHOWN]}, not a list of values for {', '.join(texts)}")
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    return columns
+
+
+def _column(term: Term, values: list[Any], asked: Mask) -> Keys:
+    """Clears `asked` where no row can have the value."""
+    limits = _INTEGERS.get(term.kind)
+    if limits and all(type(value) is int for value in values):
+        low, high = limits
+        try:
+            numbers = np.array(values, dtype=np.int64)
+        except OverflowError:
+            pass
+        else:
+            asked &= (numbers >= low) & (numbers <= high)
+            return keys_of(pa.array(numbers), "long")
+    keys: list[Key | None] = []
+    nans = np.zeros(len(values), dtype=np.bool_)
+    nulls = np.zeros(len(values), dtype=np.bool_)
+    for number, value in enumerate(values):
+        key: Key | None = None
+        if value is None:
+            nulls[number] = True
+        elif value == "NaN" and term.kind in FLOATS:
+            nans[number] = True
+        else:
+            key = _key(term, value, number)
+            asked[number] &= key is not None
+        keys.append(key)
+    return _keys(term.kind, keys, nulls, nans)
+
+
+def _key(term: Term, value: Any, number: int) -> Key | None:
+    """None where no row can have the value."""
+    try:
+        literal: Literal = parse_literal(term.kind, value)
+    except BadRequest as error:
+        raise BadRequest(f"Key {number}, column {term.text}: {error.message}") from None
+    if isinstance(literal, Above | Below):
+        infinite = term.kind in FLOATS and literal.infinite
+        return key_of(float("inf" if isinstance(literal, Above) else "-inf"), term.kind) if infinite else None
+    if isinstance(literal, Between):
+        return None
+    try:
+        return key_of(literal, term.kind)
+    except ValueError:
+        return None
+
+
+def _keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
+    valid = bits_of(~nulls) if nulls.any() else None
+    nan = bits_of(nans) if nans.any() else None
+    if has_codes(kind):
+        codes = np.array([key if isinstance(key, int) else 0 for key in keys], dtype=np.uint64)
+        return Keys(kind, len(keys), codes, None, None, valid, nan)
+    spelled = [key if isinstance(key, bytes) else b"" for key in keys]
+    starts = np.zeros(len(keys) + 1, dtype=np.int64)
+    np.cumsum([len(one) for one in spelled], out=starts[1:])
+    return Keys(kind, len(keys), None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), valid, nan)

@@ -1,0 +1,249 @@
+"""Rows by their keys: from keys and a snapshot to data file, position, and whether a delete may have taken the row.
+
+The rules it keeps. Only rows of files that are live in the snapshot are found, each once, and none that is known to be
+deleted. Files that the index does not describe may hold more rows: they are counted and named, so that nobody takes
+the answer for whole. A row of which it is not known whether it is deleted is returned, and marked.
+
+Keys are equal when the index has them so: null is null, NaN is NaN, and -0.0 is not 0.0. They are hashes of 128 bits
+(`record.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.clock import Clock
+from metaserver.errors import TooLarge
+from metaserver.gathering import gathered
+from metaserver.iceberg.types.transforms import IDENTITY
+from metaserver.index.blocks.packing import Longs
+from metaserver.index.files.definitions import IndexDefinition
+from metaserver.index.files.remote import KEYS_MAX as COLD_KEYS_MAX
+from metaserver.index.files.usage import Usage
+from metaserver.index.kernels._record import ENTRIES_A_PAGE, stretches
+from metaserver.index.keys.hashing import Hashes, hash_halves
+from metaserver.index.keys.keys import Keys, Mask
+from metaserver.index.kinds.record import Found, Record
+from metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
+from metaserver.planner.lookup.lookup import lookup
+from metaserver.planner.rows.row_deletes import RowDeletes
+from metaserver.planner.scan.scan import Scan
+from metaserver.store.port import Entry
+
+KEYS_MAX = 1_000_000
+ROWS_MAX = 4_000_000
+"""Rows that the keys of one lookup may have, deleted ones and those of other snapshots included."""
+_KEYS_AT_ONCE = 1 << 16
+_THREADS = max(1, len(os.sched_getaffinity(0)))
+_QUICK_KEYS = 200
+"""So many are looked up where they came in; a thread would take longer."""
+
+
+@dataclass(frozen=True)
+class LocatedRows:
+    """Rows in the order of their queries: `query`, `place` (of the data file among all of the view), `position`,
+    `undecided`, each [rows]. `uncovered` are the places of live files that the index does not describe."""
+
+    query: Longs
+    place: Longs
+    position: Longs
+    undecided: Mask
+    uncovered: Longs
+    problems: Mapping[str, str]
+    """Why rows are undecided, by file; the first of them."""
+
+
+class Locator:
+    """Belongs to one event loop."""
+
+    def __init__(self, covers: IndexResolver, deleted: RowDeletes, usage: Usage, clock: Clock) -> None:
+        self._covers = covers
+        self._deleted = deleted
+        self._usage = usage
+        self._clock = clock
+
+    async def locate(
+        self, scan: Scan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
+    ) -> LocatedRows:
+        """`columns` are the keys, one for each term of the record index; `asked` bool[keys] those that can exist at
+        all, None for all. The scan is of a whole snapshot. TooLarge where the keys have more than ROWS_MAX rows."""
+        view = scan.view
+        keys = _Asked(columns, asked)
+        work = _Search(await self._covers.records(view, definition, entry, keys.few), keys)
+        evaluator = self._deleted.evaluator_of(scan, _known(definition, columns))
+        quick = keys.count <= _QUICK_KEYS
+        parts = [_nothing()]
+        # Some keys after others, so that no step holds Python's lock for long.
+        for start in range(0, keys.count, _KEYS_AT_ONCE):
+            query, place, position = work.run(start) if quick else await work.run_in_threads(start)
+            deletion = await evaluator.evaluate(place, position, query)
+            live = ~deletion.deleted
+            parts.append((query[live], place[live], position[live], deletion.undecided[live]))
+        gathered = partial(_gathered, parts, work.uncovered)
+        located, removed = gathered() if quick else await asyncio.to_thread(gathered)
+        self._usage.note(
+            entry.uuid,
+            definition.id,
+            files_in=view.rows,
+            files_removed=removed,
+            now_ms=self._clock.now_ms(),
+        )
+        await self._covers.suspect(entry, work.damaged)
+        uncovered = located.uncovered
+        if len(uncovered):
+            uncovered = uncovered[lookup(view).longs("record_count")[uncovered] != 0]
+        return replace(located, uncovered=uncovered, problems=evaluator.problems)
+
+
+def _gathered(
+    parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
+) -> tuple[LocatedRows, int]:
+    """What was found, and of how many files the index says that they hold none of the keys."""
+    query, place, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
+    hit = uncovered != 0
+    hit[place] = True
+    removed = len(hit) - int(np.count_nonzero(hit))
+    return LocatedRows(query, place, position, undecided, np.flatnonzero(uncovered), {}), removed
+
+
+def _known(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
+    """The columns themselves among the terms."""
+    terms = zip(definition.terms, columns, strict=True)
+    return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
+
+
+def _nothing() -> tuple[Longs, Longs, Longs, Mask]:
+    none = np.empty(0, dtype=np.int64)
+    return none, none, none, np.empty(0, dtype=np.bool_)
+
+
+_Rows = tuple[Longs, Longs, Longs]
+
+
+class _OfPart(NamedTuple):
+    """What the index file of this number has of the keys, or why it cannot be told."""
+
+    number: int
+    rows: _Rows | None
+    reason: str = ""
+
+
+class _Asked:
+    """The keys of one request: `columns`, and which of them can exist at all, bool[keys], None for all."""
+
+    def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
+        self._columns, self._possible = columns, possible
+        self._hashes: tuple[Hashes, Hashes] | None = None
+        self.count = columns[0].rows
+
+    @property
+    def few(self) -> tuple[Hashes, Hashes] | None:
+        """The halves of all hashes, where that is all that `part` has, and they are few."""
+        return self.part(0)[1:] if self.count <= COLD_KEYS_MAX else None
+
+    def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
+        """(numbers of keys, the halves of their hashes) of some of them from `start` on."""
+        if self._hashes is None:
+            self._hashes = hash_halves(self._columns)
+        numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.count))
+        if self._possible is not None:
+            numbers = numbers[self._possible[numbers]]
+        return numbers, self._hashes[0][numbers], self._hashes[1][numbers]
+
+
+class _Search:
+    """The keys of one request, asked of all index files, some of them at a time.
+
+    `damaged` gains index files that broke; their data files are `uncovered`, uint8[files of the view], from then on.
+    """
+
+    def __init__(self, index: RecordIndex, keys: _Asked) -> None:
+        self._index, self._keys = index, keys
+        self._coverage = index.coverage
+        self._total, self._counting = 0, Lock()
+        self.damaged: dict[str, str] = {}
+        self.uncovered = index.coverage.uncovered.copy()
+
+    def run(self, start: int) -> _Rows:
+        """(query, place, position) of all rows of the keys from `start` on, in the order of keys."""
+        return self._merged([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
+
+    async def run_in_threads(self, start: int) -> _Rows:
+        """The same, several index files at once: most of a lookup is waiting for memory, without Python's lock."""
+        part = await asyncio.to_thread(self._keys.part, start)
+        count = len(self._coverage.parts)
+        threads = min(_THREADS, count)
+        found = await gathered(
+            [partial(asyncio.to_thread, self._of_parts, range(n, count, threads), *part) for n in range(threads)]
+        )
+        return await asyncio.to_thread(self._merged, found)
+
+    def _of_parts(self, which: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
+        found = []
+        for number in which:
+            part = self._coverage.parts[number]
+            if part.location in self.damaged:
+                continue
+            try:
+                query, place, position = self._of_part(number, high, low)
+            except ValueError as error:
+                # What it said of other keys was right: every page is checked before it is believed.
+                found.append(_OfPart(number, None, str(error)))
+                continue
+            found.append(_OfPart(number, (numbers[query], place, position)))
+            with self._counting:
+                self._total += len(query)
+            if self._total > ROWS_MAX:
+                raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; ask for fewer keys at a time")
+        return found
+
+    def _merged(self, found: Sequence[Sequence[_OfPart]]) -> _Rows:
+        parts = [_nothing()[:3]]
+        for one in sorted(chain.from_iterable(found), key=lambda one: one.number):
+            if one.rows is None:
+                self.damaged[self._coverage.parts[one.number].location] = one.reason
+                self.uncovered[self._coverage.places[0] == one.number] = 1
+            else:
+                parts.append(one.rows)
+        query, place, position = (np.concatenate(column) for column in zip(*parts, strict=True))
+        if len(parts) > 2:
+            order = np.argsort(query, kind="stable")
+            query, place, position = query[order], place[order], position[order]
+        return query, place, position
+
+    def _of_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
+        part = self._coverage.parts[number]
+        part_of, file_of = self._coverage.places
+        query, file, position = self._found(part.location, high, low)
+        place = part.rows[file]
+        live = place >= 0
+        # Of files that two index files describe, the rows come from one.
+        live[live] = (part_of[place[live]] == number) & (file_of[place[live]] == file[live])
+        return query[live], place[live], position[live].astype(np.int64)
+
+    def _found(self, location: str, high: Hashes, low: Hashes) -> Found:
+        if location in self._index.asked:
+            return self._index.asked[location].found
+        record = self._index.opened[location].index
+        assert isinstance(record, Record)
+        if record.count > ROWS_MAX:
+            _refuse_many(record, high)
+        return record.lookup(high, low)
+
+
+def _refuse_many(record: Record, high: Hashes) -> None:
+    """TooLarge, before they are gathered, where keys with very many rows fill whole pages."""
+    spans = stretches(record.fences.first, np.sort(high))
+    pages = int((spans[:, 1] - spans[:, 0]).sum())
+    if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:
+        raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; it is no key to look up")

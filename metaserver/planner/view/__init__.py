@@ -1,0 +1,1 @@
+"""The files of one snapshot as columns, and selections of them."""

@@ -1,0 +1,115 @@
+"""Some of a view's files, narrowed step by step, block by block: what pruning works on.
+
+A block of which every file is selected, or none, has no mask to go through. A union is made of narrowed copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from metaserver.index.blocks.packing import Longs
+from metaserver.index.kernels import _scan
+from metaserver.planner.view.view import TableView
+
+Expired = Callable[[], bool]
+
+
+class Selection:
+    """`state` uint8[blocks]: 0 no row, 1 every row, 2 those whose byte in `mask` uint8[rows] is 1."""
+
+    __slots__ = ("mask", "state", "view")
+
+    def __init__(self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> None:
+        self.view = view
+        self.state = state
+        self.mask = mask
+
+    @classmethod
+    def everything(cls, view: TableView) -> Selection:
+        return cls(view, np.ones(len(view.blocks), dtype=np.uint8), np.empty(view.rows, dtype=np.uint8))
+
+    def copy(self) -> Selection:
+        mask = self.mask.copy() if (self.state == 2).any() else np.empty(len(self.mask), dtype=np.uint8)
+        return Selection(self.view, self.state.copy(), mask)
+
+    def rows(self) -> Longs:
+        """int64[selected], ascending."""
+        return _scan.collect(self.view.extents, self.state, self.mask)
+
+    def places(self) -> Longs:
+        """int64[selected], ascending: rows as masks count them, through the view's blocks."""
+        numbers, local = self.view.split(self.rows())
+        return np.asarray(self.view.starts, dtype=np.int64)[numbers] + local
+
+    def intersect(self, kept: npt.NDArray[np.uint8]) -> None:
+        """Narrows to the rows whose byte in `kept` uint8[rows] is 1."""
+        _scan.intersect(self.view.extents, self.state, self.mask, kept)
+
+    def count(self) -> int:
+        return _scan.count(self.view.extents, self.state, self.mask)
+
+    def file_bytes(self) -> int:
+        """Sum of the selected files' sizes; reads every size."""
+        total = 0
+        for number in np.flatnonzero(self.state).tolist():
+            sizes = self.view.blocks[number].longs("file_size_in_bytes")
+            if self.state[number] == 2:
+                sizes = sizes[self.mask[self.view.starts[number] : self.view.starts[number + 1]] != 0]
+            total += int(sizes.sum())
+        return total
+
+    def size(self) -> tuple[int, int]:
+        """Files and bytes that are selected."""
+        return self.count(), self.file_bytes()
+
+    def clear(self) -> None:
+        self.state[:] = 0
+
+    def take(self, number: int, other: Selection) -> None:
+        """One block as it is selected in the other."""
+        first, end = self.view.starts[number], self.view.starts[number + 1]
+        self.state[number] = other.state[number]
+        self.mask[first:end] = other.mask[first:end]
+
+    def add(self, other: Selection) -> None:
+        _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
+
+    def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
+        """Narrows one block to the rows that are true."""
+        first, end = self.view.starts[number], self.view.starts[number + 1]
+        if self.state[number] == 1:
+            self.mask[first:end] = rows
+        else:
+            self.mask[first:end] &= rows.view(np.uint8)
+        self.state[number] = 2 if self.mask[first:end].any() else 0
+
+    def check_invariants(self) -> None:
+        """AssertionError when a state or a mask byte is none of theirs. For tests."""
+        assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
+        for number in np.flatnonzero(self.state == 2):
+            part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]
+            assert set(np.unique(part).tolist()) <= {0, 1}
+
+
+def never() -> bool:
+    return False
+
+
+def narrow_to_any(selection: Selection, ways: Iterable[Callable[[Selection], None]], expired: Expired = never) -> None:
+    """To what any of the ways would narrow it to."""
+    union: Selection | None = None
+    for way in ways:
+        if expired():
+            return  # the ways that are left might keep everything; each would copy the mask only to do so
+        part = selection.copy()
+        way(part)
+        if union is None:
+            union = part
+        else:
+            union.add(part)
+    selection.clear()
+    if union is not None:
+        selection.add(union)  # only its own blocks: the mask may be shared with a selection of other blocks
