@@ -202,9 +202,9 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
     if not isinstance(listed, list):
         raise BadRequest("The JWK set has no list of keys")
     keys: dict[str | None, VerifyKey] = {}
-    for one in listed:
-        if isinstance(one, dict) and (found := _read_key(one)) is not None:
-            kid = one.get("kid")
+    for jwk in listed:
+        if isinstance(jwk, dict) and (found := _read_key(jwk)) is not None:
+            kid = jwk.get("kid")
             keys[kid if isinstance(kid, str) else None] = found
     return keys
 

@@ -173,7 +173,7 @@ class _Reader:
             return found
         added = (update.get("snapshot") for update in updates)
         parents = [one.get("parent-snapshot-id") for one in added if isinstance(one, Mapping)]
-        for snapshot_id in {base.current_snapshot_id, *(one for one in parents if isinstance(one, int))}:
+        for snapshot_id in {base.current_snapshot_id, *(parent for parent in parents if isinstance(parent, int))}:
             snapshot = None if snapshot_id is None else base.snapshot(snapshot_id)
             if snapshot is None:
                 continue

@@ -238,7 +238,7 @@ class PlanTables:
         for change in changes:
             for update in change.updates:
                 _check_snapshot(update)
-            ids = {one for update in change.updates for one in _removed_ids(update)}
+            ids = {id_ for update in change.updates for id_ in _removed_ids(update)}
             if ids:
                 drop = DropPlanSnapshots(change.namespace, change.name, tuple(sorted(ids)))
                 await self._parts.store.transact([drop])
@@ -276,7 +276,7 @@ class PlanTables:
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:
     """BadRequest for metadata of a plan, or that name one's manifest list: these files are deleted soon."""
-    lists = (one.manifest_list for one in metadata.snapshots if one.manifest_list is not None)
+    lists = (snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list is not None)
     found = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
     if found is not None:
         raise BadRequest(

@@ -147,7 +147,14 @@ def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | Non
 def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: Reader | None) -> ViewMetadata:
     """The view's metadata with one version, one schema, and one text."""
     metadata, version = view.metadata, view.metadata.current_version
-    given = next((one.sql for one in version.representations if (one.dialect or "").lower() == DIALECT), None)
+    given = next(
+        (
+            representation.sql
+            for representation in version.representations
+            if (representation.dialect or "").lower() == DIALECT
+        ),
+        None,
+    )
     if given is None:
         raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no text in the dialect {DIALECT}")
     inner = _spliced(given, places, version.default_namespace)

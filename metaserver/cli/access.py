@@ -87,7 +87,7 @@ def create(
 
     secret, grants = _run(config, flags, work)
     click.echo(secret)
-    may = "; ".join(_show(one) for one in grants) or "nothing yet: see seamark grant add"
+    may = "; ".join(_show(grant) for grant in grants) or "nothing yet: see seamark grant add"
     click.echo(f"Keep it: nothing shows it again. {name} may do: {may}", err=True)
 
 
@@ -99,9 +99,9 @@ def list_tokens(config: Path | None, **flags: Any) -> None:
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         now_ms = clock.now_ms()
         rows: list[tuple[str, ...]] = []
-        for one in await store.tokens():
-            state = "live" if is_live(one, now_ms) else "expired" if one.revoked_ms is None else "ended"
-            rows.append((one.name, state, _time(one.created_ms), _time(one.expires_ms), one.id))
+        for token in await store.tokens():
+            state = "live" if is_live(token, now_ms) else "expired" if token.revoked_ms is None else "ended"
+            rows.append((token.name, state, _time(token.created_ms), _time(token.expires_ms), token.id))
         return rows
 
     _table(("NAME", "STATE", "MADE", "EXPIRES", "ID"), _run(config, flags, work))
@@ -131,9 +131,9 @@ def add(principal: str, role: str, namespaces: tuple[str, ...], config: Path | N
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
-        await store.transact([SaveGrant(one) for one in grants])
-        for one in grants:
-            await _audit(store, clock, "addGrant", f"{principal} {_show(one)}")
+        await store.transact([SaveGrant(grant) for grant in grants])
+        for grant in grants:
+            await _audit(store, clock, "addGrant", f"{principal} {_show(grant)}")
         return grants
 
     for one in _run(config, flags, work):
@@ -150,9 +150,9 @@ def remove(principal: str, role: str, namespaces: tuple[str, ...], config: Path 
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
-        await store.transact([RemoveGrant(one) for one in grants])
-        for one in grants:
-            await _audit(store, clock, "removeGrant", f"{principal} {_show(one)}")
+        await store.transact([RemoveGrant(grant) for grant in grants])
+        for grant in grants:
+            await _audit(store, clock, "removeGrant", f"{principal} {_show(grant)}")
         return grants
 
     for one in _run(config, flags, work):
@@ -167,7 +167,7 @@ def list_grants(principal: str | None, config: Path | None, **flags: Any) -> Non
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         grants = await store.grants(principal)
-        return [(one.principal, one.role, show_path(one.namespace) or "(the whole catalog)") for one in grants]
+        return [(grant.principal, grant.role, show_path(grant.namespace) or "(the whole catalog)") for grant in grants]
 
     _table(("PRINCIPAL", "ROLE", "NAMESPACE"), _run(config, flags, work))
 

@@ -57,9 +57,9 @@ def buckets(
     if double and wanted is not None:
         raise click.UsageError("--double and --resize are both given; say how many buckets in one way")
     sizes = bucket_sizes(client, table, target_bytes=target_bytes)
-    found = [one for one in sizes if column in (None, one.column)]
+    found = [size for size in sizes if column in (None, size.column)]
     if not found:
-        has = f"buckets of {', '.join(one.column for one in sizes)} only" if sizes else "no buckets"
+        has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
         raise BadRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
     if double or wanted is not None:
         done = resize(client, table, buckets=wanted or 2 * found[0].buckets, column=column)

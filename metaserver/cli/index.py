@@ -162,7 +162,7 @@ def drop(client: IndexClient, table: str, name: str) -> None:
 
 def _name_of(kind: str, columns: tuple[str, ...]) -> str:
     """Letters, digits and underscores of the columns, and the kind."""
-    words = ["".join(character if character.isalnum() else " " for character in one).split() for one in columns]
+    words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 
 
@@ -186,10 +186,10 @@ def _files(files: list[dict[str, Any]]) -> Table:
         listed.add_column(name, overflow="fold")
     for name in ("level", "files", "rows", "size"):
         listed.add_column(name, justify="right")
-    for one in files:
-        state = one["state"] if one["reason"] is None else f"{one['state']}: {one['reason']}"
-        counts = (str(one["level"]), f"{one['files']:,}", f"{one['rows']:,}", show_size(one["size-in-bytes"]))
-        listed.add_row(_plain(one["location"]), _plain(state), *counts)
+    for file in files:
+        state = file["state"] if file["reason"] is None else f"{file['state']}: {file['reason']}"
+        counts = (str(file["level"]), f"{file['files']:,}", f"{file['rows']:,}", show_size(file["size-in-bytes"]))
+        listed.add_row(_plain(file["location"]), _plain(state), *counts)
     return listed
 
 

@@ -90,9 +90,9 @@ def _show(audit: Audit) -> None:
     for name in ("data files", "rows", "read again", "gone"):
         listed.add_column(name, justify="right")
     listed.add_column("verdict", overflow="fold")
-    for one in audit.verdicts:
-        counts = (f"{one.files:,}", f"{one.rows:,}", f"{one.sampled:,}", f"{one.gone:,}")
-        listed.add_row(_plain(_end_of(one.location)), *counts, _verdict(audit, one))
+    for verdict in audit.verdicts:
+        counts = (f"{verdict.files:,}", f"{verdict.rows:,}", f"{verdict.sampled:,}", f"{verdict.gone:,}")
+        listed.add_row(_plain(_end_of(verdict.location)), *counts, _verdict(audit, verdict))
     if audit.verdicts:
         console.print(listed)
     for problem in audit.problems[:_TOLD_MAX]:

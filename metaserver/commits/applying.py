@@ -142,7 +142,7 @@ class ChangeApplication:
         parent = head_of(self.request.branch, metadata)
         listed = await self._manifests.listed(parent)
         # They may be merged into manifests of this table's.
-        await self._planner.check_paths(metadata, table_uuid(metadata), [one.manifest_path for one in listed])
+        await self._planner.check_paths(metadata, table_uuid(metadata), [manifest.manifest_path for manifest in listed])
         await self._check_new(change, listed, metadata)
         wanted = set(self.request.remove)
         if change.replaced is not None:

@@ -372,7 +372,7 @@ def _read_scope(
             )
         return ReadScope(bound=_bound(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
-        return ReadScope(partitions=tuple(_partition(one, metadata) for one in request.scope_partitions))
+        return ReadScope(partitions=tuple(_partition(partition, metadata) for partition in request.scope_partitions))
     if operation == REPLACE or not request.reads:
         return None
     if request.remove or positional:

@@ -99,7 +99,7 @@ class Conflicts:
 
     async def _standing(self, paths: set[str]) -> tuple[tuple[TableView, Longs], set[str]]:
         """The live data files at these paths, as rows of a view; and which are not live."""
-        data = [one for one in self._listed if one.content == DATA]
+        data = [manifest for manifest in self._listed if manifest.content == DATA]
         holding = await self._manifests.holding(data, paths)
         view = TableView(holding, await self._manifests.blocks(holding))
         missing, rows = set(paths), []
@@ -219,7 +219,7 @@ class Conflicts:
         paths = found.texts("file_path").values()
         for file in unnamed:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
-            meets = [target.overlap(one) for one in groups.partitions]
+            meets = [target.overlap(partition) for partition in groups.partitions]
             low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
             for path, number in zip(paths, groups.numbers.tolist(), strict=True):
                 if path is None or not meets[number]:
@@ -292,7 +292,7 @@ class Conflicts:
         rows = selection.rows()
         groups = grouped(files_at(came.view, rows))
         targets = Targets(self._partitions, scope.partitions)
-        meets = [targets.overlap(one) for one in groups.partitions]
+        meets = [targets.overlap(partition) for partition in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
 
 

@@ -74,11 +74,11 @@ class History:
         self._manifests = manifests
         self._metadata = metadata
         self.snapshots = tuple(snapshots)
-        self._operations = {one.snapshot_id: one.summary_map().get("operation", "") for one in snapshots}
+        self._operations = {snapshot.snapshot_id: snapshot.summary_map().get("operation", "") for snapshot in snapshots}
 
     def _changing(self) -> tuple[Snapshot, ...]:
         """Those that changed rows."""
-        return tuple(one for one in self.snapshots if self._operations[one.snapshot_id] != REPLACE)
+        return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
         """Data files, or delete files, that they added; with `replaced` also in compactions."""
@@ -116,11 +116,11 @@ class History:
 
     async def _removed_by(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
         listed = await self._manifests.listed(snapshot)
-        still = {one.manifest_path for one in listed}
+        still = {manifest.manifest_path for manifest in listed}
         dropped = [
-            one
-            for one in await self._manifests.listed(parent)
-            if one.manifest_path not in still and (one.content != _DATA) == deletes
+            manifest
+            for manifest in await self._manifests.listed(parent)
+            if manifest.manifest_path not in still and (manifest.content != _DATA) == deletes
         ]
         own = [one for one in await self._own(snapshot) if (one.content != _DATA) == deletes] if dropped else []
         kept = {key for block in await self._manifests.blocks(own) for key in _keys(block)}
@@ -133,7 +133,7 @@ class History:
     async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:
         """The manifests that the snapshot added."""
         listed = await self._manifests.listed(snapshot)
-        return [one for one in listed if one.added_snapshot_id == snapshot.snapshot_id]
+        return [manifest for manifest in listed if manifest.added_snapshot_id == snapshot.snapshot_id]
 
 
 def _keys(block: Block) -> list[tuple[bytes | None, int]]:

@@ -140,8 +140,8 @@ class Manifests:
         unknown = [manifest for manifest, one in zip(manifests, names, strict=True) if one is None]
         if unknown:
             fresh = iter(await gathered([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
-            names = [next(fresh) if one is None else one for one in names]
-        found = [one.referenced if referenced else one.paths for one in names if one is not None]
+            names = [next(fresh) if hashes is None else hashes for hashes in names]
+        found = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
         return [manifest for manifest, mine in zip(manifests, found, strict=True) if _meet(mine, wanted)]
 
     def known_to_hold(self, manifests: Sequence[ManifestFile], paths: Iterable[str]) -> list[ManifestFile]:

@@ -41,12 +41,12 @@ class Merging:
         least = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
         found: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
-        for one in listed:
-            mine = one.added_snapshot_id == self._writer.snapshot_id
-            if (mine and one.deleted_files_count != 0) or one.manifest_length == 0:
-                found.append(one)
+        for manifest in listed:
+            mine = manifest.added_snapshot_id == self._writer.snapshot_id
+            if (mine and manifest.deleted_files_count != 0) or manifest.manifest_length == 0:
+                found.append(manifest)
             else:
-                groups.setdefault((one.content, one.partition_spec_id), []).append(one)
+                groups.setdefault((manifest.content, manifest.partition_spec_id), []).append(manifest)
         for (content, spec_id), group in groups.items():
             if not _can_be_written(metadata, spec_id):
                 found += group
@@ -97,17 +97,17 @@ def _can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
 
 def _rows(manifests: Sequence[ManifestFile]) -> int:
     """Which one manifest is to count in a long."""
-    return sum((one.added_rows_count or 0) + (one.existing_rows_count or 0) for one in manifests)
+    return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 
 
 def _bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
     """Neighbours that fit the target together, put up from the end: what does not fill one is the newest."""
     bins: list[list[ManifestFile]] = []
     size = 0
-    for one in reversed(manifests):
-        if not bins or size + one.manifest_length > target_bytes:
+    for manifest in reversed(manifests):
+        if not bins or size + manifest.manifest_length > target_bytes:
             bins.append([])
             size = 0
-        bins[-1].insert(0, one)
-        size += one.manifest_length
+        bins[-1].insert(0, manifest)
+        size += manifest.manifest_length
     return reversed(bins)

@@ -96,7 +96,7 @@ async def produce(
         snapshot=after.snapshots_by_id[writer.snapshot_id],
         summary=summary,
         metadata=after,
-        needed=frozenset({location, *(one.manifest_path for one in listed)}),
+        needed=frozenset({location, *(manifest.manifest_path for manifest in listed)}),
     )
 
 

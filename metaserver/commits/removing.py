@@ -33,7 +33,9 @@ def key_of(file: ContentFile) -> Remove:
 
 def live(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
     """Without those that list nothing live, where that is known."""
-    return tuple(one for one in manifests if one.added_files_count != 0 or one.existing_files_count != 0)
+    return tuple(
+        manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
+    )
 
 
 class FilesToRemove(NamedTuple):

@@ -151,8 +151,8 @@ async def first_meeting(
     equality deletes by comparing all keys of both files. None where there is no such pair."""
     deletes = delete_files_at(view, {delete for _, delete in pairs})
     files = {row: _file(view, place, TRUE) for row, place in _places(view, {row for row, _ in pairs})}
-    keyed = [one for one in deletes.values() if one.content == EQUALITY]
-    sizes = {one.path: one.size_bytes for one in files.values()} | {one.path: one.size_bytes for one in keyed}
+    keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
+    sizes = {file.path: file.size_bytes for file in files.values()} | {one.path: one.size_bytes for one in keyed}
     if not pairs:
         return None
     if (
@@ -201,7 +201,7 @@ def _places(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
 
 
 async def _drop_apart(objects: ObjectStore, selection: Selection, files: Sequence[_File]) -> None:
-    readable = [one for one in files if one.is_parquet and one.size_bytes > 0]
+    readable = [file for file in files if file.is_parquet and file.size_bytes > 0]
     if not readable or len(files) > FILES_MAX or sum(one.size_bytes for one in readable) > BYTES_MAX:
         return
     gate = asyncio.Semaphore(AT_ONCE)

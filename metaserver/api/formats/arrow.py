@@ -85,7 +85,9 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
         try:
             found.validate(full=True)
         except pa.ArrowInvalid:  # a writer that cut a character in two
-            return pa.array([None if one is None else one.decode("utf-8", "replace") for one in strings.values()])
+            return pa.array(
+                [None if string is None else string.decode("utf-8", "replace") for string in strings.values()]
+            )
     return found
 
 

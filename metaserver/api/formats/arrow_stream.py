@@ -67,7 +67,7 @@ class Columns:
         """Of the column's buffers; 0 for a bitmap that is not needed."""
         if isinstance(part, Integers):
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
-        return [0 if one is None else one.size for one in _buffers(part)]
+        return [0 if buffer is None else buffer.size for buffer in _buffers(part)]
 
     def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
         """How many values of each column are null."""
@@ -79,10 +79,10 @@ class Columns:
                 nulls.append(part.write(_slice(body, values), kind.bit_width // 8, _slice(body, bits)))
             else:
                 nulls.append(part.null_count)
-                for one in _buffers(part):
+                for buffer in _buffers(part):
                     place = next(places)
-                    if one is not None:
-                        _slice(body, place)[:] = memoryview(one).cast("B")
+                    if buffer is not None:
+                        _slice(body, place)[:] = memoryview(buffer).cast("B")
         for at, size in offsets:
             padding = -size % _ALIGNMENT
             if padding:

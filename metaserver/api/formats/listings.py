@@ -128,7 +128,7 @@ class _FilesPage:
                 return _chosen(self._contents(), CONTENTS)
             case "file-format" | "partition":
                 numbers, values = self._formats() if name == "file-format" else self._partitions()
-                texts = [one if isinstance(one, str) else to_json(one).decode() for one in values]
+                texts = [value if isinstance(value, str) else to_json(value).decode() for value in values]
                 return _chosen(numbers, texts)
         return arrow.integers(self._longs(name))
 
@@ -290,8 +290,10 @@ class PartitionListing:
     def _update(self, found: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
         """The latest snapshot, of those that are still known, that added one of the files."""
         ids, which = np.unique(found.snapshot_ids(), return_inverse=True)
-        snapshots = [self._metadata.snapshot(int(one)) for one in ids]
-        times = np.array([MISSING if one is None else one.timestamp_ms for one in snapshots], dtype=np.int64)[which]
+        snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
+        times = np.array(
+            [MISSING if snapshot is None else snapshot.timestamp_ms for snapshot in snapshots], dtype=np.int64
+        )[which]
         latest = np.full(len(items), MISSING, dtype=np.int64)
         np.maximum.at(latest, within.numbers, times)
         at_latest = np.flatnonzero((times == latest[within.numbers]) & (times != MISSING))

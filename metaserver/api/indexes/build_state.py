@@ -111,7 +111,7 @@ def require_inflight(instant: Instant) -> None:
 
 def progress_of(build: Build) -> dict[str, Any]:
     """By what is registered of the build's folder, whatever became of it since."""
-    mine = [one for one in build.table.registered.files if one.location.startswith(build.folder + "/")]
+    mine = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     said, began_ms = build.instant.summary, build.instant.requested_ms
     done = sum(one.rows for one in mine)
     latest_ms = max((one.created_ms for one in mine), default=began_ms)

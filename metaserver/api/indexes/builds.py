@@ -243,7 +243,7 @@ async def list_index_build_files(request: web.Request) -> web.Response:
     def answer() -> dict[str, Any]:
         return {
             "snapshot-id": token.snapshots[0] if token.snapshots else None,
-            "files": [one for files, rows in page for one in _listed(metadata, files, rows)],
+            "files": [manifest for files, rows in page for manifest in _listed(metadata, files, rows)],
             "next-page-token": None
             if following is None
             else request.app[PAGES].encode(msgspec.json.encode(following).decode()),
@@ -301,7 +301,7 @@ async def register_index_files(request: web.Request) -> web.Response:
     if not body.index_files:
         raise BadRequest("index-files is empty; name what the build has written")
     build = await load_build(request, inflight=True)
-    add = await asyncio.gather(*(_checked(request, build, one) for one in body.index_files))
+    add = await asyncio.gather(*(_checked(request, build, file) for file in body.index_files))
     registry = request.app[REGISTRY]
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
     build = await load_build(request)

@@ -123,9 +123,9 @@ async def quarantine_index_file(request: web.Request) -> web.Response:
 
 
 def _registered(table: TableIndexes, definition: IndexDefinition, location: str) -> RegisteredIndexFile:
-    for one in table.registered.files:
-        if (one.location, one.definition) == (location, definition.id):
-            return one
+    for file in table.registered.files:
+        if (file.location, file.definition) == (location, definition.id):
+            return file
     raise NotFound(
         f"The index {definition.name} has no index file {location[:500]!r}; seamark index show tells which it has"
     )
@@ -247,11 +247,11 @@ async def rebuild_index_registry(request: web.Request) -> web.Response:
     allow(request, namespace)
     table = await load(request, namespace, path_name(request, "table"))
     folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
-    known = {one.location for one in table.registered.files}
+    known = {file.location for file in table.registered.files}
     listed = await _listed(request, folder)
     definitions = {one.id: one for one in read_definitions(table.metadata).by_name.values()}
     found, left_out = await _described(
-        request, table, definitions, [one for one in listed if one.location not in known]
+        request, table, definitions, [manifest for manifest in listed if manifest.location not in known]
     )
     registered, redundant = [], 0
     for definition in definitions.values():
@@ -264,7 +264,7 @@ async def rebuild_index_registry(request: web.Request) -> web.Response:
     return json_answer(
         {
             "folder": folder,
-            "known": sum(one.location in known for one in listed),
+            "known": sum(manifest.location in known for manifest in listed),
             "registered": registered,
             "redundant": redundant,
             "left-out": [{"location": one, "reason": why} for one, why in sorted(left_out.items())[:_TOLD_MAX]],
@@ -336,7 +336,7 @@ async def _needed(
     ids = [one.ids[:, 0] for one in (*live, *(one.described for one in found))]
 
     def choose() -> list[_Found]:
-        owners = np.repeat(np.arange(len(ids)), [len(one) for one in ids])
+        owners = np.repeat(np.arange(len(ids)), [len(id_) for id_ in ids])
         _, first = np.unique(np.concatenate(ids), return_index=True)
         return [found[number - len(live)] for number in np.unique(owners[first]).tolist() if number >= len(live)]
 
@@ -350,18 +350,18 @@ async def _register(
     add = [
         RegisteredIndexFile(
             uuid=table.entry.uuid,
-            location=one.info.location,
+            location=file.info.location,
             definition=definition.id,
             kind=definition.kind,
-            level=one.described.header.level,
-            files=one.described.header.files,
-            rows=one.described.header.rows,
-            size_bytes=one.info.size_bytes,
+            level=file.described.header.level,
+            files=file.described.header.files,
+            rows=file.described.header.rows,
+            size_bytes=file.info.size_bytes,
             snapshot_id=None,
-            created_ms=one.info.modified_ms,
+            created_ms=file.info.modified_ms,
             changed_ms=now_ms,
         )
-        for one in files
+        for file in files
     ]
     for start in range(0, len(add), _REGISTERED_AT_ONCE):
         part = add[start : start + _REGISTERED_AT_ONCE]
@@ -369,7 +369,7 @@ async def _register(
 
 
 def _told(definition: IndexDefinition, files: Sequence[_Found]) -> dict[str, Any]:
-    headers = [one.described.header for one in files]
+    headers = [file.described.header for file in files]
     return {
         "index": definition.name,
         "index-files": len(files),

@@ -100,7 +100,7 @@ def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
     others = [one for one in (metadata.snapshot(snapshot_id) for snapshot_id in named) if one is not None]
     others.sort(key=lambda one: (-one.timestamp_ms, one.snapshot_id))
     current = () if metadata.current_snapshot_id is None else (metadata.current_snapshot_id,)
-    return (*current, *(one.snapshot_id for one in others))[:SNAPSHOTS_MAX]
+    return (*current, *(other.snapshot_id for other in others))[:SNAPSHOTS_MAX]
 
 
 async def held_files(request: web.Request, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
@@ -129,8 +129,8 @@ async def audited_ms(request: web.Request, table: TableIndexes) -> dict[str, int
     of the table's."""
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     found: dict[str, int] = {}
-    for one in await request.app[STORE].instants(where, _AUDITS_MAX):
-        found.setdefault(str(one.summary.get("definition")), one.requested_ms)
+    for instant in await request.app[STORE].instants(where, _AUDITS_MAX):
+        found.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
     return found
 
 

@@ -183,7 +183,7 @@ async def list_indexes(request: web.Request) -> web.Response:
     listed = [await _index(request, table, stand, one) for one in defined.by_name.values()]
     listed += [_broken(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda one: str(one["name"]))
-    listed += [_bucket(table.metadata, stand.files, one) for one in bucket_definitions(table.metadata)]
+    listed += [_bucket(table.metadata, stand.files, definition) for definition in bucket_definitions(table.metadata)]
     return json_answer({"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed})
 
 
@@ -297,13 +297,15 @@ async def _shown(request: web.Request, table: TableIndexes, name: str) -> dict[s
     if name in defined.problems:
         return _broken(name, defined.problems[name])
     definition = defined.by_name.get(name)
-    buckets = {one.name: one for one in bucket_definitions(table.metadata)} if definition is None else {}
+    buckets = (
+        {definition.name: definition for definition in bucket_definitions(table.metadata)} if definition is None else {}
+    )
     if definition is None and name not in buckets:
         raise _missing(name)
     stand = await _stand(request, table)
     if definition is None:
         return _bucket(table.metadata, stand.files, buckets[name])
-    mine = [one for one in table.registered.files if one.definition == definition.id]
+    mine = [file for file in table.registered.files if file.definition == definition.id]
     shown = [_registered(one) for one in mine[-_LISTED_FILES_MAX:]]
     return {**await _index(request, table, stand, definition), "index-files": shown}
 
@@ -331,11 +333,11 @@ async def _index(
 ) -> dict[str, Any]:
     live, files = table.registered.live(definition.id), stand.files
     mask = await covered(request, files, live)
-    of_refs = sum([int((await missing(request, one, live)).sum()) for one in stand.others])
+    of_refs = sum([int((await missing(request, other, live)).sum()) for other in stand.others])
     indexed, total = int(mask.sum()), files.ids.rows
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
-        one.state is IndexFileState.QUARANTINED for one in table.registered.files if one.definition == definition.id
+        file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
     used = request.app[USAGE].of(table.entry.uuid, definition.id)
     health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
@@ -373,7 +375,7 @@ def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefi
     specs = [
         spec.spec_id
         for spec in metadata.partition_specs
-        if any(one.sources == (term.column_id,) and one.transform == term.transform for one in spec.fields)
+        if any(field.sources == (term.column_id,) and field.transform == term.transform for field in spec.fields)
     ]
     counts = [block.rows for block in files.view.blocks]
     mask = np.repeat(np.isin(files.view.spec_ids, specs), counts)

@@ -384,7 +384,7 @@ class _Page:
         """The rows in these words of each file's bits, and the place of each one's file."""
         rows = [positions(one.bits[part]) + 64 * part.start for one in deleted if one.bits is not None]
         names = np.array([one.name for one in deleted], dtype=np.int64)
-        return rows, np.repeat(places_at(self._scan.view, names), [len(one) for one in rows])
+        return rows, np.repeat(places_at(self._scan.view, names), [len(row) for row in rows])
 
     def _tell(self, found: list[_Marked]) -> list[_Told]:
         """Those that may have a row. What is not told of bits is not kept. TooLarge for a list beyond PAGE_BYTES."""
@@ -418,7 +418,7 @@ class _Page:
         }
 
     def _paths(self, files: Sequence[_Told | _Marked]) -> list[str]:
-        names = np.array([one.name for one in files], dtype=np.int64)
+        names = np.array([file.name for file in files], dtype=np.int64)
         return paths_at(self._scan.view, places_at(self._scan.view, names)) if len(names) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:

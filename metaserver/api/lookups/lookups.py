@@ -370,7 +370,7 @@ class _Told:
         for start in range(0, len(located.query), _ROWS_A_PIECE):
             part = slice(start, start + _ROWS_A_PIECE)
             columns = (located.query[part], numbers[located.place[part]], located.position[part])
-            values = zip(*(one.tolist() for one in columns), located.undecided[part].tolist(), strict=True)
+            values = zip(*(column.tolist() for column in columns), located.undecided[part].tolist(), strict=True)
             rows = [
                 _Row(key, paths[file], position, undecided, *(one[file] for one in more))
                 for key, file, position, undecided in values

@@ -225,7 +225,7 @@ def _explained(scan: Scan, unused: tuple[str, ...], listed: int) -> dict[str, An
     answer: dict[str, Any] = {
         "snapshot-id": scan.snapshot_id,
         "stages": [_stage(stage) for stage in scan.stages],
-        "indexes": [_index(one) for one in scan.indexes],
+        "indexes": [_index(index) for index in scan.indexes],
         "complete": scan.complete,
         "files": scan.files,
         "bytes": last.bytes_left,

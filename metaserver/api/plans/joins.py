@@ -144,7 +144,7 @@ async def _resolved(request: web.Request, metadata: TableMetadata, asked: JoinAs
         snapshot_id = snapshot_of(other, asked.snapshot_id, None, None)
         pairs = tuple(_pair(metadata, other, *names) for names in asked.on.items())
         expression = TRUE if asked.predicate is None else await _bound(asked.predicate, other)
-        joins = [await _resolved(request, other, one) for one in asked.joins]
+        joins = [await _resolved(request, other, join) for join in asked.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {shown}: {error.message}") from None
     return Join(tuple(asked.table), other, entry, snapshot_id, expression, pairs, tuple(joins))

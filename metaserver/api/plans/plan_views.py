@@ -160,7 +160,7 @@ async def make_plan_view(request: web.Request) -> web.Response:
     audience = audience_of(request)
     if (audience is None) != (wanted.reader is None):
         raise BadRequest(f"reader and the header {HEADER} go together; give both or neither")
-    places = [await _place(request, one, audience) for one in wanted.tables]
+    places = [await _place(request, table, audience) for table in wanted.tables]
     catalog = request.app[CATALOG]
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != wanted.metadata_location:
