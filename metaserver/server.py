@@ -34,7 +34,7 @@ from metaserver.api.http.metrics import ServerMetrics
 from metaserver.api.http.parts import ServerParts
 from metaserver.catalog.catalog import open_catalog
 from metaserver.clock import Clock, SystemClock
-from metaserver.commits.committing import open_commits
+from metaserver.commits.group_commit import open_commits
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
 from metaserver.home import prepare_home
 from metaserver.index.files.cleaning import Cleaner

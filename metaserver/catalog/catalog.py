@@ -1,4 +1,4 @@
-"""The catalog as one value: what the API works with."""
+"""The catalog: all catalog services of one server, for the API."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ class Catalog:
     parts: CatalogContext
 
     async def owned_location(self, namespace: NamespacePath, name: str) -> str:
-        """Where the table's files lie. NoSuchTable; Forbidden where its metadata say another place than the table's."""
+        """The table's location. NoSuchTable; Forbidden when its metadata names another location than it claims."""
         loaded = await self.tables.load(namespace, name)
         assert loaded.entry is not None
         await check_own(self.parts, loaded.entry.uuid, loaded.metadata.location)
         return loaded.metadata.location
 
     async def check_writable(self, loaded: LoadedTable) -> None:
-        """Forbidden where the table's metadata would have the server write into another's place."""
+        """Forbidden when the server would write outside the table's claimed locations by the table's metadata."""
         assert loaded.entry is not None
         await check_writable(self.parts, loaded.entry.uuid, loaded.metadata)
 
     async def staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
-        """See `Staging.location`; Forbidden, too, where that has come to be another's."""
+        """See `Staging.location`. Forbidden also when another table has claimed the location since."""
         location = self.staging.location(token, namespace, name)
         await check_staged(self.parts, location, namespace, name)
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
-        """What the first answer was rendered from; None where the record holds the answer itself.
+        """The table or view of a recorded answer; None when the record contains the answer itself.
 
-        CommitUnknown when that metadata file has been cleaned up since. Not NotFound, although that is what it is: the
-        request did succeed, and clients that hear 404 on a commit delete the files they wrote for it.
+        CommitUnknown when the recorded metadata file has been deleted since. Not NotFound: the request succeeded, and
+        clients that receive 404 for a commit delete the files that they wrote for it.
         """
         location = record.metadata_location
         if location is None:
@@ -82,13 +82,13 @@ class Catalog:
         entry = Entry(kind=EntryKind.TABLE, namespace=(), name="", uuid="", metadata_location=location)
         try:
             return LoadedTable(entry=entry, metadata=await self.documents.table(location))
-        except Corrupt:  # the record does not say which kind it was; neither decodes as the other
+        except Corrupt:  # the record does not contain the kind; metadata of one kind does not decode as the other
             view = structs.replace(entry, kind=EntryKind.VIEW)
             return LoadedView(entry=view, metadata=await self.documents.view(location))
         except NotFound:
             raise CommitUnknown(
-                f"The request with this idempotency key succeeded, but its metadata file {location} has been "
-                "cleaned up since; load the table to see where it stands"
+                f"The request with this idempotency key succeeded, but its metadata file {location} was deleted since; "
+                "load the table to see its current state"
             ) from None
 
 
@@ -101,7 +101,7 @@ async def open_catalog(
     timeline: Timeline,
     keyring: Keyring,
 ) -> AsyncIterator[Catalog]:
-    """ConfigError when the warehouse URI is none."""
+    """Opens the catalog. ConfigError for an invalid warehouse URI."""
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes)
     parts = CatalogContext(

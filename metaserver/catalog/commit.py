@@ -1,7 +1,9 @@
-"""The commit: plan against what stands, write metadata, swap the pointers in one transaction; again after a lost race.
+"""Optimistic commits: plan against the current metadata, write metadata files, swap the pointers in one transaction;
+after a lost race, retry.
 
-A commit has three outcomes (docs/design/0001). Metadata files that we wrote are removed only when it is *known* that no
-pointer names them; where the outcome could not be learned they stay, and the client hears CommitUnknown.
+A commit has three outcomes: committed, conflict and unknown (docs/design/0001). Written metadata files are deleted only
+when it is certain that no pointer refers to them. When the outcome is unknown they stay, and the client receives
+CommitUnknown.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from metaserver.catalog.documents import compress
 from metaserver.catalog.own_files import allow, check_added
 from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.purge import owned
-from metaserver.catalog.rebase import Rebased, asked_for, rebase
+from metaserver.catalog.rebase import Rebased, rebase, requested_append
 from metaserver.catalog.values import Caller, LoadedTable, TableChange
 from metaserver.errors import (
     AlreadyExists,
@@ -59,52 +61,52 @@ from metaserver.wire import check_new_name, show
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _CODEC = "write.metadata.compression-codec"
-_UPDATES_TOLD = 50
-"""Of one commit, in the timeline."""
+_UPDATES_RECORDED = 50
+"""The largest number of updates of one commit that the timeline records."""
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
-"""What a metadata file's name begins with: 00012-<uuid>.metadata.json, or v12.metadata.json of Hadoop tables."""
+"""The version at the start of a metadata file name: 00012-<uuid>.metadata.json, or v12.metadata.json (Hadoop)."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 
 
 class CommitEvent(msgspec.Struct, frozen=True):
-    """What the timeline hears of one change, or of one snapshot."""
+    """The timeline record of one change or one snapshot."""
 
     caller: Caller
     requested_ms: int
     snapshot_id: int | None
     summary: Mapping[str, Any] = {}
-    """The snapshot's; the timeline keeps the operation and the counts."""
+    """The snapshot's summary; the timeline keeps the operation and the counts."""
     updates: tuple[str, ...] = ("add-snapshot", "set-snapshot-ref")
-    """The actions by which the metadata changed."""
+    """The actions of the metadata updates."""
     fingerprint: str | None = None
 
 
 class PlannedCommit(msgspec.Struct):
-    """One table's part of one attempt."""
+    """The part of one attempt that concerns one table."""
 
     namespace: NamespacePath
     name: str
     entry: Entry | None
-    """None: the table is created."""
+    """None: the commit creates the table."""
     metadata: TableMetadata
-    happened: Sequence[CommitEvent] = ()
+    events: Sequence[CommitEvent] = ()
     files: Sequence[tuple[str, bytes]] = ()
-    """What the metadata names and the server writes."""
+    """Files that the metadata refers to and the server writes."""
     document: bytes = b""
     location: str = ""
-    """Where `document` is written; empty when nothing changes."""
+    """Where `document` is written. Empty when the metadata does not change."""
     forgotten: list[str] = []
-    """Metadata files that left the log, and are the table's to delete."""
+    """Metadata files that left the metadata log and may be deleted."""
     claims: tuple[Operation, ...] = ()
-    """Of places that it comes to have."""
+    """Claims of the locations that the table gets."""
 
     def written_files(self) -> list[tuple[str, bytes]]:
-        """In this order: whoever sees the last sees what it names."""
+        """In write order: each file follows the files that it refers to."""
         return [*self.files, (self.location, self.document)]
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What stays the same over the attempts of one commit."""
+    """The parts of a commit that all attempts share."""
 
     caller: Caller
     changes: Sequence[TableChange]
@@ -114,7 +116,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Repeat(Exception):
-    """This very commit happened before; carries what it led to, nothing for a transaction."""
+    """This commit was applied before. Carries its outcome, which is empty for a transaction."""
 
     def __init__(self, outcome: list[LoadedTable]) -> None:
         super().__init__()
@@ -128,21 +130,21 @@ class Committer:
         self._cleanup = Cleanup(parts.objects)
 
     async def close(self) -> None:
-        """Waits for metadata files that are being removed."""
+        """Waits for the deletion of metadata files."""
         await self._cleanup.close()
 
     async def commit(self, caller: Caller, changes: Sequence[TableChange], *, single: bool) -> list[LoadedTable]:
-        """All changes or none. `single`: the idempotent answer is the table's, not an empty 204.
+        """Commits all changes or none. `single`: the idempotent answer is that of the table, not an empty 204.
 
-        CommitConflict when a requirement does not hold or every swap was lost; NoSuchTable; AlreadyExists when a
-        created name is taken; BadRequest for what could never be applied; CommitUnknown when nobody can tell.
+        CommitConflict when a requirement fails or every swap was lost; NoSuchTable; AlreadyExists when a created name
+        exists; BadRequest for updates that cannot be applied; CommitUnknown when the outcome is unknown.
         """
-        # In one order for all, so that no two transactions wait for each other's rows.
+        # All commits sort in the same order, so that no two transactions deadlock on rows.
         changes = sorted(changes, key=lambda change: (change.namespace, change.name))
         names = [(change.namespace, change.name) for change in changes]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise BadRequest(f"{show(*twice)} is named twice in one transaction; merge its changes")
+            raise BadRequest(f"The transaction has two changes for {show(*twice)}; merge them")
         async with self._locked(names):
             try:
                 return await self._attempts(
@@ -152,10 +154,10 @@ class Committer:
                 return repeat.outcome
 
     @contextlib.asynccontextmanager
-    async def turn(self, namespace: NamespacePath, name: str) -> AsyncIterator[None]:
-        """While it is held, no other commit of this process to that table is under way. RetryLater when it takes long.
+    async def lock(self, namespace: NamespacePath, name: str) -> AsyncIterator[None]:
+        """Excludes other commits of this process to the table. RetryLater after a long wait.
 
-        Not for `commit`, which takes turns itself."""
+        Not for `commit`, which takes the lock itself."""
         async with self._locked([(namespace, name)]):
             yield
 
@@ -169,16 +171,16 @@ class Committer:
         instants: Sequence[CommitEvent],
         operations: Sequence[Operation],
     ) -> LoadedTable:
-        """Makes `metadata`, which was made of `base`, the table's: one attempt, within a `turn`.
+        """Makes `metadata`, derived from `base`, the table's current metadata: one attempt, under `lock`.
 
-        `entry` is the pointer as it was when it led to `base`. `instants`, at least one, and `operations` happen in the
-        transaction that moves it. CommitConflict where the pointer has moved or an operation says so; on any error
-        nothing has happened, but for CommitUnknown: then nobody can tell.
+        `entry` is the pointer that led to `base`. `instants`, at least one, and `operations` are part of the
+        transaction that moves the pointer. CommitConflict when the pointer has moved or an operation conflicts. After
+        any error but CommitUnknown nothing was committed; after CommitUnknown the outcome is unknown.
         """
         if metadata is base or not instants:
-            raise ValueError("there is nothing to publish")
+            raise ValueError("instants is empty; publish needs at least one")
         plan = await self._prepare(caller, (entry.namespace, entry.name), entry, base, metadata)
-        plan.happened = instants
+        plan.events = instants
         return (await self._try([plan], operations))[0]
 
     async def _attempts(self, request: _Request) -> list[LoadedTable]:
@@ -204,15 +206,15 @@ class Committer:
         return self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
 
     async def _try(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> list[LoadedTable]:
-        """Writes, then swaps. Removes what it wrote where the transaction is known not to have happened."""
+        """Writes the files, then swaps the pointers. Deletes the files when the transaction is known to have failed."""
         written: list[str] = []
         try:
             for location, data in (file for plan in planned if plan.location for file in plan.written_files()):
-                # Before the write: an error that leaves the outcome of the write open may have left the file, too.
+                # Recorded before the write: a write with an unknown outcome may have created the file.
                 written.append(location)
                 try:
                     await self._parts.objects.create(location, data)
-                except ObjectExists:  # not ours to remove
+                except ObjectExists:  # another writer's file
                     written.remove(location)
                     raise
             await self._swap(planned, further)
@@ -221,14 +223,14 @@ class Committer:
         except (SeamarkError, IdempotencyTaken):
             self._cleanup.remove(written)
             raise
-        return [self._finish(plan) for plan in planned]
+        return [self._loaded(plan) for plan in planned]
 
     async def _swap(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> None:
         operations: list[Operation] = [claimed for plan in planned for claimed in plan.claims]
         for plan in planned:
             if plan.location:
                 operations.append(self._pointer_operation(plan))
-                operations += [self._instant(plan, happening) for happening in plan.happened]
+                operations += [self._instant(plan, event) for event in plan.events]
         operations += further
         if not operations:
             return
@@ -248,20 +250,20 @@ class Committer:
             now_ms=now,
         )
 
-    def _instant(self, plan: PlannedCommit, happening: CommitEvent) -> RecordInstant:
-        summary: dict[str, Any] = {"updates": list(happening.updates[:_UPDATES_TOLD])}
-        if happening.snapshot_id is not None:
-            said = happening.summary
-            summary["operation"] = said.get("operation")
-            summary |= {key: said[key] for key in _SUMMARY_KEYS if key in said}
+    def _instant(self, plan: PlannedCommit, event: CommitEvent) -> RecordInstant:
+        summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}
+        if event.snapshot_id is not None:
+            recorded = event.summary
+            summary["operation"] = recorded.get("operation")
+            summary |= {key: recorded[key] for key in _SUMMARY_KEYS if key in recorded}
         now = self._parts.clock.now_ms()
         return self._parts.instant(
-            happening.caller,
+            event.caller,
             created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now),
             "create" if plan.entry is None else "commit",
-            requested_ms=happening.requested_ms,
-            snapshot_id=happening.snapshot_id,
-            fingerprint=happening.fingerprint,
+            requested_ms=event.requested_ms,
+            snapshot_id=event.snapshot_id,
+            fingerprint=event.fingerprint,
             summary=summary,
         )
 
@@ -277,26 +279,26 @@ class Committer:
         if entry is not None and base is not None:
             check_uuid(entry, base)
         files: Sequence[tuple[str, bytes]] = ()
-        asked: TableChange | None = change
+        requested: TableChange | None = change
         try:
             check_requirements(base, change.requirements)
             metadata = self._apply(base, change.updates)
         except CommitConflict:
             if base is not None:
                 await check_added(self._parts, request.caller, table_uuid(base), base, base, change)
-            asked, rebased = None, await self._rebase(request, change, base)
+            requested, rebased = None, await self._rebase(request, change, base)
             if rebased is None:
                 raise
             change = msgspec.structs.replace(change, updates=rebased.updates)
             metadata, files = self._apply(base, change.updates), rebased.files
         if base is None and _is_derived(table_uuid(metadata)):
-            raise BadRequest(f"The UUID {metadata.table_uuid} is one of version 5; choose a random one (version 4)")
+            raise BadRequest(f"The UUID {metadata.table_uuid} has version 5; choose a random UUID (version 4)")
         if base is None and await self._parts.is_uuid_taken(table_uuid(metadata)):
-            raise BadRequest(f"There is a table with the UUID {metadata.table_uuid} already; stage the table again")
+            raise BadRequest(f"A table with the UUID {metadata.table_uuid} exists already; stage the table again")
         plan = await self._prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
-        if asked is not None:
-            await check_added(self._parts, request.caller, table_uuid(metadata), base, metadata, asked)
-        plan.happened, plan.files = [_happening(request, change)], files
+        if requested is not None:
+            await check_added(self._parts, request.caller, table_uuid(metadata), base, metadata, requested)
+        plan.events, plan.files = [_commit_event(request, change)], files
         return plan
 
     def _apply(self, base: TableMetadata | None, updates: list[dict[str, Any]]) -> TableMetadata:
@@ -304,11 +306,11 @@ class Committer:
         return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
 
     async def _rebase(self, request: _Request, change: TableChange, base: TableMetadata | None) -> Rebased | None:
-        """A refused append onto the head that overtook it, where its table has that (`rebase.py`)."""
-        append = asked_for(base, change) if base is not None and request.single else None
+        """Rebases a refused append onto the new head, if the table has that enabled (`rebase.py`)."""
+        append = requested_append(base, change) if base is not None and request.single else None
         if base is None or append is None:
             return None
-        # It may be refused because it is there already; and its snapshot may have expired since.
+        # The refusal may mean that the append was applied already; its snapshot may even have expired since.
         await self._raise_if_repeat(request)
         return await rebase(self._parts, _checked_folder(self._parts, base.location, base.properties), base, append)
 
@@ -320,7 +322,7 @@ class Committer:
         base: TableMetadata | None,
         metadata: TableMetadata,
     ) -> PlannedCommit:
-        """The metadata made into a document, with its place; both empty where it is the base itself."""
+        """The metadata as a document, with its location; both empty when the metadata equals the base."""
         namespace, name = named
         if base is not None and metadata is base:
             return PlannedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
@@ -334,9 +336,9 @@ class Committer:
             metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
             deletes = as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False)
             owns = owned(self._parts, metadata)
-            # The log, and the location, are what the table's file says, which its writers may have written over.
-            mine = [old for old in forgotten if owns(old)] if deletes else []
-            forgotten = await claimed(self._parts, entry.uuid, mine) if mine else []
+            # The metadata file provides the log and the location, and the table's writers can overwrite it.
+            own = [old for old in forgotten if owns(old)] if deletes else []
+            forgotten = await claimed(self._parts, entry.uuid, own) if own else []
         document, location = self._place(metadata, entry)
         claims: tuple[Operation, ...] = ()
         if moves(base, metadata):
@@ -362,14 +364,14 @@ class Committer:
         return document, metadata_location(self._parts, metadata.location, metadata.properties, previous, suffix)
 
     async def _raise_if_repeat(self, request: _Request) -> None:
-        """A commit is refused, too, when it was applied before and its reply was lost: then that is the answer.
+        """Raises Repeat with the first outcome, when the refused commit was applied before and its reply was lost.
 
-        A 4xx would make the client delete files that are live now.
+        After a 4xx the client would delete files that are live.
         """
         if request.fingerprint is None:
             return
         change = next(change for change in request.changes if _adds_snapshot(change))
-        # By the UUIDs that the change itself names, also: its table may have another name or none by now.
+        # The UUIDs in the change count, too: the table may have been renamed or dropped since.
         uuids = [named.get("uuid") for named in change.requirements if named.get("type") == "assert-table-uuid"][:1]
         uuids += [named.get("uuid") for named in change.updates if named.get("action") == "assign-uuid"][:1]
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
@@ -377,22 +379,22 @@ class Committer:
             uuids.append(entry.uuid)
         for uuid in dict.fromkeys(text for text in uuids if isinstance(text, str)):
             instant = await self._parts.store.instant_by_fingerprint(uuid, request.fingerprint)
-            if instant is not None:  # that of one table proves it for all
+            if instant is not None:  # the transaction is atomic, so one table proves it for all
                 raise Repeat([await self._outcome(change, instant)] if request.single else [])
 
     async def _outcome(self, change: TableChange, instant: Instant) -> LoadedTable:
-        """What the first one led to; CommitUnknown where the name leads to that table no more."""
+        """The outcome of the first commit. CommitUnknown when the name no longer refers to that table."""
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is None or entry.uuid != instant.uuid:
             raise moved_on(change.namespace, change.name)
         then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
         try:
             metadata = await self._parts.documents.table(then.metadata_location)
-        except NotFound:  # left the metadata log since; what stands now contains it or came after it
+        except NotFound:  # dropped from the metadata log; the current metadata contains the commit
             then, metadata = entry, await self._parts.documents.table(entry.metadata_location)
         return LoadedTable(entry=then, metadata=metadata)
 
-    def _finish(self, plan: PlannedCommit) -> LoadedTable:
+    def _loaded(self, plan: PlannedCommit) -> LoadedTable:
         now = self._parts.clock.now_ms()
         if not plan.location:
             assert plan.entry is not None
@@ -415,12 +417,12 @@ class Committer:
         return LoadedTable(entry=entry, metadata=plan.metadata)
 
     async def _has_another_name(self, uuid: str) -> bool:
-        """Whose table may still need what this one's commits have left behind."""
+        """Whether another name refers to the table, which may still need the files."""
         return await self._parts.store.names_of(uuid) > 1
 
     @contextlib.asynccontextmanager
     async def _locked(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
-        """Commits to one table take turns within a process: a lost race would have written a file for nothing."""
+        """Serialises the commits of this process to a table: a lost race would waste a metadata file."""
         timeout_s = self._parts.settings.storage_timeout_s
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -431,35 +433,37 @@ class Committer:
                             lock = self._locks[name] = asyncio.Lock()
                         await stack.enter_async_context(lock)
             except TimeoutError:
-                # While storage hangs, each that waits would wait for all before it.
-                raise RetryLater(f"Commits to this table have waited for storage longer than {timeout_s:g} s") from None
+                # While the storage hangs, the wait would otherwise add up over all queued commits.
+                raise RetryLater(
+                    f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
+                ) from None
             yield
 
 
 def moved_on(namespace: NamespacePath, name: str) -> CommitUnknown:
-    """For a commit that succeeded, on a table that the name no longer leads to: a 404 or 409 would make clients delete
-    files that a dropped or renamed table still holds."""
+    """For a commit that succeeded on a table that the name no longer refers to. After a 404 or 409 clients would delete
+    files that the dropped or renamed table still uses."""
     return CommitUnknown(
         f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"
     )
 
 
 def is_create(change: TableChange) -> bool:
-    """Whether the table is to come into being with this commit (what else stands beside it is checked later)."""
+    """Whether the commit creates the table. The other requirements are checked later."""
     return any(requirement.get("type") == "assert-create" for requirement in change.requirements)
 
 
 def fingerprint(changes: Sequence[TableChange]) -> str | None:
-    """Names a commit that can happen only once, because it adds a snapshot (their ids are unique)."""
+    """Identifies a commit that can be applied only once, because it adds a snapshot (snapshot ids are unique)."""
     if not any(_adds_snapshot(change) for change in changes):
         return None
-    said: Any = changes[0].updates
+    content: Any = changes[0].updates
     if len(changes) > 1:
-        said = [(change.namespace, change.name, change.updates) for change in changes]
-    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
+        content = [(change.namespace, change.name, change.updates) for change in changes]
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
-def _happening(request: _Request, change: TableChange) -> CommitEvent:
+def _commit_event(request: _Request, change: TableChange) -> CommitEvent:
     added = [update.get("snapshot") or {} for update in change.updates if update.get("action") == "add-snapshot"]
     snapshot = added[-1] if added else {}
     return CommitEvent(
@@ -477,7 +481,7 @@ def _adds_snapshot(change: TableChange) -> bool:
 
 
 async def check_name_free(parts: CatalogContext, namespace: NamespacePath, name: str) -> None:
-    """AlreadyExists early, before anything is written; the transaction checks again."""
+    """AlreadyExists before anything is written. The transaction checks again."""
     await parts.require_namespace(namespace)
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         if await parts.store.entry(kind, namespace, name) is not None:
@@ -500,9 +504,10 @@ def created_entry(namespace: NamespacePath, name: str, metadata: TableMetadata, 
 def metadata_location(
     parts: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
 ) -> str:
-    """A new name each time: no file is ever written twice. BadRequest when write.metadata.path leads outside.
+    """A new location for a metadata file; no location is written twice. BadRequest when write.metadata.path is outside
+    the warehouse.
 
-    Numbered after the file it follows, whoever wrote that one, so that the highest number is the newest file.
+    The number follows that of the previous file, so that the highest number is the newest file.
     """
     folder = _checked_folder(parts, location, properties)
     number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
@@ -511,29 +516,29 @@ def metadata_location(
 
 
 def _checked_folder(parts: CatalogContext, location: str, properties: dict[str, str]) -> str:
-    """BadRequest when write.metadata.path leads outside."""
+    """The folder for metadata files. BadRequest when write.metadata.path is outside the warehouse."""
     if METADATA_PATH in properties:
         parts.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
     return metadata_folder(location, properties)
 
 
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
-    """Forbidden for metadata of another table than the one that the entry names. Metadata files lie where the table's
-    writers may write, and by the UUID it is known which files are the table's."""
+    """Forbidden when the metadata belongs to another table than the entry. The table's writers can overwrite metadata
+    files, and the UUID decides which files belong to the table."""
     if metadata.table_uuid not in (None, entry.uuid) and not _is_derived(entry.uuid):
         raise Forbidden(
-            f"The metadata file of {show(entry.namespace, entry.name)} was written over with another table's; register "
-            "an older one"
+            f"The metadata file of {show(entry.namespace, entry.name)} was overwritten with that of another table; "
+            "register an older metadata file"
         )
 
 
 def _is_derived(uuid: str) -> bool:
-    """Whether `table_uuid` made it of a location: then metadata may have got another since."""
+    """Whether `table_uuid` derived the UUID from a location. The metadata may have got a UUID since."""
     return uuid[14:15] == "5"
 
 
 def table_uuid(metadata: TableMetadata) -> str:
-    """Version 1 metadata of old writers has none; the table's location then stands for it, the same each time."""
+    """The table's UUID. Version 1 metadata may have none; then it is derived from the location."""
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
 
 

@@ -1,9 +1,9 @@
-"""Metadata by its immutable location: decoded, as the JSON that clients get, or limited to what branches and tags name.
+"""Cached table and view metadata by location: decoded, as JSON, or as JSON with only the referenced snapshots.
 
-A location never changes its content, so nothing here is ever invalidated; entries leave when the byte budget asks.
+Files at a location are immutable, so the cache needs no invalidation; entries are evicted by a byte budget.
 
-Properties that steer clients (`steers_client`) are refused when they are set. Older metadata, or that of another
-catalog, may hold them: they are left out here, so that no answer and no later metadata file has them.
+Properties that control clients (`steers_client`) are refused when they are set. Older metadata, or metadata from
+another catalog, may contain them. They are left out here, so that no answer and no later metadata file contains them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _DECODED_PER_BYTE = 3
 """Memory of decoded metadata per byte of JSON, measured at 10,000 snapshots and rounded up."""
 _METADATA_LIMIT_BYTES = 1 << 28
 _RECHECK_S = 30.0
-"""How long a metadata file seen on remote storage is taken to be there. Local files are looked at each time."""
+"""How long a metadata file that was seen on remote storage is assumed to exist. Local files are checked each time."""
 _SEEN_LIMIT = 100_000
 
 
 class Documents:
-    """Read-through, one flight per location, bounded by `budget_bytes`."""
+    """A read-through cache with one concurrent read per location, bounded by `budget_bytes`."""
 
     def __init__(self, objects: ObjectStore, clock: Clock, *, budget_bytes: int) -> None:
         self._objects = objects
@@ -48,17 +48,17 @@ class Documents:
 
     @property
     def cache(self) -> MemoryCache[tuple[str, str], Any]:
-        """For metrics."""
+        """The cache, for metrics."""
         return self._cache
 
     async def table(self, location: str) -> TableMetadata:
-        """NotFound when the file is gone, Corrupt when it is no table metadata."""
+        """NotFound when the file is missing, Corrupt when it is no table metadata."""
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
             return cached
-        found = await self._flights.run(("table", location), lambda: self._fetch_table(location))
-        assert isinstance(found, TableMetadata)
-        return found
+        metadata = await self._flights.run(("table", location), lambda: self._fetch_table(location))
+        assert isinstance(metadata, TableMetadata)
+        return metadata
 
     async def view(self, location: str) -> ViewMetadata:
         cached = self._cache.get(("view", location))
@@ -70,15 +70,15 @@ class Documents:
         return metadata
 
     async def stored_properties(self, location: str) -> dict[str, str]:
-        """The properties as the metadata file has them: also those that are not served. BadRequest for a file that has
-        none of the right shape."""
+        """The properties in the metadata file, including those that are not served. BadRequest when the file has no
+        valid properties."""
         try:
             return _PROPERTIES.decode(await self._read_json(location)).properties or {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise BadRequest(f"{location} is no metadata of a table or view") from None
+            raise BadRequest(f"{location} is not a metadata file of a table or view") from None
 
     async def raw(self, location: str) -> bytes:
-        """The file as it is."""
+        """The content of the file."""
         cached = self._cache.get(("raw", location))
         if isinstance(cached, bytes):
             return cached
@@ -87,7 +87,7 @@ class Documents:
         return data
 
     async def document(self, location: str, mode: SnapshotMode) -> bytes:
-        """JSON of the table metadata: whole, or with only the snapshots that branches and tags name."""
+        """JSON of the table metadata: complete, or with only the snapshots that branches and tags refer to."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -95,7 +95,7 @@ class Documents:
         return self.render(location, metadata, mode)
 
     def render(self, location: str, metadata: TableMetadata, mode: SnapshotMode) -> bytes:
-        """As `document`, from metadata at hand."""
+        """Like `document`, from decoded metadata."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -112,7 +112,7 @@ class Documents:
         return data
 
     async def ensure_exists(self, location: str) -> None:
-        """NotFound when the metadata file is gone: a cached table must not outlive its storage."""
+        """NotFound when the metadata file is missing: the cache must not serve a table whose file is gone."""
         local = location.startswith("file:")
         now = self._clock.monotonic()
         if not local and now - self._seen.get(location, -_RECHECK_S) < _RECHECK_S:
@@ -126,12 +126,12 @@ class Documents:
             self._seen[location] = now
 
     def remember_table(self, location: str, metadata: TableMetadata, document: bytes) -> None:
-        """What was just written need not be read back."""
+        """Caches metadata after its write."""
         self._cache.put(("table", location), metadata, len(document) * _DECODED_PER_BYTE)
         self._cache.put(("all", location), document, len(document))
 
     def forget(self, location: str) -> None:
-        """The file was deleted on purpose."""
+        """Evicts a file after its deletion."""
         self._seen.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
@@ -141,9 +141,9 @@ class Documents:
         return metadata
 
     async def _read_json(self, location: str) -> bytes:
-        """Unpacked, since it is the size of the JSON that tells what it costs to keep."""
+        """Decompressed, because the size of the JSON determines the size of the cache entry."""
         data = await self._read(location)
-        with contextlib.suppress(zlib.error):  # the decoder says what is wrong with it
+        with contextlib.suppress(zlib.error):  # the decoder reports the fault
             return gunzip(data)
         return data
 
@@ -170,16 +170,16 @@ def _served(metadata: M) -> M:
 
 
 def _missing(location: str) -> NotFound:
-    # Java's readers raise these words, and clients look for them.
+    # The message of Iceberg Java's readers, which clients match on.
     return NotFound(f"Failed to open input stream for file: {location}")
 
 
 def compress(codec: str, document: bytes) -> tuple[bytes, str]:
-    """The bytes to store and the file's suffix, by table property write.metadata.compression-codec (none or gzip)."""
+    """The bytes to store and the file suffix, by table property write.metadata.compression-codec (none or gzip)."""
     match codec.lower():
         case "none" | "":
             return document, ".metadata.json"
         case "gzip":
             return gzip.compress(document, 1, mtime=0), ".gz.metadata.json"
         case other:
-            raise BadRequest(f"write.metadata.compression-codec is {other!r}; none and gzip are known")
+            raise BadRequest(f"write.metadata.compression-codec is {other!r}; supported: none, gzip")

@@ -1,8 +1,8 @@
-"""The dropped: kept as rows until their retention ends, so that undrop is a row, too. Then purged, if that was asked.
+"""Dropped tables, views and functions: their rows stay until the retention ends, for undrop; then they are purged.
 
-Files are deleted only here, and only those of a table that no live name shares (its UUID is asked in the same
-transaction that forgets the row). A purge is an instant: in flight once the row is gone, completed when the files are;
-one that a crash cut short is found in flight and done again: deleting is idempotent.
+Files are deleted only here, and only the files of a table that no live name shares: the transaction that deletes the
+row checks its UUID. A purge is an instant: in flight once the row is deleted, completed once the files are. A purge
+that a crash interrupted is found in flight and repeated, because deletion is idempotent.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Dropped:
         self._parts = parts
 
     async def get(self, dropped_id: str) -> DroppedEntry:
-        found = await self._parts.store.dropped_entry(dropped_id)
-        if found is None:
+        row = await self._parts.store.dropped_entry(dropped_id)
+        if row is None:
             raise no_such_dropped(dropped_id)
-        return found
+        return row
 
     async def list(
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
@@ -56,7 +56,7 @@ class Dropped:
     async def restore(
         self, caller: Caller, dropped_id: str, namespace: NamespacePath | None, name: str | None
     ) -> Entry:
-        """Brings it back under its old name or another. AlreadyExists, NoSuchNamespace, NotFound once it expired."""
+        """Restores it under its old or another name. AlreadyExists, NoSuchNamespace; NotFound after its retention."""
         requested_ms = self._parts.clock.now_ms()
         row = await self.get(dropped_id)
         if row.expires_ms <= requested_ms:
@@ -73,15 +73,15 @@ class Dropped:
         return await self._parts.store.entry(entry.kind, path, to_name) or entry
 
     async def purge(self, caller: Caller, dropped_id: str) -> None:
-        """Now, before its retention ends: files too, even if the drop did not ask for it. BadRequest where the table
-        says that its files are not to be deleted."""
+        """Purges before the retention ends, files included, even if the drop did not request it. BadRequest when the
+        table's properties forbid the deletion of files."""
         row = await self.get(dropped_id)
         if row.entry.kind is EntryKind.TABLE:
             await check_purgeable(self._parts, row.entry)
         await self._forget(caller, msgspec.structs.replace(row, purge=True))
 
     async def purge_expired(self) -> int:
-        """A round of housekeeping: unfinished purges again, then what has expired. Returns how many were dealt with."""
+        """Housekeeping: repeats interrupted purges, then purges expired rows. Returns the number of both."""
         unfinished = await self._parts.store.instants(
             InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _BATCH
         )
@@ -91,7 +91,7 @@ class Dropped:
         for row in expired:
             try:
                 await self._forget(HOUSEKEEPER, row)
-            except NotFound:  # another replica was first, or it was undropped this moment
+            except NotFound:  # another replica was faster, or the row was just undropped
                 continue
         return len(unfinished) + len(expired)
 
@@ -107,14 +107,14 @@ class Dropped:
                 [ForgetDropped(dropped_id=row.id, unshared=True), RecordInstant(instant=instant)]
             )
         except CommitConflict:
-            # Its files live on under a name registered since; only the row goes.
+            # Another name registered the same table, which keeps the files; only the row is deleted.
             await self._parts.transact([ForgetDropped(dropped_id=row.id)])
             return
         await self._delete_files(instant)
 
     async def _delete_files(self, instant: Instant) -> None:
-        """Manifests after the files they name, the metadata file last: whatever is left can still be found. While the
-        storage is away the instant stays in flight, and a later round goes on."""
+        """Deletes manifests after the files that they list, and the metadata file last, so that the remaining files can
+        still be found. While the storage is unavailable the instant stays in flight, and a later round continues."""
         deleted = failed = 0
         assert instant.metadata_location is not None
         try:
@@ -129,7 +129,7 @@ class Dropped:
         except RetryLater:
             return
         except SeamarkError:
-            # Metadata that cannot be read leads to no files; what is there stays, and the instant says so.
+            # Unreadable metadata leads to no files; they stay, and the instant records the failure.
             failed += 1
         self._parts.documents.forget(instant.metadata_location)
         try:
@@ -146,20 +146,18 @@ class Dropped:
                 ]
             )
         except CommitConflict:
-            return  # another replica finished it
+            return  # another replica completed it
 
 
 def no_such_dropped(dropped_id: str) -> NotFound:
-    """Of an id that is unknown, and of one whose namespace the caller may not see: an answer tells neither apart."""
-    return NotFound(
-        f"Nothing dropped has the id {dropped_id[:100]!r}; list what can be undropped with GET /api/v1/dropped"
-    )
+    """For an unknown id, and for an id in a namespace that the caller cannot see: the answers must not differ."""
+    return NotFound(f"No dropped entry has the id {dropped_id[:100]!r}; list them with GET /api/v1/dropped")
 
 
 def drop_operations(
     parts: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
 ) -> list[Operation]:
-    """Drops a name and remembers it for the retention; without one, only a purge is remembered, and due at once."""
+    """Drops a name and keeps its row for the retention. Without a retention, only a purge is recorded, due now."""
     retention_ms = parts.settings.drop_retention_s * 1000
     keep = None
     if retention_ms > 0 or purge:

@@ -1,6 +1,6 @@
-"""Functions (UDFs): each one's metadata document (Iceberg UDF spec, format version 1) is kept beside the tables.
+"""Functions (UDFs): stores metadata documents of the Iceberg UDF specification, format version 1.
 
-The REST standard reads them; putting and dropping is our own API.
+The REST specification covers reads; writes and drops are Seamark's API.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Definition(msgspec.Struct, rename="kebab"):
 
 
 class _Document(msgspec.Struct, rename="kebab"):
-    """What a function document must hold at least; whatever else it holds is kept."""
+    """The required parts of a function document. Other fields are kept."""
 
     function_uuid: Annotated[
         str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
@@ -54,25 +54,25 @@ class Functions:
     async def put(
         self, caller: Caller, namespace: NamespacePath, name: str, document: dict[str, Any]
     ) -> LoadedFunction:
-        """Creates or replaces. BadRequest if the document is none of the UDF spec, or changes the function's uuid."""
+        """Creates or replaces. BadRequest for an invalid document, or one that changes the function's UUID."""
         requested_ms = self._parts.clock.now_ms()
         check_name(name, "function name")
         try:
             checked = msgspec.convert(document, _Document)
         except msgspec.ValidationError as error:
-            raise BadRequest(f"The function's metadata is malformed: {error}") from None
+            raise BadRequest(f"The function metadata is malformed: {error}") from None
         check_client_properties(checked.properties, "A function")
         current = await self._parts.store.entry(EntryKind.FUNCTION, namespace, name)
         if current is not None and current.uuid != checked.function_uuid:
             raise BadRequest(
-                f"{show(namespace, name)} has function-uuid {current.uuid}; drop it before another takes its name"
+                f"{show(namespace, name)} has function-uuid {current.uuid}; drop it before you put another function"
             )
         folder = await self._parts.choose_location(
             caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
         )
         if current is None and await self._parts.store.names_of(checked.function_uuid):
-            # By its UUID a thing's history is found, and whether a table's files may go.
-            raise BadRequest(f"Something else has the function-uuid {checked.function_uuid}; choose another")
+            # A UUID identifies the history of an entry and decides whether a table's files may be deleted.
+            raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         location = f"{folder}/metadata/{self._parts.clock.uuid7()}.function.json"
         entry = Entry(
             kind=EntryKind.FUNCTION,
@@ -105,13 +105,13 @@ class Functions:
         except CommitUnknown:
             raise
         except SeamarkError:
-            with contextlib.suppress(SeamarkError):  # an orphan; what the client must hear is the first failure
+            with contextlib.suppress(SeamarkError):  # leaves an orphan; the client must receive the first error
                 await self._parts.objects.delete(location)
             raise
         return LoadedFunction(entry=entry, document=body)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
-        """For good: a function is one small document, and putting it again brings it back."""
+        """Without undrop: a function is one small document, and a put restores it."""
         requested_ms = self._parts.clock.now_ms()
         entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
         drop = DropEntry(
@@ -121,5 +121,5 @@ class Functions:
             await self._parts.transact([drop, self._parts.instant(caller, entry, "drop", requested_ms=requested_ms)])
         except CommitConflict:
             raise CommitConflict(
-                f"{show(namespace, name)} was replaced meanwhile; drop it again if you still want to"
+                f"{show(namespace, name)} was replaced in the meantime; drop it again if you still want to"
             ) from None

@@ -1,4 +1,4 @@
-"""Scan and commit reports of engines: kept for a while, queryable; later advice on layout and indexes needs them."""
+"""Scan and commit reports of engines: stored for a limited time and queryable."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class MetricsReports:
     async def report(
         self, caller: Caller, namespace: NamespacePath, name: str, report: dict[str, Any], size: int
     ) -> None:
-        """Keeps a report of `size` bytes; of its table, the newest `metrics_reports_limit` stay.
+        """Stores a report of `size` bytes. Each table keeps its newest `metrics_reports_limit` reports.
 
-        BadRequest for an unknown report-type or a snapshot-id that is no 64-bit integer; NoSuchNamespace;
-        TooManyRequests for who has sent `metrics_rate_bytes` within a minute. A report on a table that does not exist
-        is dropped: an engine that creates a table with its rows reports its scans before it commits the table.
+        BadRequest for an unknown report-type or a snapshot-id that is not a 64-bit integer; NoSuchNamespace;
+        TooManyRequests for a caller that has sent `metrics_rate_bytes` within a minute. Reports on tables that do not
+        exist are dropped: in a CTAS, an engine reports its scans before it commits the table.
         """
         report_type = report.get("report-type")
         if report_type not in _TYPES:
             raise BadRequest(f"report-type is {str(report_type)[:40]!r}; it must be one of {', '.join(_TYPES)}")
         snapshot_id = report.get("snapshot-id")
         if not isinstance(snapshot_id, int) or isinstance(snapshot_id, bool) or not -(2**63) <= snapshot_id < 2**63:
-            raise BadRequest("snapshot-id must be a 64-bit integer")
+            raise BadRequest("snapshot-id is not a 64-bit integer")
         entry = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             await self._parts.require_namespace(namespace)
@@ -51,7 +51,7 @@ class MetricsReports:
         )
         now_s = self._parts.clock.monotonic()
         if not self._sent.has_room(caller.who, now_s, size):
-            raise TooManyRequests(f"{caller.who} has sent too many reports within a minute; they are not kept", 30)
+            raise TooManyRequests(f"{caller.who} has sent too many reports within a minute; this report is dropped", 30)
         self._sent.add(caller.who, now_s, now_s + _WINDOW_S, size)
         keep = self._parts.settings.metrics_reports_limit
         await self._parts.store.transact([SaveMetricsReport(report=kept, keep=keep)])

@@ -1,4 +1,4 @@
-"""Namespaces: created under an existing parent, with properties, dropped when empty."""
+"""Namespaces: a namespace needs an existing parent, has properties and can be dropped when it is empty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Namespaces:
         self._parts = parts
 
     async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
-        """AlreadyExists; NoSuchNamespace without the parent; BadRequest for a `location` outside the warehouse."""
+        """AlreadyExists; NoSuchNamespace for the parent; BadRequest for a `location` outside the warehouse."""
         check_namespace(path)
         check_client_properties(properties, "A namespace")
         if "location" in properties:
@@ -42,7 +42,7 @@ class Namespaces:
         return created
 
     async def get(self, path: NamespacePath) -> Namespace:
-        """Its properties always name a `location`: Trino's CTAS needs one."""
+        """The properties always contain a `location`, which Trino's CTAS needs."""
         return self.with_location(await self._parts.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
@@ -55,30 +55,30 @@ class Namespaces:
         page_size: int | None,
         visible: Callable[[NamespacePath], bool] = lambda path: True,
     ) -> Page[Namespace]:
-        """Direct children that are `visible`; NoSuchNamespace for an unknown parent. The empty parent is the catalog
-        itself. Pages are full of visible ones: how many others lie between is nobody's business."""
+        """The direct children that are `visible`; the empty parent is the catalog. NoSuchNamespace for an unknown
+        parent. Pages are filled with visible children, so that they do not reveal the number of the others."""
         if parent:
             await self._parts.require_namespace(parent)
 
         async def read(after: str | None, limit: int) -> list[Namespace]:
-            found: builtins.list[Namespace] = []
-            while len(found) < limit:
+            children: builtins.list[Namespace] = []
+            while len(children) < limit:
                 rows = await self._parts.store.namespaces(parent, after, limit)
-                found += [row for row in rows if visible(row.path)]
+                children += [row for row in rows if visible(row.path)]
                 if len(rows) < limit:
                     break
                 after = rows[-1].path[-1]
-            return found[:limit]
+            return children[:limit]
 
-        return await self._parts.page(read, lambda found: found.path[-1], page_token, page_size)
+        return await self._parts.page(read, lambda child: child.path[-1], page_token, page_size)
 
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
     ) -> PropertyChanges:
-        """Unprocessable when a key is both set and removed; lost races are run again on the winner's properties."""
+        """Unprocessable when a key is both set and removed. A lost race is retried on the new properties."""
         both = sorted(set(removals) & set(updates))
         if both:
-            raise Unprocessable(f"Keys both removed and updated: {', '.join(both)}; name each on one side only")
+            raise Unprocessable(f"Keys in both removals and updates: {', '.join(both)}; name each key once")
         check_client_properties(updates, "A namespace")
         if "location" in updates:
             await self._parts.check_location(caller, updates["location"], "The namespace's location")
@@ -106,7 +106,7 @@ class Namespaces:
         raise AssertionError("the loop returns or raises")
 
     async def drop(self, caller: Caller, path: NamespacePath) -> None:
-        """NamespaceNotEmpty while tables, views, functions or namespaces live in it; dropped ones do not count."""
+        """NamespaceNotEmpty while it contains tables, views, functions or namespaces; dropped entries do not count."""
         await self._parts.transact([DropNamespace(path=path), *self._parts.remember(caller, status=204)])
 
     def with_location(self, namespace: Namespace) -> Namespace:

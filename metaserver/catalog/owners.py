@@ -1,9 +1,9 @@
-"""Whose rights a view runs with.
+"""The owner of a view, whose rights the view runs with.
 
-Trino runs a view with the rights of the user whom the property `trino.run-as-owner` names, and with the reader's own
-where there is none. So whoever may set it may read what that user may read. Engines that act for many users, and
-whoever may write the whole catalog, name whom they like. Everybody else names nobody but themselves, and who changes
-what a view selects becomes its owner, where it has one: the text then runs with the rights of the one who wrote it.
+Trino runs a view with the rights of the user in the property `trino.run-as-owner`, and without that property with the
+rights of the reader. A principal that may set the property can read what that user can read. Engines that act for many
+users, and principals with write access to the whole catalog, may name any user. Others may name only themselves. A
+principal that changes the text of a view with an owner becomes its owner: the text then runs with its author's rights.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from metaserver.catalog.values import Caller
 from metaserver.errors import Forbidden
 
 OWNER = "owner"
-"""A label that Spark and others show; no engine takes rights from it."""
+"""A label that Spark and others display; no engine derives rights from it."""
 _RUNS_AS = ("run-as", "run_as", "runas", "definer", "security-user", "execute-as")
 
 
-def names_whose_rights(key: str) -> bool:
-    """Whether a view's property of this name says with whose rights it runs."""
+def determines_rights(key: str) -> bool:
+    """Whether the view property determines whose rights the view runs with."""
     folded = unicodedata.normalize("NFKC", key).strip().casefold()
     if any(part in folded for part in _RUNS_AS):
         return True
@@ -30,23 +30,22 @@ def names_whose_rights(key: str) -> bool:
 def owned_properties(
     caller: Caller, properties: Mapping[str, str], before: Mapping[str, str], *, rewritten: bool
 ) -> dict[str, str]:
-    """The properties that a view gets, of those asked for. `before` are its own until now; `rewritten`: its text
-    changes.
+    """The properties that a view gets when `properties` are requested. `before` are its current properties;
+    `rewritten`: its text changes.
 
-    Forbidden where the caller names somebody else as the one with whose rights the view runs.
+    Forbidden when the caller names another user whose rights the view would run with.
     """
     result = dict(properties)
     if caller.names_owners:
         return result
     for key, value in properties.items():
-        if names_whose_rights(key):
+        if determines_rights(key):
             if value == caller.who:
                 continue
             if value != before.get(key):
                 raise Forbidden(
-                    f"{caller.who} may not set {key[:100]!r} to another than {caller.who!r}: the view would run with "
-                    "that one's rights. The operator names the principals of engines that act for many users in "
-                    "trusted_engines"
+                    f"{caller.who} may set {key[:100]!r} only to {caller.who!r}: the view would run with the rights of "
+                    "another user. For engines that act for many users, the operator sets trusted_engines"
                 )
             if rewritten:
                 result[key] = caller.who

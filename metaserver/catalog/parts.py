@@ -1,4 +1,4 @@
-"""What every file of the catalog works with, and the small moves they share: paging, idempotency, instants."""
+"""The context of the catalog's services, and operations that they share: paging, idempotency, instants."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PATH_PROPERTIES = (
     "write.object-storage.path",
     "write.folder-storage.path",
 )
-"""Table properties that name folders for files, besides the table's location."""
+"""Table properties that name folders for files, in addition to the table's location."""
 
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 _SETTLE_TRIES = 5
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CatalogContext:
-    """The catalog's surroundings; one instance a server."""
+    """The services that the catalog depends on; one instance a server."""
 
     settings: Settings
     store: PointerStore
@@ -76,39 +76,39 @@ class CatalogContext:
     pages: PageTokens
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
-        found = await self.store.namespace(path)
-        if found is None:
+        namespace = await self.store.namespace(path)
+        if namespace is None:
             raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
-        return found
+        return namespace
 
     async def check_location(
         self, caller: Caller, location: str, what: str, within: NamespacePath | None = None
     ) -> None:
-        """BadRequest outside the warehouse; Forbidden where the caller's grants end.
+        """BadRequest outside the warehouse; Forbidden outside the caller's grants.
 
-        Who may write in one namespace only must not place a table over another's files: signatures and purges go by
-        the table's location. `within` is the namespace that it is for, where the caller may write and which may lie
-        apart from those above it.
+        Signatures and purges depend on the location of a table, so a principal with write access to one namespace must
+        not place a table over the files of another. `within` is the namespace of the new entry, where the caller may
+        write; its location may be outside those of its parents.
         """
-        wanted = self.warehouse.parse(location, what)
+        place = self.warehouse.parse(location, what)
         if caller.confined_to is None:
             return
         for path in caller.confined_to if within is None else (*caller.confined_to, within):
             namespace = await self.store.namespace(path)
             own = None if namespace is None else namespace.properties.get("location")
             root = parse_location(own or self.warehouse.namespace_location(path), "location of the namespace")
-            if root != wanted and root.holds(wanted):
+            if root != place and root.holds(place):
                 return
         raise Forbidden(
-            f"{what} {str(wanted)!r} lies outside the namespaces that {caller.who} may write; leave it out, and the "
-            "server chooses one"
+            f"{what} {str(place)!r} is outside the namespaces that {caller.who} may write; omit it, and the server "
+            "chooses a location"
         )
 
     async def check_properties(
         self, caller: Caller, properties: dict[str, str], before: dict[str, str], within: NamespacePath
     ) -> None:
-        """BadRequest for properties that steer clients; and as `check_location`, for those that lead writers elsewhere,
-        where they are set anew."""
+        """BadRequest for properties that control clients; as `check_location` for changed properties that name
+        locations for writers."""
         check_client_properties(properties, "A table or view")
         if caller.confined_to is None:
             return
@@ -117,84 +117,85 @@ class CatalogContext:
                 await self.check_location(caller, properties[key], key, within)
 
     async def transact(self, operations: Sequence[Operation]) -> None:
-        """As the store's; wakes those who watch the timeline. A lost outcome is settled where an instant tells of it.
+        """Runs the operations in one transaction and wakes watchers of the timeline. After a lost reply, the instant
+        among the operations decides the outcome.
 
-        CommitUnknown only when the database does not answer that question either; what the client then hears is that
-        nobody knows, and no file is removed.
+        CommitUnknown when the database does not answer that query either; then no file may be deleted.
         """
         instant = next((each.instant for each in operations if isinstance(each, RecordInstant)), None)
         try:
             await self.store.transact(operations)
         except CommitUnknown:
             swaps = any(isinstance(operation, SwapPointer) for operation in operations)
-            if instant is None or not await self._settle(instant, CommitConflict if swaps else RetryLater):
+            if instant is None or not await self._has_committed(instant, CommitConflict if swaps else RetryLater):
                 raise
         if instant is not None:
             self.timeline.notify()
 
-    async def _settle(self, instant: Instant, undone: type[SeamarkError]) -> bool:
-        """Whether a transaction with a lost reply happened. True: it did. `undone`: it did not, and never will; for
-        anything but a commit that is no conflict, which clients would take for a name that is taken.
+    async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
+        """Whether a transaction with a lost reply was committed. `undone` is raised when it was not and cannot be any
+        longer; except for a commit this is no conflict, which clients would take for an existing name.
 
-        Not finding the instant proves nothing: the commit may still be under way in the database. So its id is taken by
-        a rolled-back instant: if that insert succeeds, the lost transaction can no longer commit; if the id is taken,
-        it has. False when the database does not answer either.
+        A missing instant proves nothing, because the commit may still run in the database. Therefore a rolled-back
+        instant is inserted with its id: when that succeeds, the lost transaction can no longer commit; when the id
+        exists, it has committed. False when the database does not answer.
         """
         for attempt in range(1, _SETTLE_TRIES + 1):
             try:
-                happened = await self._happened(instant)
+                recorded = await self._was_recorded(instant)
             except SeamarkError:
-                # Whatever keeps us from asking must not pass for an answer: the files would be removed.
+                # A failed query is no answer: the caller would delete the files.
                 await self.back_off(attempt)
                 continue
-            if not happened:
-                raise undone("The change was rolled back after the database lost it; retry it")
+            if not recorded:
+                raise undone("The database lost the connection and rolled the change back; retry it")
             return True
         return False
 
-    async def _happened(self, instant: Instant) -> bool:
+    async def _was_recorded(self, instant: Instant) -> bool:
         tombstone = structs.replace(
             instant, state=InstantState.ROLLED_BACK, completed_ms=self.clock.now_ms(), fingerprint=None
         )
         try:
             await self.store.transact([RecordInstant(instant=tombstone)])
         except AlreadyExists:
-            found = await self.store.instant(instant.id)
-            if found is None:
+            recorded = await self.store.instant(instant.id)
+            if recorded is None:
                 raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
-            # A purge is recorded in flight; whatever is there and not rolled back is the lost transaction's.
-            return found.state is not InstantState.ROLLED_BACK
+            # A purge is recorded in flight; any instant that is not rolled back belongs to the lost transaction.
+            return recorded.state is not InstantState.ROLLED_BACK
         return False
 
     async def back_off(self, attempt: int) -> None:
-        """Waits longer with each attempt, half a second at most, jittered."""
+        """Waits with exponential backoff and jitter, half a second at most."""
         ceiling_s = min(0.5, 0.005 * 2**attempt)
         jitter = int.from_bytes(self.clock.random_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
 
     async def require_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
-        """Where the pointer stands now. NoSuchTable, NoSuchView or NoSuchFunction."""
+        """The current pointer. NoSuchTable, NoSuchView or NoSuchFunction."""
         entry = await self.store.entry(kind, namespace, name)
         if entry is None:
             raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {show(namespace, name)}")
         return entry
 
     async def is_uuid_taken(self, uuid: str) -> bool:
-        """Whether something has this UUID, or had it before it was purged: by its UUID a thing's timeline, reports and
-        index files are found, and whether its files may go."""
+        """Whether an entry has this UUID or had it before its purge. The UUID identifies the timeline, the reports and
+        the index files of an entry, and decides whether its files may be deleted."""
         if await self.store.names_of(uuid):
             return True
-        for state in (InstantState.COMPLETED, InstantState.INFLIGHT):  # what was rolled back may be tried again
+        for state in (InstantState.COMPLETED, InstantState.INFLIGHT):  # a rolled-back change may be tried again
             if await self.store.instants(InstantFilter(uuid=uuid, state=state), 1):
                 return True
         return False
 
     async def choose_location(
-        self, caller: Caller, kind: EntryKind, namespace: NamespacePath, name: str, uuid: str, asked: str | None
+        self, caller: Caller, kind: EntryKind, namespace: NamespacePath, name: str, uuid: str, requested: str | None
     ) -> str:
-        """Where a new table, view or function lies: as asked, checked; else a fresh folder below its namespace's."""
-        if asked:
-            location = asked.rstrip("/") or asked
+        """The location of a new table, view or function: the requested one, checked, or a new folder below that of the
+        namespace."""
+        if requested:
+            location = requested.rstrip("/") or requested
             await self.check_location(caller, location, f"The {kind.value}'s location", namespace)
             return location
         parent = await self.require_namespace(namespace)
@@ -212,7 +213,7 @@ class CatalogContext:
         fingerprint: str | None = None,
         summary: dict[str, Any] | None = None,
     ) -> RecordInstant:
-        """A finished instant about `entry`, completed now."""
+        """An instant about `entry` that is completed now."""
         return RecordInstant(
             instant=Instant(
                 id=str(self.clock.uuid7()),
@@ -235,7 +236,7 @@ class CatalogContext:
     def remember(
         self, caller: Caller, *, status: int, body: bytes | None = None, metadata_location: str | None = None
     ) -> list[Operation]:
-        """The operation that records the first answer, where the caller brought an idempotency key."""
+        """The operation that records the first answer, when the caller has sent an idempotency key."""
         key = caller.idempotency
         if key is None:
             return []
@@ -257,11 +258,12 @@ class CatalogContext:
         page_token: str | None,
         page_size: int | None,
     ) -> Page[T]:
-        """One page, or everything where neither token nor size was given (the spec: who does not page gets all)."""
+        """One page, or everything when neither token nor size is given (REST specification: without paging a client
+        gets all)."""
         limit = self.settings.page_limit
         if page_size is not None:
             if page_size < 1:
-                raise BadRequest(f"pageSize must be at least 1, not {page_size}")
+                raise BadRequest(f"pageSize is {page_size}; it must be at least 1")
             limit = min(page_size, limit)
         after = self.pages.decode(page_token) if page_token is not None else None
         if page_token is None and page_size is None:

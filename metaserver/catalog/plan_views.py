@@ -1,19 +1,19 @@
-"""Plan views: names under which a view is read over plan tables, with a condition on its own rows.
+"""Plan views: names that read a view from plan tables, with a condition on the view's rows.
 
-A plan view is the view itself, owner, columns and defaults, with another text: `SELECT * FROM (its text) WHERE …`, in
-which plans' names stand where those of tables, and of other views, did. So an engine treats it as it treats the view:
-whose rights count, which types its columns are cast to, whether it has become stale.
+A plan view has the view's owner, columns and defaults, but another text: `SELECT * FROM (its text) WHERE …`, in which
+plan names replace the names of tables and of other views. An engine therefore treats it like the view: same rights,
+same column types, same checks for staleness.
 
-The rules it keeps. What it is made of is what the catalog has stored: who asks says places of the text, and what stands
-there must be the name of the table, or the view, that the plan is of. The condition makes sure that nobody reads other
-rows through the name than through the view: what the plan tables leave out would otherwise show where rows are counted,
-or looked for in vain. A name is of one metadata file of the view: after any change of the view there is no such name
-any more, and whoever reads another plan view that has it in its text is told so. Rows, leases and clean-up are those of
-plan tables, whose names have the same form.
+The rules. A plan view is built from what the catalog has stored: the client sends positions in the text, and the text
+at these positions must be the name of the plan's table or view. The condition ensures that the plan view returns no
+rows that the view does not return; otherwise the rows that plan tables leave out would affect counts and anti-joins. A
+name belongs to one metadata file of the view: after any change of the view the name no longer resolves, and reading
+another plan view that refers to it fails with that error. Rows, leases and clean-up are those of plan tables, whose
+names have the same form.
 
-A plan view that is made with `X-Seamark-Plans` resolves for requests with that header's value alone, until it is
-withdrawn, and is of one user: its text fails for everybody else who would read a row. Its tables are named as they are
-in the view's text, each with the version of its plan.
+A plan view that is created with `X-Seamark-Plans` resolves only for requests with the same value of the header, until
+it is withdrawn, and belongs to one user: for other users its text fails when it would return a row. Its tables keep
+their names in the view's text, each with the version of its plan.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from metaserver.store.port import Entry, EntryKind, NamespacePath, PlanTable
 from metaserver.wire import PLANS_FOLDER, show
 
 DIALECT = "trino"
-"""Whose text is looked for: that engine takes a condition behind a subquery, and names in double quotes."""
+"""The dialect of the text: Trino optimises a condition around a subquery, and quotes names with double quotes."""
 TEXT_CHARACTERS_MAX = 1_000_000
 _PART = r'(?:"(?:[^"]|"")*"|[A-Za-z_][A-Za-z0-9_]*)'
 _REFERENCE = re.compile(rf"(?<![\w.\"'])((?:{_PART}\.){{0,2}})({_PART})(?![\w.\"'])")
-"""Not in the middle of another name."""
+"""Does not match inside another name."""
 _PARTS = re.compile(_PART)
 _HOLDER = "seamark.plan-holder"
-"""In the version's summary, of which the plan view's name is made."""
+"""The key in the version's summary from which the plan view's name is derived."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Characters [start, end) of a view's text: the name of a table, or of another view, with schema and catalog where
-    it has them. `namespace` and `name` say which one that must be.
+    """Characters [start, end) of a view's text: the name of a table or view, qualified as in the text. `namespace` and
+    `name` are the table or view that the text must name.
 
-    `plan`: the name of a plan table, or of a plan view, of just that; `version`: the id of a plan snapshot of it.
-    `alias`: the own name is to be added behind the plan's, as nothing else names it there. `columns`: of a view whose
-    plan view stands there for an audience; reading them is tried on the view itself."""
+    `plan`: the name of a plan table or plan view of it. `version`: the id of a plan snapshot of it. `alias`: whether to
+    add the name as an alias, because the text has none. `columns`: for a view whose plan view an audience resolves, the
+    columns that are read from the view itself to check access."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Reader(NamedTuple):
-    """For whom a plan view is made that an audience resolves: one user of the engine."""
+    """The user of the engine that a plan view of an audience is created for."""
 
     holder: Holder
     user: str
@@ -74,15 +74,15 @@ class PlanViews:
         self._plans = plans
 
     async def named(self, namespace: NamespacePath, name: str, audience: str | None = None) -> PlanTable:
-        """The plan of this name and audience. NoSuchView, in the words that any view has, for a lease that has ended,
-        and where the view has changed."""
-        return (await self._found(namespace, name, audience))[0]
+        """The plan with this name and audience. NoSuchView, with the usual message, when its lease has ended or the
+        view has changed."""
+        return (await self._resolve(namespace, name, audience))[0]
 
     async def load(self, namespace: NamespacePath, name: str, audience: str | None = None) -> LoadedView:
-        """As `named`."""
-        return (await self._found(namespace, name, audience))[1]
+        """Like `named`."""
+        return (await self._resolve(namespace, name, audience))[1]
 
-    async def _found(self, namespace: NamespacePath, name: str, audience: str | None) -> tuple[PlanTable, LoadedView]:
+    async def _resolve(self, namespace: NamespacePath, name: str, audience: str | None) -> tuple[PlanTable, LoadedView]:
         plan = await self._parts.store.plan_table(namespace, name)
         if plan is not None and plan.audience == audience and plan.expires_ms > self._parts.clock.now_ms():
             entry = await self._parts.store.entry(EntryKind.VIEW, namespace, plan.of_name)
@@ -94,7 +94,7 @@ class PlanViews:
                     return plan, LoadedView(entry=located, metadata=metadata)
         raise NoSuchView(f"View does not exist: {show(namespace, name)}")
 
-    async def make(
+    async def create(
         self,
         view: LoadedView,
         places: list[Place],
@@ -103,9 +103,9 @@ class PlanViews:
         who: str,
         reader: Reader | None = None,
     ) -> PlanTable | None:
-        """None where there are too many plans, or the view's name is too long. BadRequest for a view without a text in
-        Trino's dialect, and for a place where what its plan is of is not named. With a `reader`, the plan view's name
-        leads nowhere but for that one's audience, and has rows for that user alone."""
+        """None when there are too many plans or the view's name is too long. BadRequest for a view without a text in
+        Trino's dialect, and for a place whose text is not the name of its plan's table or view. With a `reader`, the
+        name resolves only for the reader's audience and returns rows only to that user."""
         entry, metadata = view.entry, _over_plans(view, places, condition, reader)
         version = metadata.current_version
         audience = None if reader is None else reader.holder.audience
@@ -145,7 +145,7 @@ def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | Non
 
 
 def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: Reader | None) -> ViewMetadata:
-    """The view's metadata with one version, one schema, and one text."""
+    """The view's metadata with one version, one schema and one representation."""
     metadata, version = view.metadata, view.metadata.current_version
     given = next(
         (
@@ -156,16 +156,16 @@ def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: R
         None,
     )
     if given is None:
-        raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no text in the dialect {DIALECT}")
-    inner = _spliced(given, places, version.default_namespace)
-    tried = ", ".join(_tried(given, place, number) for number, place in enumerate(places) if place.columns)
+        raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}")
+    inner = _replaced(given, places, version.default_namespace)
+    tried = ", ".join(_access_check(given, place, number) for number, place in enumerate(places) if place.columns)
     text = f"WITH {tried} " if tried else ""
-    # A line of its own, as the text may end in a comment.
+    # On a separate line, because the text may end with a comment.
     text += f"SELECT * FROM (\n{inner}\n) AS {_quoted(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_only_for(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
         raise BadRequest(
-            f"The view's text would have {len(text)} characters; at most {TEXT_CHARACTERS_MAX} are allowed"
+            f"The text of the plan view would have {len(text)} characters; the limit is {TEXT_CHARACTERS_MAX}"
         )
     summary = version.summary if reader is None else {**version.summary, _HOLDER: reader.holder.id}
     stated = msgspec.structs.replace(version, representations=(Representation("sql", text, DIALECT),), summary=summary)
@@ -178,26 +178,26 @@ def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: R
     )
 
 
-def _tried(text: str, place: Place, number: int) -> str:
-    """A query that is never run: the engine checks its rights, and applies its rules, to the view that it names."""
+def _access_check(text: str, place: Place, number: int) -> str:
+    """A query that never runs: the engine checks access to the view, and applies its rules, when it analyses it."""
     columns = ", ".join(map(_quoted, place.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[place.start : place.end]} WHERE FALSE)'  # noqa: S608
 
 
 def _only_for(user: str) -> str:
-    """An error for everybody else who reads a row. A plan view runs by its owner's rights, and nothing else says who
-    asks: Trino's `current_user` is who runs the statement, in any view."""
+    """An error for another user that reads a row. A plan view runs with its owner's rights, but Trino's `current_user`
+    is the user of the statement in any view."""
     quoted = user.replace("'", "''")
-    return f"IF(current_user = '{quoted}', TRUE, CAST('this plan is another user''s' AS BOOLEAN))"
+    return f"IF(current_user = '{quoted}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
 
-def _spliced(text: str, places: list[Place], default: NamespacePath) -> str:
+def _replaced(text: str, places: list[Place], default: NamespacePath) -> str:
     pieces, at = [], 0
-    for place in sorted(places, key=lambda one: one.start):
+    for place in sorted(places, key=lambda place: place.start):
         match = _REFERENCE.match(text, place.start) if place.start >= at else None
         if match is None or match.end() != place.end or not _names(match, place, default):
             table = show(place.namespace, place.name)
-            raise BadRequest(f"The view's text does not name {table} from {place.start} to {place.end}")
+            raise BadRequest(f"Characters {place.start} to {place.end} of the view's text are not the name of {table}")
         if place.version is not None:
             new = f"{match[0]} FOR VERSION AS OF {place.version}"
         else:
@@ -208,8 +208,9 @@ def _spliced(text: str, places: list[Place], default: NamespacePath) -> str:
 
 
 def _names(reference: re.Match[str], place: Place, default: NamespacePath) -> bool:
-    """Whether it is the name of what the plan is of, as Trino compares names. What catalogs are called is not known."""
-    before = [_plain(one) for one in _PARTS.findall(reference[1])]
+    """Whether the reference names the place's table or view, compared like Trino does. Catalog names are not
+    checked."""
+    before = [_plain(part) for part in _PARTS.findall(reference[1])]
     schema = before[-1] if before else ".".join(default)
     named = (schema.lower(), _plain(reference[2]).lower())
     return named == (".".join(place.namespace).lower(), place.name.lower())

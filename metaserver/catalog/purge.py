@@ -1,7 +1,7 @@
-"""Every file a table's metadata leads to, in an order to delete them in: what names a file comes after it.
+"""Lists the files that a table's metadata refers to, in deletion order: each file before the file that refers to it.
 
-What may be deleted for a table is said here, too: only what lies in folders that are its own, and nothing where its
-property `gc.enabled` says that its files may belong to others.
+Only files in the table's own folders may be deleted, and none when the property `gc.enabled` is false, because others
+may use them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
 def own_folders(parts: CatalogContext, metadata: TableMetadata) -> list[str]:
-    """Where the table writes by now, as far as that lies in the warehouse."""
+    """The folders that the table writes to now and that are in the warehouse."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
     return [folder for folder in folders if parts.warehouse.contains(folder)]
 
 
 def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
-    """Whether a location lies below the table's own location or its `write.*.path` properties, and inside the
-    warehouse: metadata can name any file, and a table that names another's must not take them along."""
+    """Whether a location is below the table's location or a `write.*.path` property, and in the warehouse. Metadata can
+    name any file, and a purge must not delete files of another table."""
     own = [parse_location(folder) for folder in own_folders(parts, metadata)]
 
     def owns(location: str) -> bool:
@@ -48,15 +48,15 @@ def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], boo
 
 
 async def check_purgeable(parts: CatalogContext, entry: Entry) -> None:
-    """BadRequest when the table says that its files are not to be deleted."""
+    """BadRequest when the table's properties forbid the deletion of its files."""
     try:
         metadata = await parts.documents.table(entry.metadata_location)
     except (NotFound, Corrupt):
-        return  # nothing can be read, so nothing will be purged; the drop itself must still be possible
+        return  # without readable metadata nothing is purged; the drop must still be possible
     if not _collectable(metadata):
         raise BadRequest(
-            f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, its files may belong to "
-            "others; drop it without purge"
+            f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, so others may use its files; "
+            "drop it without purge"
         )
 
 
@@ -65,15 +65,15 @@ def _collectable(metadata: TableMetadata) -> bool:
 
 
 async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
-    """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics,
-    older metadata files, and last the metadata file itself. Only those that are `owned` and lie in no place of another
-    than `uuid`, and none without `gc.enabled`.
-    Manifests that are missing or broken lead nowhere and are passed over. RetryLater while the storage is away."""
+    """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics and
+    older metadata files, then the metadata file itself. Only files that are `owned` and in no place of another UUID;
+    nothing when `gc.enabled` is false. Missing or broken manifests are skipped. RetryLater while the storage is
+    unavailable."""
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
         return
-    if not _collectable(metadata):  # said so after the drop was checked
+    if not _collectable(metadata):  # set after the drop was checked
         return
     owns, others = owned(parts, metadata), await disowned(parts, uuid, own_folders(parts, metadata))
 
@@ -101,8 +101,8 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
     plans = f"{metadata_folder(metadata.location, metadata.properties)}/{PLANS_FOLDER}"
     for folder in (f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}", plans):
         if allowed(folder):
-            # The whole listing first: what is deleted while it is read could make it skip others.
-            for location in [found.location async for found in parts.objects.list(folder)]:
+            # The listing is completed first: deleting while it is read could make it skip files.
+            for location in [item.location async for item in parts.objects.list(folder)]:
                 if allowed(location):
                     yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
@@ -116,7 +116,7 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
 
 
 async def _named(parts: CatalogContext, location: str, *fields: str) -> list[str]:
-    """What each row of an Avro file holds in the field at that path."""
+    """The values of one field, given by its path, in all rows of an Avro file."""
     try:
         data = await parts.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:
@@ -129,5 +129,5 @@ def _decode(data: bytes, fields: tuple[str, ...]) -> list[str]:
         return [
             str(reduce(lambda value, field: value[field], fields, row)) for row in fastavro.reader(io.BytesIO(data))
         ]
-    except Exception:  # noqa: BLE001  any writer may commit nonsense, and the reader fails at it in many ways
-        return []  # a broken manifest leads nowhere; its own file is still removed
+    except Exception:  # noqa: BLE001  writers may commit invalid files, and the reader fails in many ways
+        return []  # a broken manifest lists nothing; its own file is still deleted

@@ -1,8 +1,8 @@
-"""Passes for tables that are staged: their files are written before any name points at them.
+"""Signed passes for staged tables, whose files are written before any pointer refers to them.
 
-A staged table is stored nowhere, so nothing can be looked up when a client asks to have a request inside it signed.
-What it was told at staging is therefore carried by the client, signed with a key that all replicas share: which
-table, where, until when. A pass opens one fresh location (its UUID was drawn at staging) and nothing of anybody else's.
+A staged table is not stored, so that a signing request for its files cannot be looked up. The client carries the data
+instead, signed with a key that all replicas share: table, location and expiry. A pass opens one new location (its UUID
+was generated at staging) and no location of another table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
     errors, jwk, jwt = Deferred("joserfc.errors"), Deferred("joserfc.jwk"), Deferred("joserfc.jwt")
 
 TTL_S = 86_400
-"""The longest that a CREATE TABLE AS SELECT may run between two signed requests' pass and its end."""
+"""The longest time between the staging of a CREATE TABLE AS SELECT and its last signed request."""
 _PURPOSE = "staged-table"
 
 
@@ -33,7 +33,7 @@ class Staging:
         self._keyring = keyring
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
-        """A pass, as text that stands in a URL."""
+        """A pass, as text for a URL."""
         claims = {
             "aud": _PURPOSE,
             "namespace": list(namespace),
@@ -45,23 +45,26 @@ class Staging:
         return jwt.encode({"alg": "HS256", "kid": key_id.hex()}, claims, jwk.OctKey.import_key(key))
 
     def location(self, token: str, namespace: NamespacePath, name: str) -> str:
-        """Where the staged table lies. Forbidden for a pass that is forged, expired or another table's."""
+        """The location of the staged table. Forbidden for a pass that is invalid, expired or for another table."""
         try:
             claims = jwt.decode(token, self._key_of, algorithms=["HS256"]).claims
         except (errors.JoseError, ValueError):
             raise Forbidden(
-                "The staging pass in this URL is not one this server gave out; create the table again"
+                "The staging pass in this URL was not issued by this server; create the table again"
             ) from None
         if (
             claims.get("aud") != _PURPOSE
             or claims.get("exp", 0) * 1000 <= self._clock.now_ms()
             or (claims.get("namespace"), claims.get("name")) != (list(namespace), name)
         ):
-            raise Forbidden(f"The staging pass in this URL has expired or is not {show(namespace, name)}'s")
+            raise Forbidden(
+                f"The staging pass in this URL has expired or is not for {show(namespace, name)}; create the table "
+                "again"
+            )
         return str(claims["location"])
 
     def _key_of(self, signed: GuestProtocol) -> jwk.OctKey:
-        """ValueError for a pass that names none of our keys."""
+        """ValueError for a pass with an unknown key."""
         key = self._keyring.verifying(_PURPOSE, bytes.fromhex(str(signed.headers().get("kid"))))
         if key is None:
             raise ValueError("unknown key")

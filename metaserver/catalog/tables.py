@@ -1,4 +1,4 @@
-"""Tables: listed, created or staged, registered, loaded, renamed, dropped. Changes to one go through `commit.py`."""
+"""Tables: list, create, stage, register, load, rename and drop. `commit.py` changes tables."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Tables:
         return await self._parts.list_names(EntryKind.TABLE, namespace, page_token, page_size)
 
     async def entry(self, namespace: NamespacePath, name: str) -> Entry:
-        """Where the pointer stands now. NoSuchTable."""
+        """The current pointer. NoSuchTable."""
         return await self._parts.require_entry(EntryKind.TABLE, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
         return await self._parts.store.entry(EntryKind.TABLE, namespace, name) is not None
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedTable:
-        """NoSuchTable; NotFound when the metadata file is gone from storage."""
+        """NoSuchTable; NotFound when the metadata file is missing in storage."""
         entry = await self.entry(namespace, name)
         await self._parts.documents.ensure_exists(entry.metadata_location)
         metadata = await self._parts.documents.table(entry.metadata_location)
@@ -76,7 +76,7 @@ class Tables:
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def stage(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
-        """What the table would be; stores nothing. The client commits it later with assert-create."""
+        """The metadata of a table that is not created yet; stores nothing. The client commits it with assert-create."""
         metadata = await self._new_metadata(caller, namespace, request)
         return LoadedTable(entry=None, metadata=metadata)
 
@@ -99,16 +99,16 @@ class Tables:
                 ]
             )
         except (CommitUnknown, ObjectExists):
-            raise  # an orphan is cheaper than a dangling pointer; and what was there before is not ours
+            raise  # an orphaned file is harmless, a dangling pointer is not; an existing file belongs to another
         except (SeamarkError, IdempotencyTaken):
-            await self._remove_quietly(location)  # known not to have happened
+            await self._remove_quietly(location)  # the transaction is known to have failed
             raise
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def register(
         self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, overwrite: bool
     ) -> LoadedTable:
-        """Points a name at metadata that exists. BadRequest outside the warehouse, or if it is no table metadata."""
+        """Creates a name for existing metadata. BadRequest outside the warehouse, or for an invalid metadata file."""
         requested_ms = self._parts.clock.now_ms()
         check_new_name(name, "table name")
         self._parts.warehouse.check(location, "metadata-location")
@@ -149,7 +149,7 @@ class Tables:
         return LoadedTable(entry=stored or entry, metadata=metadata)
 
     async def _check_registered(self, caller: Caller, entry: Entry) -> None:
-        """A purge or a commit that cleans up may have seen the file unshared just before: then the name goes again."""
+        """A concurrent purge or cleaning commit may not have seen the new name: then the name is removed again."""
         try:
             await self._registrable(entry.metadata_location)
         except (NotFound, BadRequest):
@@ -160,12 +160,12 @@ class Tables:
                 name=entry.name,
                 expected_location=entry.metadata_location,
             )
-            with contextlib.suppress(CommitConflict, NotFound):  # it has moved on, so somebody could use it
+            with contextlib.suppress(CommitConflict, NotFound):  # the name has changed, so it was usable
                 await self._parts.transact([drop, gone])
             raise
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
-        """Forgets the name and leaves every file; commits that come later fail. Not undroppable: register it again."""
+        """Removes the name and keeps all files; later commits fail. No undrop: the table can be registered again."""
         requested_ms = self._parts.clock.now_ms()
         for attempt in range(self._parts.settings.commit_retries + 1):
             loaded = await self.load(namespace, name)
@@ -182,7 +182,7 @@ class Tables:
                         *self._parts.remember(caller, status=200, metadata_location=entry.metadata_location),
                     ]
                 )
-            except CommitConflict:  # a commit came between: the answer must include it
+            except CommitConflict:  # the answer must include the commit that came first
                 if attempt == self._parts.settings.commit_retries:
                     raise
             else:
@@ -206,11 +206,11 @@ class Tables:
     async def after_commit(
         self, namespace: NamespacePath, name: str, requirements: builtins.list[dict[str, Any]]
     ) -> LoadedTable:
-        """What stands now, for a commit that succeeded and whose own metadata file was cleaned up since.
+        """The current table, for a commit that succeeded and whose metadata file was deleted since.
 
-        CommitUnknown (`moved_on`) when the name leads to no table any more, or to another than `requirements` ask for.
+        CommitUnknown (`moved_on`) when the name refers to no table, or to another than `requirements` demand.
         """
-        uuids = {wanted.get("uuid") for wanted in requirements if wanted.get("type") == "assert-table-uuid"}
+        uuids = {check.get("uuid") for check in requirements if check.get("type") == "assert-table-uuid"}
         try:
             loaded = await self.load(namespace, name)
         except NotFound:
@@ -222,7 +222,7 @@ class Tables:
         raise moved_on(namespace, name)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
-        """Undroppable until its retention ends; files go only then, and only with `purge`."""
+        """Undroppable until its retention ends. The files are deleted after that, and only with `purge`."""
         requested_ms = self._parts.clock.now_ms()
         entry = await self.entry(namespace, name)
         if purge:
@@ -253,12 +253,12 @@ class Tables:
         )
 
     async def _registrable(self, location: str) -> TableMetadata:
-        # Asked of the storage: what was read once is still in the cache when its file is gone.
+        # Checked in the storage, because the cache may still contain a file that is gone.
         if not await self._parts.objects.exists(location):
-            raise NotFound(f"Cannot register {location}: there is no such file")
+            raise NotFound(f"Cannot register {location}: the file does not exist")
         try:
             metadata = await self._parts.documents.table(location)
-        except Corrupt as error:  # the client named this file: its mistake, not ours
+        except Corrupt as error:  # the client named the file, so the request is at fault
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         purging = await self._parts.store.instants(
             InstantFilter(uuid=table_uuid(metadata), action="purge", state=InstantState.INFLIGHT), 1
@@ -271,13 +271,13 @@ class Tables:
         try:
             await self._parts.objects.delete(location)
         except SeamarkError:
-            return  # an orphaned metadata file; nothing points at it
+            return  # leaves an orphaned metadata file
 
 
 async def rename_entry(
     parts: CatalogContext, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
 ) -> None:
-    """AlreadyExists, NoSuchNamespace at the target; NoSuchTable, NoSuchView at the source. Files stay in place."""
+    """AlreadyExists, NoSuchNamespace for the target; NoSuchTable, NoSuchView for the source. Files are not moved."""
     requested_ms = parts.clock.now_ms()
     check_changeable(source.name)
     check_new_name(target.name, f"{kind.value} name")
@@ -291,7 +291,7 @@ async def rename_entry(
         uuid=None if entry is None else entry.uuid,
     )
     operations: list[Any] = [rename]
-    if entry is not None:  # else the store says what is missing
+    if entry is not None:  # otherwise the store raises the error
         summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
         operations.append(parts.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
     operations += parts.remember(caller, status=204)

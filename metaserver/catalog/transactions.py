@@ -1,4 +1,4 @@
-"""Changes to several tables, all or nothing."""
+"""Atomic changes to several tables."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Transactions:
         self._plans = plans
 
     async def commit(self, caller: Caller, changes: Sequence[TableChange]) -> None:
-        """See `Committer.commit`; every pointer moves in one transaction of the store."""
+        """See `Committer.commit`. All pointers move in one transaction of the store."""
         if not changes:
-            raise BadRequest("table-changes is empty; name at least one table")
+            raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
             check_changeable(check_name(change.name, "table name"))
         await self._plans.before_commit(changes)

@@ -1,4 +1,4 @@
-"""Plain values that cross the catalog's border."""
+"""Values in the interface of the catalog."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True):
-    """What a request with an Idempotency-Key header brings; recorded in the transaction that does its work."""
+    """The Idempotency-Key header of a request; recorded in the same transaction as the request's effects."""
 
     key: str
     scope: str
@@ -22,15 +22,15 @@ class IdempotencyKey(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks, for the timeline; and under which key, if any."""
+    """The principal of a request, for the timeline, and its idempotency key, if any."""
 
     who: str
     request_id: str
     idempotency: IdempotencyKey | None = None
     confined_to: tuple[NamespacePath, ...] | None = None
-    """Namespaces within whose locations the caller may place things; None: anywhere in the warehouse."""
+    """Namespaces whose locations the caller may place entries in; None: anywhere in the warehouse."""
     names_owners: bool = True
-    """Whether the caller may name others as owners of views (`owners`)."""
+    """Whether the caller may name other users as owners of views (`owners.py`)."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
@@ -40,7 +40,7 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 class LoadedTable(msgspec.Struct, frozen=True):
-    """A table as it stands at one pointer. `entry` is None for a staged table, which is stored nowhere yet."""
+    """A table at one pointer. `entry` is None for a staged table, which is not stored yet."""
 
     entry: Entry | None
     metadata: TableMetadata
@@ -54,7 +54,7 @@ class LoadedView(msgspec.Struct, frozen=True):
 class LoadedFunction(msgspec.Struct, frozen=True):
     entry: Entry
     document: bytes
-    """The function's metadata, as JSON."""
+    """The function's metadata as JSON."""
 
 
 class TableIdentifier(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class TableIdentifier(msgspec.Struct, frozen=True):
 
 
 class CreateTable(msgspec.Struct, frozen=True):
-    """What POST …/tables brings; schema, spec and order as JSON objects of the spec."""
+    """The body of POST …/tables; schema, spec and order are JSON objects of the specification."""
 
     name: str
     schema: dict[str, Any]
@@ -82,7 +82,7 @@ class CreateView(msgspec.Struct, frozen=True):
 
 
 class TableChange(msgspec.Struct, frozen=True):
-    """One table's part of a commit."""
+    """The part of a commit that concerns one table."""
 
     namespace: NamespacePath
     name: str

@@ -1,4 +1,4 @@
-"""Views: like tables, with versions in place of snapshots; they share the tables' space of names."""
+"""Views: like tables, with versions instead of snapshots. Tables and views share one set of names."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Views:
         await self._check_name_free(namespace, name)
         try:
             metadata = await self._parts.documents.view(location)
-        except Corrupt as error:  # the client named this file: its mistake, not ours
+        except Corrupt as error:  # the client named the file, so the request is at fault
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._parts.documents.stored_properties(location), "A registered view")
@@ -104,7 +104,7 @@ class Views:
         requirements: builtins.list[dict[str, Any]],
         updates: builtins.list[dict[str, Any]],
     ) -> LoadedView:
-        """CommitConflict when a requirement fails or every swap was lost; else on top of whatever stands."""
+        """CommitConflict when a requirement fails or every swap was lost; retried on the current metadata."""
         requested_ms = self._parts.clock.now_ms()
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
@@ -165,7 +165,8 @@ class Views:
         return LoadedView(entry=updated, metadata=metadata)
 
     async def _write_then(self, path: str, metadata: ViewMetadata, operations: builtins.list[Any]) -> None:
-        """Writes the metadata file, runs the transaction, removes the file if that is known not to have happened."""
+        """Writes the metadata file and runs the transaction; deletes the file when the transaction is known to have
+        failed."""
         try:
             await self._parts.objects.create(path, encode_view(metadata))
             await self._parts.transact(operations)
@@ -175,7 +176,7 @@ class Views:
             try:
                 await self._parts.objects.delete(path)
             except SeamarkError:
-                pass  # an orphaned metadata file; nothing points at it
+                pass  # leaves an orphaned metadata file
             raise
 
     async def _check_name_free(self, namespace: NamespacePath, name: str) -> None:

@@ -1,1 +1,1 @@
-"""Snapshots made of changes: what was added, removed and read, onto whatever stands when it is the change's turn."""
+"""Commits of changes: creates a snapshot from added, removed and read files on the current head of a branch."""

@@ -1,8 +1,8 @@
-"""A change as a client sends it: files added, files removed, what was read; decoded, then checked against the table.
+"""A change as a client sends it: files to add, files to remove and the rows that were read.
 
-Two steps, because the table may move between them. A `ChangeRequest` is what was said, right in itself. A `Change` is
-what that means for one state of the table's schemas, partition specs and format version, and is made again where those
-have changed. Whatever is wrong is a BadRequest that names the file and the field; nothing is repaired.
+Reading takes two steps, because the table may change in between. A `ChangeRequest` is checked for itself, without the
+table. A `Change` is the request bound to one state of the table's schemas, partition specs and format version; it is
+computed again when one of these changes. Each fault is a BadRequest that names the file and the field.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Remove(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """A live file; a deletion vector is named by its offset, too."""
+    """Names a live file. A deletion vector is named by its path and its offset."""
 
     file_path: str
     content_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
@@ -84,7 +84,7 @@ class IndexFileGiven(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown
 
 
 class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """The request's JSON."""
+    """The JSON body of the request."""
 
     table_uuid: str | None = None
     branch: str = MAIN
@@ -103,21 +103,21 @@ class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fie
 
 
 class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, right in itself. Filters are unbound."""
+    """A checked request. Its filters are unbound."""
 
     table_uuid: str | None
     branch: str
     producer: Producer | None
     change_id: str | None
-    """The same for all attempts of one change, which has a turn after some of them (`turns.py`)."""
+    """All attempts of one change share it. It identifies the change that holds a table lock (`table_locks.py`)."""
     operation: str | None
-    """None: as what is added and removed says."""
+    """None: the operation follows from the files that are added and removed."""
     reads: bool
-    """Whether a read snapshot was given; it may be that of the empty table, None."""
+    """Whether the request has a read snapshot. The id is None when an empty table was read."""
     read_snapshot_id: int | None
     isolation: str
     schema_id: int | None
-    """By whose names filters are; None: the table's current one."""
+    """The schema that resolves the names in filters. None: the current schema of the table."""
     scope_filter: Expression | None
     scope_partitions: tuple[GivenPartition, ...] | None
     add: Sequence[Any]
@@ -133,7 +133,7 @@ class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadScope(msgspec.Struct, frozen=True):
-    """The rows that a change has read: those that match `bound`, or those of `partitions` by (spec id, tuple)."""
+    """The rows that a change has read: those that match `bound`, or those of `partitions` as (spec id, tuple)."""
 
     bound: Expression | None = None
     partitions: tuple[tuple[int, Partition], ...] = ()
@@ -143,16 +143,16 @@ EVERYTHING = ReadScope(bound=TRUE)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it concerns one state of the table."""
+    """A request bound to one state of the table."""
 
     request: ChangeRequest
     data: tuple[ContentFile, ...]
     deletes: tuple[ContentFile, ...]
     operation: str
     scope: ReadScope | None
-    """None: it has read no rows but those that it removes."""
+    """None: the change has read only the rows that it removes."""
     replaced: ReadScope | None
-    """Every live file within goes, too."""
+    """The change also removes every live file in this scope."""
 
     @property
     def removes(self) -> bool:
@@ -164,7 +164,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableShape(NamedTuple):
-    """What of a table's metadata a `Change` depends on."""
+    """The parts of the table metadata that a `Change` depends on."""
 
     format_version: int
     specs: tuple[PartitionSpec, ...]
@@ -177,26 +177,27 @@ def shape_of(metadata: TableMetadata) -> TableShape:
 
 
 def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
-    """BadRequest for what contradicts itself, whatever the table."""
+    """Checks the request without the table. BadRequest."""
     if len(body.add) + len(body.remove) > files_max:
         raise BadRequest(
-            f"The change adds and removes {len(body.add) + len(body.remove):,} files; one change may name {files_max:,}"
+            f"The change adds and removes {len(body.add) + len(body.remove):,} files; the limit is {files_max:,} files "
+            "a change. Split the change"
         )
     if len(body.index_files) > INDEX_FILES_MAX:
-        raise BadRequest(f"index-files has {len(body.index_files):,} files; one change may bring {INDEX_FILES_MAX:,}")
+        raise BadRequest(f"index-files has {len(body.index_files):,} files; the limit is {INDEX_FILES_MAX:,} a change")
     check_name(body.branch, "branch")
     if body.producer is not None:
         check_name(body.producer.id, "producer id")
     if body.change_id is not None:
         check_name(body.change_id, "change-id")
-    _one_of("operation", body.operation, (None, *OPERATIONS))
-    _one_of("isolation", body.isolation, ISOLATIONS)
+    _check_choice("operation", body.operation, (None, *OPERATIONS))
+    _check_choice("isolation", body.isolation, ISOLATIONS)
     _check_summary(body.summary)
     scope_filter, scope_partitions = _scope(body.scope)
     replace_filter, replace_written = _replaced(body.replace)
-    twice = [str(one) for one, count in Counter(body.remove).items() if count > 1]
-    if twice:
-        raise BadRequest(f"remove names {twice[0][:500]} twice")
+    repeated = [str(name) for name, count in Counter(body.remove).items() if count > 1]
+    if repeated:
+        raise BadRequest(f"remove names {repeated[0][:500]} repeated")
     request = ChangeRequest(
         table_uuid=body.table_uuid,
         branch=body.branch,
@@ -223,8 +224,8 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
 def _check_request(request: ChangeRequest) -> None:
     if request.producer is None and not (request.add or request.remove or request.replaces):
         raise BadRequest(
-            "The change is empty: add, remove or replace files. Only a producer may commit an empty change, which "
-            "records its sequence"
+            "The change is empty; add, remove or replace files. Only a change with a producer may be empty: it records "
+            "the producer's sequence"
         )
     scoped = request.scope_filter is not None or request.scope_partitions is not None
     if (request.remove or scoped) and not request.reads:
@@ -233,31 +234,31 @@ def _check_request(request: ChangeRequest) -> None:
             f"A change that {what} needs read-snapshot-id: the snapshot that it was computed from, or null"
         )
     if request.replace_written and not request.add:
-        raise BadRequest("replace asks for the partitions that are written, and add is empty")
+        raise BadRequest("replace.partitions is written, but add is empty; add the files of these partitions")
     if request.operation == APPEND and (request.remove or request.replaces):
-        raise BadRequest("operation is append, but the change removes files; leave it out, or say overwrite or replace")
+        raise BadRequest("operation is append, but the change removes files; omit it, or set overwrite or replace")
     if request.operation == REPLACE and not request.remove:
-        raise BadRequest("operation is replace, the same rows in other files, but the change removes no files by name")
+        raise BadRequest("operation is replace, but remove is empty; name the files that are rewritten")
 
 
-def _one_of(name: str, given: str | None, known: Sequence[str | None]) -> None:
+def _check_choice(name: str, given: str | None, known: Sequence[str | None]) -> None:
     if given not in known:
-        raise BadRequest(f"{name} is {str(given)[:40]!r}; it may be {', '.join(filter(None, known))}")
+        raise BadRequest(f"{name} is {str(given)[:40]!r}; allowed values: {', '.join(filter(None, known))}")
 
 
 def _check_summary(summary: dict[str, str]) -> None:
     if len(summary) > _SUMMARY_KEYS_MAX or sum(len(key) + len(summary[key]) for key in summary) > _SUMMARY_BYTES_MAX:
-        raise BadRequest(f"summary may hold {_SUMMARY_KEYS_MAX} keys and {_SUMMARY_BYTES_MAX:,} characters")
+        raise BadRequest(f"summary is limited to {_SUMMARY_KEYS_MAX} keys and {_SUMMARY_BYTES_MAX:,} characters")
     for key in summary:
         if key in _OWN_KEYS or key.startswith((_OWN_PREFIX, *_OWN_BEGINNINGS)):
-            raise BadRequest(f"summary: {key[:100]!r} is written by the server; choose another name")
+            raise BadRequest(f"summary: the server writes {key[:100]!r}; choose another key")
 
 
 def _scope(given: _Scope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
     if given is None:
         return None, None
     if bool(given.filter) == (given.partitions is not None):
-        raise BadRequest("scope has either a filter or partitions")
+        raise BadRequest("scope takes either a filter or partitions")
     if given.partitions is not None:
         return None, tuple(given.partitions)
     return _expression(given.filter, "scope"), None
@@ -267,9 +268,9 @@ def _replaced(given: _Replaced | None) -> tuple[Expression | None, bool]:
     if given is None:
         return None, False
     if bool(given.filter) == (given.partitions is not None):
-        raise BadRequest('replace has either a filter or "partitions": "written"')
+        raise BadRequest('replace takes either a filter or "partitions": "written"')
     if given.partitions is not None:
-        _one_of("replace.partitions", given.partitions, (WRITTEN,))
+        _check_choice("replace.partitions", given.partitions, (WRITTEN,))
         return None, True
     return _expression(given.filter, "replace"), False
 
@@ -280,26 +281,27 @@ def _expression(raw: msgspec.Raw, what: str) -> Expression:
     except BadRequest as error:
         raise BadRequest(f"{what}: {error.message}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"{what}: the filter cannot be read: {error}") from None
+        raise BadRequest(f"{what}: the filter is invalid: {error}") from None
 
 
 def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Callable[[str], object]) -> Change:
-    """What the request means for the table. BadRequest for files that do not fit it, or that contradict each other.
+    """Binds the request to the table. BadRequest for files that do not fit the table or contradict each other.
 
-    `check_path` raises for a location that files may not lie at. Collision where rows were read by another schema.
+    `check_path` raises for a location where the table may have no files. Collision when rows were read with a schema
+    other than the current one.
     """
     files = [_file(number, json, metadata) for number, json in enumerate(request.add)]
     for file in files:
         check_path(file.file_path)
         if file.first_row_id is not None:
-            raise BadRequest(f"{file.file_path}: first-row-id is given by the commit; leave it out")
+            raise BadRequest(f"{file.file_path}: the commit assigns first-row-id; omit it")
     _check_distinct(files)
     data = tuple(file for file in files if file.content == DATA)
     deletes = tuple(file for file in files if file.content != DATA)
     _check_rows("data files", data)
     _check_rows("delete files", deletes)
     if metadata.format_version == 1 and (request.remove or request.replaces):
-        raise BadRequest("The table has format version 1, which takes appends only here; upgrade it to version 2")
+        raise BadRequest("The table has format version 1, which supports appends only; upgrade it to version 2")
     positional = any(file.content == POSITION_DELETES for file in deletes)
     if positional and not request.reads:
         raise BadRequest("A change that adds position deletes or deletion vectors needs read-snapshot-id")
@@ -329,7 +331,7 @@ def _check_distinct(files: Iterable[ContentFile]) -> None:
         vector = file.is_deletion_vector
         key = (file.file_path, file.content_offset) if vector else file.file_path
         if key in paths:
-            raise BadRequest(f"add names {file.file_path} twice")
+            raise BadRequest(f"add names {file.file_path} repeated")
         paths.add(key)
         if vector and file.referenced_data_file in referenced:
             raise BadRequest(f"add has two deletion vectors for {file.referenced_data_file}; a data file has one")
@@ -338,25 +340,25 @@ def _check_distinct(files: Iterable[ContentFile]) -> None:
 
 
 def _check_rows(what: str, files: Iterable[ContentFile]) -> None:
-    """Manifests and their lists count in longs."""
+    """Manifests and manifest lists count rows in longs."""
     rows = sum(file.record_count for file in files)
     if rows > LONG_MAX:
-        raise BadRequest(f"add: the {what} have {rows:,} rows together (record-count); a change may have {LONG_MAX:,}")
+        raise BadRequest(f"add: the {what} have {rows:,} rows together (record-count); the limit is {LONG_MAX:,}")
 
 
 def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
-    """As Iceberg names it (spec: "Snapshots", operation). BadRequest where what was said is not what is done."""
+    """The snapshot's operation (Iceberg spec, "Snapshots"). BadRequest when the request names one that does not fit."""
     removes = bool(request.remove) or request.replaces
-    said = request.operation
-    if said is None:
+    requested = request.operation
+    if requested is None:
         if not removes and not deletes:
             return APPEND
         return OVERWRITE if data else DELETE
-    if said == APPEND and deletes:
-        raise BadRequest("operation is append, but the change adds delete files; leave it out, or say overwrite")
-    if said == DELETE and data:
-        raise BadRequest("operation is delete, but the change adds data files; leave it out, or say overwrite")
-    return said
+    if requested == APPEND and deletes:
+        raise BadRequest("operation is append, but the change adds delete files; omit it, or set overwrite")
+    if requested == DELETE and data:
+        raise BadRequest("operation is delete, but the change adds data files; omit it, or set overwrite")
+    return requested
 
 
 def _read_scope(
@@ -364,11 +366,11 @@ def _read_scope(
 ) -> ReadScope | None:
     if request.scope_filter is not None:
         if request.schema_id not in (None, metadata.current_schema_id):
-            # Rows may have been read by other meanings of names than the filter's.
+            # The same names may have meant other columns in the schema that was read.
             raise Collision(
                 "schema",
-                f"Rows were read by schema {request.schema_id}, and the table's is {metadata.current_schema_id} now; "
-                "begin again from what stands now",
+                f"Rows were read with schema {request.schema_id}; the current schema is {metadata.current_schema_id}. "
+                "Compute the change again from the current snapshot",
             )
         return ReadScope(bound=_bound(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
@@ -389,15 +391,15 @@ def _replaced_scope(request: ChangeRequest, data: Sequence[ContentFile], metadat
 
 
 def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:
-    """Each once, by (spec id, tuple)."""
-    found = {(file.spec_id, partition_key(file.partition)): (file.spec_id, file.partition) for file in files}
-    return tuple(found.values())
+    """The distinct partitions of the files, as (spec id, tuple)."""
+    partitions = {(file.spec_id, partition_key(file.partition)): (file.spec_id, file.partition) for file in files}
+    return tuple(partitions.values())
 
 
 def _bound(expression: Expression, request: ChangeRequest, metadata: TableMetadata, what: str) -> Expression:
     schema = metadata.current_schema if request.schema_id is None else metadata.schema(request.schema_id)
     if schema is None:
-        raise BadRequest(f"{what}: the table has no schema {request.schema_id}, by whose names the filter is")
+        raise BadRequest(f"{what}: schema-id is {request.schema_id}; the table has no such schema")
     try:
         return bind(expression, schema, metadata.schemas, case_sensitive=True)
     except BadRequest as error:

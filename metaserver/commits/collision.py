@@ -1,11 +1,13 @@
-"""The refusal of a change for what was committed before it."""
+"""The refusal of a change that conflicts with snapshots committed since it was computed."""
 
 from __future__ import annotations
 
 
 class Collision(Exception):
-    """Applied to what stands now, the change would be wrong; its client hears CommitConflict. `reason` is one of a few
-    words, for who counts."""
+    """The change cannot be applied to the current snapshot; the client receives CommitConflict.
+
+    `reason` is one of a fixed set of words; the metrics count collisions by it.
+    """
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -1,9 +1,9 @@
-"""What collides with a change (docs/design/0004, "What conflicts"): what it rests on is not so any more.
+"""Detects conflicts of a change with snapshots committed since it read (docs/design/0004, "What conflicts").
 
-The rule: a change that is let through could have been made just now with the same result, as far as its isolation asks.
-In doubt it is refused. What is looked at are partitions, bounds, which files deletes apply to and, of small files that
-a filter cannot rule out by these, the rows' values (`sparing.py`); so what is refused may have been right, and what is
-let through is.
+The rule: a change is accepted only when computing it now would give the same result, to the degree that its isolation
+level demands. If that is uncertain, it is refused. The checks compare partitions, column bounds and the files that
+deletes apply to. For small files that these cannot rule out, `key_comparison.py` compares the values of the rows. A
+refused change may have been correct; an accepted change is correct.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from metaserver.commits.change import SERIALIZABLE, Change, ReadScope, partitions_of
 from metaserver.commits.collision import Collision
 from metaserver.commits.history import AddedFiles, History, TooLong, rows_of, since
+from metaserver.commits.key_comparison import exclude_data, exclude_deletes, first_match
+from metaserver.commits.manifest_filter import FilesToRemove, key_of, live, referring
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.overlap import PartitionOverlap, Targets
-from metaserver.commits.removing import FilesToRemove, key_of, live, referring
-from metaserver.commits.sparing import first_meeting, spare_data, spare_deletes
 from metaserver.iceberg.expressions.expression import TRUE
 from metaserver.iceberg.expressions.projection import inclusive
 from metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
@@ -38,11 +38,11 @@ from metaserver.planner.view.selection import never
 from metaserver.planner.view.view import ROW_BITS, TableView
 
 _IN_THREAD = 200
-"""More files and partitions are compared in a thread."""
+"""Above this number, files and partitions are compared in a thread."""
 
 
-class Conflicts:
-    """Of one change on one head. `listed` are the head's manifests, `found` what is to go of their files."""
+class ConflictCheck:
+    """Checks one change against one head. `listed` are the head's manifests, `found` the files to remove."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Conflicts:
         self._partitions = PartitionOverlap(metadata)
 
     async def check(self, head: Snapshot | None, look_back: int) -> None:
-        """Collision where the change may not be applied to the head."""
+        """Collision when the change cannot be applied to the head."""
         change = self._change
         if not (change.deletes or change.removes or change.scope):
             return
@@ -79,60 +79,60 @@ class Conflicts:
         await self._check_unnamed(history)
         await self._check_other_specs(history)
         if change.request.isolation == SERIALIZABLE:
-            # Rows that go unread are no less lost for what else was read.
+            # The change would lose unread rows, too, when it replaces them, so both scopes are checked.
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
         elif change.replaced is not None:
-            await self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that are to be replaced")
+            await self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that the change replaces")
 
-    # What stands
+    # Checks of the current snapshot
 
     async def _check_live(self, paths: set[str]) -> None:
-        _, missing = await self._standing(paths)
-        if missing:
+        _, gone = await self._live_files(paths)
+        if gone:
             raise Collision(
                 "file-gone",
-                f"There are deletes for {min(missing)[:1000]}, which is not live any more; begin again from what "
-                "stands now",
+                f"The change adds deletes for {min(gone)[:1000]}, which is no longer in the table; compute the "
+                "change again from the current snapshot",
             )
 
-    async def _standing(self, paths: set[str]) -> tuple[tuple[TableView, Longs], set[str]]:
-        """The live data files at these paths, as rows of a view; and which are not live."""
+    async def _live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], set[str]]:
+        """The live data files at these paths as rows of a view, and the paths that are not live."""
         data = [manifest for manifest in self._listed if manifest.content == DATA]
-        holding = await self._manifests.holding(data, paths)
-        view = TableView(holding, await self._manifests.blocks(holding))
+        listing = await self._manifests.listing(data, paths)
+        view = TableView(listing, await self._manifests.blocks(listing))
         missing, rows = set(paths), []
         for number, block in enumerate(view.blocks):
-            mine = rows_of(block, paths)
-            missing -= mine.keys()
-            rows += [(number << ROW_BITS) | row for row in mine.values()]
+            matches = rows_of(block, paths)
+            missing -= matches.keys()
+            rows += [(number << ROW_BITS) | row for row in matches.values()]
         return (view, np.array(sorted(rows), dtype=np.int64)), missing
 
     async def _check_vectors(self) -> None:
-        """A data file has one deletion vector: another that stands must be named among what goes."""
+        """A data file has one deletion vector: the change must remove the existing one when it adds another."""
         vectors = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector} - {None}
         paths = [path for path in vectors if path is not None]
         for _, entries in await referring(self._manifests, self._listed, paths, self._metadata):
             for entry in entries:
                 file = entry.file
-                if file.is_deletion_vector and file.referenced_data_file in vectors and not self._goes(file):
+                if file.is_deletion_vector and file.referenced_data_file in vectors and not self._is_removed(file):
                     raise Collision(
                         "deletion-vector",
-                        f"{file.referenced_data_file} has a deletion vector already, {key_of(file)}, by snapshot "
-                        f"{entry.snapshot_id}; merge it into the new one, and remove it with it",
+                        f"{file.referenced_data_file} has a deletion vector already: {key_of(file)}, added by snapshot "
+                        f"{entry.snapshot_id}. Merge it into the new vector and remove it in the same change",
                     )
 
-    def _goes(self, file: ContentFile) -> bool:
-        return key_of(file) in self._found.gone
+    def _is_removed(self, file: ContentFile) -> bool:
+        return key_of(file) in self._found.removed
 
-    # What happened
+    # Checks of the snapshots since the read
 
     async def _history(self, head: Snapshot | None, look_back: int) -> History | None:
-        """None where nothing rests on what was read."""
+        """None when the change depends on no read."""
         change = self._change
         scoped = change.scope is not None or change.replaced is not None
-        rests = scoped or change.request.remove or change.positional or self._keyed()
+        rests = scoped or change.request.remove or change.positional or self._partitioned_equality_deletes()
         if not rests or not change.request.reads:
             return None
         read = change.request.read_snapshot_id
@@ -140,43 +140,49 @@ class Conflicts:
             snapshots = since(self._metadata, head, read, look_back)
         except TooLong:
             raise Collision(
-                "history", f"More than {look_back} snapshots came after {read}; begin again from what stands now"
+                "history",
+                f"More than {look_back} snapshots were committed after snapshot {read}; compute the change again from "
+                "the current snapshot",
             ) from None
         if snapshots is None:
             raise Collision(
                 "read-snapshot",
-                f"The snapshot {read}, which the change was computed from, is no ancestor of the head of "
-                f"{change.request.branch!r}, or has expired; begin again from what stands now",
+                f"Snapshot {read}, which the change was computed from, has expired or is no ancestor of the head of "
+                f"{change.request.branch!r}; compute the change again from the current snapshot",
             )
         return History(self._manifests, self._metadata, snapshots)
 
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
-        """New deletes of rows of files that go, or whose rows are written anew, would be lost.
+        """Refuses when new deletes apply to rows of removed files or to rows that the change rewrites: they would be
+        lost.
 
-        Who only deletes may delete what others have deleted, but not what they have written anew.
+        A change that only deletes may delete rows that others have deleted, but no rows that others have rewritten.
         """
         change = self._change
         by_name = set(change.request.remove)
         gone = {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
-        await self._refuse_applying(deletes, gone, vectors=True)
+        await self._refuse_matching(deletes, gone, vectors=True)
         writing = deletes if change.data else history.writing(deletes)
         if change.scope is not None and change.scope.bound is not None:
-            # What the change deletes by position it has read, so it is of the scope.
-            writing = await spare_deletes(self._objects, writing, change.scope.bound)
-        await self._refuse_applying(writing, referenced, vectors=True)
+            # A row that the change deletes by position was read, so it is in the scope.
+            writing = await exclude_deletes(self._objects, writing, change.scope.bound)
+        await self._refuse_matching(writing, referenced, vectors=True)
         covered = {file.referenced_data_file for file in change.deletes if file.is_deletion_vector}
-        await self._refuse_applying(deletes, {path for path in covered if path is not None}, vectors=False)
+        await self._refuse_matching(deletes, {path for path in covered if path is not None}, vectors=False)
         unnamed = [file for file in change.positional if file.referenced_data_file is None]
         if unnamed:
             scope = ReadScope(partitions=partitions_of(unnamed))
-            await self._refuse_in_scope(writing, scope, "wrote rows anew that are to be deleted")
+            await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
-    async def _refuse_applying(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
-        """`vectors`: deletion vectors count, and equality deletes; else position deletes alone, which a deletion vector
-        would hide."""
+    async def _refuse_matching(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
+        """Refuses when one of `deletes` applies to a data file at one of the paths.
+
+        `vectors`: deletion vectors and equality deletes count; otherwise only position delete files, which a new
+        deletion vector would hide.
+        """
         if not paths or not deletes.selection.count():
             return
-        (view, rows), _ = await self._standing(paths)
+        (view, rows), _ = await self._live_files(paths)
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
         fresh = set(deletes.selection.places().tolist())
@@ -184,37 +190,41 @@ class Conflicts:
             (row, delete)
             for row, applying in zip(rows.tolist(), index.applying_to(rows), strict=True)
             for delete in sorted(fresh.intersection(applying))
-            if vectors or _has_positions_alone(joined, delete)
+            if vectors or _is_position_delete_file(joined, delete)
         ]
-        hit = await first_meeting(self._objects, joined, self._metadata, pairs)
+        hit = await first_match(self._objects, joined, self._metadata, pairs)
         if hit is not None:
             (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
             raise Collision(
                 "deletes",
-                f"{block.text('file_path', local)}, committed since, deletes rows of {file.text('file_path', at)}; "
-                "begin again from what stands now",
+                f"{block.text('file_path', local)}, committed since the read, deletes rows of "
+                f"{file.text('file_path', at)}; compute the change again from the current snapshot",
             )
 
     async def _check_unnamed(self, history: History) -> None:
-        """Position deletes that do not say of which data file: none that they could be of may have gone."""
+        """Position deletes that name no data file: refuses when a file that they may apply to was removed."""
         unnamed = [file for file in self._change.positional if file.referenced_data_file is None]
         if not unnamed:
             return
-        for went in await history.removed(deletes=False, replaced=True):
-            if went.files is None:
-                raise Collision("file-gone", f"Nobody knows what snapshot {went.snapshot.snapshot_id} removed")
-            hit = await asyncio.to_thread(self._may_delete, unnamed, went.files)
+        for removed in await history.removed(deletes=False, replaced=True):
+            if removed.files is None:
+                raise Collision(
+                    "file-gone",
+                    f"The parent of snapshot {removed.snapshot.snapshot_id} has expired, so its removals are unknown; "
+                    "compute the change again from the current snapshot",
+                )
+            hit = await asyncio.to_thread(self._may_delete, unnamed, removed.files)
             if hit is not None:
                 file, path = hit
                 raise Collision(
                     "file-gone",
                     f"{file.file_path} may delete rows of {path.decode()}, which snapshot "
-                    f"{went.snapshot.snapshot_id} removed; begin again from what stands now",
+                    f"{removed.snapshot.snapshot_id} removed; compute the change again from the current snapshot",
                 )
 
-    def _may_delete(self, unnamed: Sequence[ContentFile], went: AddedFiles) -> tuple[ContentFile, bytes] | None:
-        """A position delete file and the path of one that went which it may be of."""
-        found = files_at(went.view, went.selection.rows())
+    def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
+        """A position delete file, and the path of a removed data file that it may apply to."""
+        found = files_at(removed.view, removed.selection.rows())
         groups = grouped(found)
         paths = found.texts("file_path").values()
         for file in unnamed:
@@ -229,84 +239,88 @@ class Conflicts:
         return None
 
     async def _check_other_specs(self, history: History) -> None:
-        """Equality deletes of a partition take rows of their own spec's files alone. What was written by a spec that
-        none of them is of, as after a resize of buckets, would keep its rows: by whomever, compactions too."""
-        keyed = self._keyed()
+        """An equality delete of a partition applies only to files of the same partition spec. Files written with a spec
+        of none of these deletes, as after a change of the bucket count, would keep their rows. Compactions count."""
+        keyed = self._partitioned_equality_deletes()
         if not keyed:
             return
         specs = {file.spec_id for file in keyed}
-        came = await history.added(deletes=False, replaced=True)
-        selection = came.selection.copy()
+        files = await history.added(deletes=False, replaced=True)
+        selection = files.selection.copy()
         for number in np.flatnonzero(selection.state).tolist():
-            block = came.view.blocks[number]
+            block = files.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
         scope = ReadScope(partitions=partitions_of(keyed))
-        what = "wrote rows by a partition spec that none of the equality deletes is of"
-        await self._refuse_in_scope(AddedFiles(came.view, selection), scope, what)
+        what = "wrote rows with a partition spec that none of the equality deletes has"
+        await self._refuse_in_scope(AddedFiles(files.view, selection), scope, what)
 
-    def _keyed(self) -> list[ContentFile]:
-        """The equality deletes, where each is of a partition: one of none is for all files."""
-        found = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
-        return found if all(file.partition for file in found) else []
+    def _partitioned_equality_deletes(self) -> list[ContentFile]:
+        """The equality deletes, if each has a partition: one without applies to all files."""
+        deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
+        return deletes if all(file.partition for file in deletes) else []
 
     async def _check_scope(self, history: History, deletes: AddedFiles, scope: ReadScope) -> None:
         added = await history.added(deletes=False)
-        await self._refuse_in_scope(added, scope, "added rows that the change may have had to read", stats=True)
+        await self._refuse_in_scope(added, scope, "added rows that the change may have to read", stats=True)
         await self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
         for of_deletes in (False, True):
-            for went in await history.removed(deletes=of_deletes, replaced=False):
-                if went.files is None:
-                    raise Collision("scope", f"Nobody knows what snapshot {went.snapshot.snapshot_id} removed")
+            for removed in await history.removed(deletes=of_deletes, replaced=False):
+                if removed.files is None:
+                    raise Collision(
+                        "scope",
+                        f"The parent of snapshot {removed.snapshot.snapshot_id} has expired; its removals are unknown; "
+                        "compute the change again from the current snapshot",
+                    )
                 what = "removed files that the change has read"
-                await self._refuse_in_scope(went.files, scope, what, stats=not of_deletes)
+                await self._refuse_in_scope(removed.files, scope, what, stats=not of_deletes)
 
-    async def _refuse_in_scope(self, came: AddedFiles, scope: ReadScope, what: str, *, stats: bool = False) -> None:
-        """Collision where one of the files may hold, or delete, rows of the scope. `stats`: their bounds are of rows
-        that they hold."""
-        size = came.selection.count() + len(scope.partitions)
-        read = partial(self._in_scope, came, scope, stats=stats)
+    async def _refuse_in_scope(self, files: AddedFiles, scope: ReadScope, what: str, *, stats: bool = False) -> None:
+        """Collision when one of the files may contain or delete rows of the scope. `stats`: the column bounds describe
+        rows that the files contain."""
+        size = files.selection.count() + len(scope.partitions)
+        read = partial(self._in_scope, files, scope, stats=stats)
         rows = read() if size <= _IN_THREAD else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
-            spare = spare_data if stats else spare_deletes
-            rows = (await spare(self._objects, _chosen(came, rows), scope.bound)).selection.rows()
+            exclude = exclude_data if stats else exclude_deletes
+            rows = (await exclude(self._objects, _restrict(files, rows), scope.bound)).selection.rows()
         if len(rows):
-            block, local = came.view.locate(int(rows[0]))
+            block, local = files.view.locate(int(rows[0]))
             raise Collision(
                 "scope",
-                f"Since snapshot {self._change.request.read_snapshot_id} others {what}: "
-                f"{block.text('file_path', local)}; begin again from what stands now",
+                f"Since snapshot {self._change.request.read_snapshot_id} another commit {what}: "
+                f"{block.text('file_path', local)}. Compute the change again from the current snapshot",
             )
 
-    def _in_scope(self, came: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
+    def _in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
         """int64[files], rows of the view."""
-        selection = came.selection.copy()
+        selection = files.selection.copy()
         if scope.bound is not None:
             if scope.bound != TRUE:
                 specs = {spec.spec_id: inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
-                by_spec = {number: demand for number, demand in specs.items() if number in came.view.specs}
+                by_spec = {number: demand for number, demand in specs.items() if number in files.view.specs}
                 narrow_by_partition(selection, by_spec, never)
                 if stats:
                     narrow_by_stats(selection, scope.bound, never)
             return selection.rows()
         rows = selection.rows()
-        groups = grouped(files_at(came.view, rows))
+        groups = grouped(files_at(files.view, rows))
         targets = Targets(self._partitions, scope.partitions)
         meets = [targets.overlap(partition) for partition in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
 
 
-def _chosen(came: AddedFiles, rows: Longs) -> AddedFiles:
-    """These rows of the view alone."""
-    numbers, local = came.view.split(rows)
-    kept = np.zeros(came.view.rows, dtype=np.uint8)
-    kept[np.asarray(came.view.starts, dtype=np.int64)[numbers] + local] = 1
-    selection = came.selection.copy()
+def _restrict(files: AddedFiles, rows: Longs) -> AddedFiles:
+    """Selects only these rows of the view."""
+    numbers, local = files.view.split(rows)
+    kept = np.zeros(files.view.rows, dtype=np.uint8)
+    kept[np.asarray(files.view.starts, dtype=np.int64)[numbers] + local] = 1
+    selection = files.selection.copy()
     selection.intersect(kept)
-    return AddedFiles(came.view, selection)
+    return AddedFiles(files.view, selection)
 
 
-def _has_positions_alone(view: TableView, delete: int) -> bool:
-    """Whether it is a position delete file, and no deletion vector."""
+def _is_position_delete_file(view: TableView, delete: int) -> bool:
+    """Whether the file is a position delete file and not a deletion vector."""
     block, local = view.locate_delete(delete)
     return block.long("content", local) == POSITION_DELETES and block.long("content_offset", local) is None

@@ -1,8 +1,8 @@
-"""What happened to a branch since a snapshot: data files and delete files that came, and files that went.
+"""The data and delete files that the snapshots of a branch added and removed since a given snapshot.
 
-Only manifests that the snapshots themselves added are read, and of those that rewrote some, the ones they put them in
-place of. A `replace` snapshot, a compaction, brings the same rows in other files: nothing of it counts as added or
-deleted, but files that it took away are gone all the same.
+Only manifests that these snapshots added are read and, for rewritten manifests, the manifests that they replaced. A
+`replace` snapshot (a compaction) moves the same rows to other files: its files count neither as added nor as deleted
+rows, but the files that it removed are gone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _DATA = 0
 
 
 class AddedFiles(NamedTuple):
-    """Files that were added: which of the view's rows they are."""
+    """Added files, as a selection of the view's rows."""
 
     view: TableView
     selection: Selection
 
 
 class RemovedFiles(NamedTuple):
-    """Data files, or delete files, that one snapshot removed; None where its parent has expired: it may be any."""
+    """Data files or delete files that one snapshot removed. None when its parent has expired: unknown."""
 
     snapshot: Snapshot
     deletes: bool
@@ -42,7 +42,7 @@ class RemovedFiles(NamedTuple):
 
 
 class TooLong(Exception):
-    """There are more snapshots since than are looked at."""
+    """More snapshots were committed since than the look-back limit."""
 
 
 def since(
@@ -50,25 +50,25 @@ def since(
 ) -> list[Snapshot] | None:
     """The snapshots after the one that was read (None: the empty table) up to the head, newest first.
 
-    None where what was read is no ancestor of the head, or cannot be told to be one. TooLong.
+    None when the read snapshot is no ancestor of the head or the ancestry is unknown. Raises TooLong.
     """
-    found: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
     current = head
     while current is not None:
         if current.snapshot_id == read_snapshot_id:
-            return found
-        if len(found) >= look_back:
+            return snapshots
+        if len(snapshots) >= look_back:
             raise TooLong
-        found.append(current)
+        snapshots.append(current)
         parent = current.parent_snapshot_id
-        if parent == read_snapshot_id:  # which may have expired since
-            return found
+        if parent == read_snapshot_id:  # the parent itself may have expired
+            return snapshots
         current = None if parent is None else metadata.snapshot(parent)
-    return found if head is None and read_snapshot_id is None else None
+    return snapshots if head is None and read_snapshot_id is None else None
 
 
 class History:
-    """What some snapshots did, read when it is asked for."""
+    """The effects of some snapshots. Manifests are read on demand."""
 
     def __init__(self, manifests: Manifests, metadata: TableMetadata, snapshots: Sequence[Snapshot]) -> None:
         self._manifests = manifests
@@ -77,42 +77,42 @@ class History:
         self._operations = {snapshot.snapshot_id: snapshot.summary_map().get("operation", "") for snapshot in snapshots}
 
     def _changing(self) -> tuple[Snapshot, ...]:
-        """Those that changed rows."""
+        """The snapshots that changed rows."""
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
-        """Data files, or delete files, that they added; with `replaced` also in compactions."""
-        mine: list[ManifestFile] = []
+        """The data files or delete files that the snapshots added; with `replaced` also those of compactions."""
+        manifests: list[ManifestFile] = []
         changing = self.snapshots if replaced else self._changing()
         for snapshot in changing:
-            mine += [
-                one
-                for one in await self._own(snapshot)
-                if (one.content != _DATA) == deletes and one.added_files_count != 0
+            manifests += [
+                manifest
+                for manifest in await self._own(snapshot)
+                if (manifest.content != _DATA) == deletes and manifest.added_files_count != 0
             ]
-        view = TableView(mine, await self._manifests.blocks(mine))
+        view = TableView(manifests, await self._manifests.blocks(manifests))
         selection = Selection.everything(view)
-        keep_appended(selection, {one.snapshot_id for one in changing})
+        keep_appended(selection, {snapshot.snapshot_id for snapshot in changing})
         return AddedFiles(view, selection)
 
     def writing(self, deletes: AddedFiles) -> AddedFiles:
-        """Of the deletes that were added, those of snapshots that may have written rows, too."""
-        ids = {one for one, operation in self._operations.items() if operation != DELETE}
+        """The subset of the added deletes whose snapshots may have written rows as well."""
+        ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
         keep_appended(selection, ids)
         return AddedFiles(deletes.view, selection)
 
     async def removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
-        """Data files, or delete files, that they removed; with `replaced` also in compactions."""
-        found = []
+        """The data files or delete files that the snapshots removed; with `replaced` also those of compactions."""
+        removals = []
         for snapshot in self.snapshots:
             operation = self._operations[snapshot.snapshot_id]
             if operation == APPEND or (operation == REPLACE and not replaced) or snapshot.parent_snapshot_id is None:
                 continue
             parent = self._metadata.snapshot(snapshot.parent_snapshot_id)
             files = None if parent is None else await self._removed_by(snapshot, parent, deletes)
-            found.append(RemovedFiles(snapshot, deletes, files))
-        return found
+            removals.append(RemovedFiles(snapshot, deletes, files))
+        return removals
 
     async def _removed_by(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
         listed = await self._manifests.listed(snapshot)
@@ -122,7 +122,9 @@ class History:
             for manifest in await self._manifests.listed(parent)
             if manifest.manifest_path not in still and (manifest.content != _DATA) == deletes
         ]
-        own = [one for one in await self._own(snapshot) if (one.content != _DATA) == deletes] if dropped else []
+        own = []
+        if dropped:
+            own = [manifest for manifest in await self._own(snapshot) if (manifest.content != _DATA) == deletes]
         kept = {key for block in await self._manifests.blocks(own) for key in _keys(block)}
         view = TableView(dropped, await self._manifests.blocks(dropped))
         selection = Selection.everything(view)
@@ -137,14 +139,14 @@ class History:
 
 
 def _keys(block: Block) -> list[tuple[bytes | None, int]]:
-    """What each file of a block is known by: its path, and a deletion vector's offset in it."""
+    """Identifies each file of a block: its path and, for a deletion vector, the offset."""
     rows = np.arange(block.rows, dtype=np.int64)
     paths = strings(block.text_column("file_path"), rows)
     return list(zip(paths, block.longs("content_offset").tolist(), strict=True))
 
 
 def rows_of(block: Block, paths: Iterable[str]) -> dict[str, int]:
-    """The rows of those of the files that the block lists."""
-    wanted = {path.encode(): path for path in paths}
-    found = strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
-    return {wanted[path]: row for row, path in enumerate(found) if path is not None and path in wanted}
+    """Maps each of the paths that the block lists to its row."""
+    by_bytes = {path.encode(): path for path in paths}
+    stored = strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
+    return {by_bytes[path]: row for row, path in enumerate(stored) if path is not None and path in by_bytes}

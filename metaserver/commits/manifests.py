@@ -1,8 +1,9 @@
-"""Manifests and manifest lists as commits need them: read, remembered for a while, asked which of them lists a file.
+"""Manifests and manifest lists for commits: reads and caches them, and finds the manifests that list a file.
 
-A commit on a table of a million files must not read them all, so of each manifest 8 bytes a file are kept: hashes of
-paths, which tell where a file may be. What they point to is then read and compared; a hash alone decides nothing. What
-this process has written itself it need not read back. Manifests never change, so nothing here is ever invalidated.
+A commit on a table of a million files must not read all manifests, so 8 bytes per file are kept in memory: hashes of
+paths, which narrow down the manifests that may list a file. Those manifests are then read and compared; a hash alone
+decides nothing. Manifests that this process has written are cached when they are written. Manifests are immutable, so
+the cache needs no invalidation.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from metaserver.planner.view.view import TableView
 T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]
 AT_ONCE = 16
-"""Manifests of one commit that are read or decoded at a time."""
+"""Manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
 _LIST_BYTES = 1000
-"""Memory of one entry of a manifest list, rounded up."""
+"""Memory per entry of a manifest list, rounded up."""
 _SHARES = 4
-"""Of the budget, each is for one of: lists, manifests as they are, the same as blocks, hashes of names."""
+"""Each cache gets one share of the budget: manifest lists, encoded manifests, decoded blocks, path hashes."""
 _IN_THREAD_BYTES = 64 << 10
 """Larger manifests are decoded in a thread."""
 
 
 class PathHashes(NamedTuple):
-    """Of one manifest: hashes of the paths of its live files, and of those that its delete files refer to. Sorted."""
+    """Sorted hashes of one manifest: the paths of its live files, and the data files that its delete files refer to."""
 
     paths: Hashes
     referenced: Hashes
@@ -56,10 +57,10 @@ class PathHashes(NamedTuple):
 
 
 class Manifests:
-    """Belongs to one event loop."""
+    """Cached access to manifests. Belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
-        """`limit_bytes`: of one manifest or manifest list."""
+        """`limit_bytes` bounds the size of one manifest or manifest list."""
         self._objects = objects
         self._limit_bytes = limit_bytes
         self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES)
@@ -69,14 +70,14 @@ class Manifests:
         self._reading: SingleFlight[str, bytes] = SingleFlight()
 
     async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
-        """Those of a snapshot, in the order of its list. Corrupt naming the list."""
+        """The manifests of a snapshot, in the order of its manifest list. Corrupt names the list."""
         if snapshot is None:
             return ()
         location = snapshot.manifest_list
         if location is None:
             raise BadRequest(
-                f"Snapshot {snapshot.snapshot_id} has no manifest list, as early tables of format version 1; "
-                "have an engine rewrite the table's manifests first"
+                f"Snapshot {snapshot.snapshot_id} has no manifest list, as in early tables of format version 1; "
+                "rewrite the table's manifests with an engine first"
             )
         kept = self._lists.get(location)
         if kept is None:
@@ -86,36 +87,36 @@ class Manifests:
         return kept
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
-        """What was just written."""
+        """Caches a manifest list after its write."""
         self._lists.put(location, manifests, len(manifests) * _LIST_BYTES)
 
     def remember(self, location: str, data: bytes, names: PathHashes) -> None:
-        """A manifest that was just written."""
+        """Caches a manifest after its write."""
         self._data.put(location, data, len(data))
         self._names.put(location, names, names.size_bytes)
 
     async def data(self, manifest: ManifestFile) -> bytes:
-        """The manifest as it is stored. Corrupt where it is not what its list says."""
+        """The encoded manifest. Corrupt when it is shorter than its manifest list says."""
         location = manifest.manifest_path
         kept = self._data.get(location)
         if kept is None:
             kept = await self._reading.run(location, lambda: self._read(location, "manifest"))
             self._data.put(location, kept, len(kept))
         if len(kept) < manifest.manifest_length:
-            # Avro cannot tell: cut off between two of its blocks, it reads as a whole file.
-            raise Corrupt(f"Manifest {location} has {len(kept)} bytes; its list says {manifest.manifest_length}")
+            # An Avro file that is cut off between two blocks decodes without an error.
+            raise Corrupt(f"Manifest {location} has {len(kept)} bytes; the list says {manifest.manifest_length}")
         return kept
 
     async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-        """The live ones, whole. Corrupt naming the manifest."""
+        """The live entries, fully decoded. Corrupt names the manifest."""
         data = await self.data(manifest)
         return await _maybe_in_thread(len(data), lambda: read_entries(data, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """Their live entries as columns. Corrupt naming a manifest."""
+        """The live entries as columns, one block a manifest. Corrupt names a manifest."""
 
-        async def one(manifest: ManifestFile) -> Block:
-            # Writers of one table look at much the same files again and again.
+        async def block(manifest: ManifestFile) -> Block:
+            # Writers of one table read mostly the same manifests.
             kept = self._blocks.get(manifest.manifest_path)
             if kept is None:
                 data = await self.data(manifest)
@@ -123,32 +124,35 @@ class Manifests:
                 self._blocks.put(manifest.manifest_path, kept, kept.size_bytes)
             if kept.spec_id != manifest.partition_spec_id or kept.content > manifest.content:
                 raise Corrupt(
-                    f"Manifest {manifest.manifest_path} is of another spec, or of deletes, than its list says"
+                    f"Manifest {manifest.manifest_path} has another partition spec or content than its list says"
                 )
             return kept
 
-        return await gathered([partial(one, manifest) for manifest in manifests], AT_ONCE)
+        return await gathered([partial(block, manifest) for manifest in manifests], AT_ONCE)
 
-    async def holding(
+    async def listing(
         self, manifests: Sequence[ManifestFile], paths: Iterable[str], *, referenced: bool = False
     ) -> list[ManifestFile]:
-        """Those that may list a live file at one of the paths, or (`referenced`) a delete file that refers to one."""
-        wanted = hashes_of(paths)
-        if not len(wanted):
+        """The manifests that may list a live file at one of the paths or, with `referenced`, a delete file that refers
+        to one of them."""
+        searched = hashes_of(paths)
+        if not len(searched):
             return []
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
-        unknown = [manifest for manifest, one in zip(manifests, names, strict=True) if one is None]
+        unknown = [manifest for manifest, hashes in zip(manifests, names, strict=True) if hashes is None]
         if unknown:
             fresh = iter(await gathered([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
             names = [next(fresh) if hashes is None else hashes for hashes in names]
-        found = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
-        return [manifest for manifest, mine in zip(manifests, found, strict=True) if _meet(mine, wanted)]
+        candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
+        return [
+            manifest for manifest, hashes in zip(manifests, candidates, strict=True) if _intersects(hashes, searched)
+        ]
 
-    def known_to_hold(self, manifests: Sequence[ManifestFile], paths: Iterable[str]) -> list[ManifestFile]:
-        """As `holding`, of those manifests alone whose names are in memory."""
-        wanted = hashes_of(paths)
+    def cached_listing(self, manifests: Sequence[ManifestFile], paths: Iterable[str]) -> list[ManifestFile]:
+        """Like `listing`, but only among the manifests whose path hashes are in memory."""
+        searched = hashes_of(paths)
         known = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
-        return [manifest for manifest, names in known if names is not None and _meet(names.paths, wanted)]
+        return [manifest for manifest, names in known if names is not None and _intersects(names.paths, searched)]
 
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         kept = self._names.get(manifest.manifest_path)
@@ -162,7 +166,7 @@ class Manifests:
         try:
             return await self._objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            raise Corrupt(f"The {what} {location} is gone from storage") from None
+            raise Corrupt(f"The {what} {location} is missing in storage") from None
 
 
 def hashes_of(paths: Iterable[str]) -> Hashes:
@@ -171,18 +175,18 @@ def hashes_of(paths: Iterable[str]) -> Hashes:
 
 
 def names_of(files: Sequence[ContentFile]) -> PathHashes:
-    """Of a manifest that lists these files live."""
+    """The hashes for a manifest with these live files."""
     return PathHashes(
         hashes_of({file.file_path for file in files}),
         hashes_of({file.referenced_data_file for file in files if file.referenced_data_file is not None}),
     )
 
 
-def _meet(ordered: Hashes, wanted: Hashes) -> bool:
-    """Whether two sorted arrays have a value in common."""
-    if not len(ordered) or not len(wanted):
+def _intersects(hashes: Hashes, searched: Hashes) -> bool:
+    """Whether two sorted arrays have a common value."""
+    if not len(hashes) or not len(searched):
         return False
-    return bool((ordered.take(ordered.searchsorted(wanted), mode="clip") == wanted).any())
+    return bool((hashes.take(hashes.searchsorted(searched), mode="clip") == searched).any())
 
 
 def _block(data: bytes, location: str) -> Block:
@@ -190,10 +194,10 @@ def _block(data: bytes, location: str) -> Block:
 
 
 def _names(manifest: ManifestFile, block: Block) -> PathHashes:
-    found = lookup(TableView((manifest,), (block,)))
+    files = lookup(TableView((manifest,), (block,)))
     hashed = []
     for name in ("file_path", "referenced_data_file"):
-        texts = found.texts(name)
+        texts = files.texts(name)
         hashes = _hash.hash_spans(texts.data, texts.ends, _SEED)
         hashed.append(np.unique(hashes[texts.present != 0]))
     return PathHashes(*hashed)

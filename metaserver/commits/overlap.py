@@ -1,8 +1,8 @@
-"""Whether partitions can have a row in common, or one holds all of another, also across partition specs.
+"""Whether two partitions can have a row in common, or one contains the other, also across partition specs.
 
-A partition is known by what its fields say of source columns. Two are apart where a column would need two values at
-once: by the same transform, by buckets whose numbers leave different remainders (a bucket of 16 lies within one of 8),
-or by a value and what a transform makes of it. In doubt they overlap, and neither is within the other.
+A partition constrains source columns by its field values. Two partitions are disjoint when a column would need two
+values at once: by the same transform, by buckets with different remainders (a bucket of 16 is part of one of 8), or by
+a value and its transform. If this is uncertain, two partitions overlap, and neither contains the other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionT
 from metaserver.planner.view.view import comparable
 
 
-class _Said(NamedTuple):
-    """One field of a partition: what `transform` of the source columns is."""
+class _Constraint(NamedTuple):
+    """One field of a partition: the value of `transform` on the source columns."""
 
     sources: tuple[int, ...]
     transform: str
@@ -31,7 +31,7 @@ class _Said(NamedTuple):
 
 
 class PartitionOverlap:
-    """Of one table: its specs say what their fields mean."""
+    """Compares partitions of one table by the fields of its partition specs."""
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._metadata = metadata
@@ -41,7 +41,7 @@ class PartitionOverlap:
         }
 
     def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> PartitionTuple:
-        """Of a tuple in the order of its spec. BadRequest for a spec that the table does not have."""
+        """The partition of a tuple in spec order. BadRequest for a spec that the table does not have."""
         spec = self._metadata.spec(spec_id)
         if spec is None:
             raise BadRequest(f"The table has no partition spec {spec_id}")
@@ -53,94 +53,95 @@ class PartitionOverlap:
         return PartitionTuple(spec_id, tuple(fields))
 
     def knows_all(self, spec_id: int) -> bool:
-        """Whether each field of the spec has an id, so that what is said of a partition is all that it is."""
+        """Whether each field of the spec has an id, so that the constraints describe the partition completely."""
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
-    def said(self, partition: PartitionTuple) -> list[_Said]:
+    def constraints(self, partition: PartitionTuple) -> list[_Constraint]:
         fields = self._fields.get(partition.spec_id, {})
-        said = []
+        constraints = []
         for field_id, kind, value in partition.fields:
             field = fields.get(field_id)
             transform = VOID if field is None else canonical(field.transform)
             if field is not None and transform != VOID:
-                said.append(_Said(field.sources, transform, kind, value))
-        return said
+                constraints.append(_Constraint(field.sources, transform, kind, value))
+        return constraints
 
 
 class Targets:
-    """Partitions that many others are compared with: those of the same spec by a look at their values, so that a
-    thousand against a thousand costs two thousand looks; each with each only where specs differ."""
+    """Partitions that many others are compared with. Within one spec the comparison is a dictionary look-up; only
+    partitions of different specs are compared pair by pair."""
 
-    def __init__(self, partitions: PartitionOverlap, wanted: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
-        """`wanted` by (spec id, tuple). BadRequest for a spec that the table does not have."""
+    def __init__(self, partitions: PartitionOverlap, targets: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
+        """`targets` as (spec id, tuple). BadRequest for a spec that the table does not have."""
         self._partitions = partitions
-        self._by_spec: dict[int, dict[object, list[_Said]]] = {}
-        for spec_id, values in wanted:
-            said = partitions.said(partitions.partition(spec_id, values))
-            self._by_spec.setdefault(spec_id, {})[_key(said)] = said
+        self._by_spec: dict[int, dict[object, list[_Constraint]]] = {}
+        for spec_id, values in targets:
+            constraints = partitions.constraints(partitions.partition(spec_id, values))
+            self._by_spec.setdefault(spec_id, {})[_key(constraints)] = constraints
 
-    def overlap(self, one: PartitionTuple) -> bool:
-        """False only where no row can lie in it and in one of these."""
-        return any(self._compared(one, _overlap))
+    def overlap(self, partition: PartitionTuple) -> bool:
+        """False only when no row can lie both in the partition and in one of the targets."""
+        return any(self._compared(partition, _overlap))
 
-    def hold(self, one: PartitionTuple) -> bool:
-        """True only where each row of it lies in one and the same of these."""
-        return any(self._compared(one, _within, self._partitions.knows_all))
+    def contain(self, partition: PartitionTuple) -> bool:
+        """True only when one target contains every row of the partition."""
+        return any(self._compared(partition, _within, self._partitions.knows_all))
 
     def _compared(
         self,
-        one: PartitionTuple,
-        compare: Callable[[list[_Said], list[_Said]], bool],
-        asked: Callable[[int], bool] = lambda _: True,
+        partition: PartitionTuple,
+        compare: Callable[[list[_Constraint], list[_Constraint]], bool],
+        applies: Callable[[int], bool] = lambda _: True,
     ) -> Iterator[bool]:
-        """Whether it is like some of each spec that is `asked` for."""
-        mine = self._partitions.said(one)
+        """The results of `compare` for each spec that `applies` accepts."""
+        left = self._partitions.constraints(partition)
         for spec_id, targets in self._by_spec.items():
-            if not asked(spec_id):
+            if not applies(spec_id):
                 continue
-            if spec_id == one.spec_id and _alike(mine, next(iter(targets.values()))):
-                yield _key(mine) in targets
+            if spec_id == partition.spec_id and _alike(left, next(iter(targets.values()))):
+                yield _key(left) in targets
             else:
-                yield any(compare(mine, theirs) for theirs in targets.values())
+                yield any(compare(left, right) for right in targets.values())
 
 
-def _key(said: Iterable[_Said]) -> object:
-    return partition_key([one.value for one in said])
+def _key(constraints: Iterable[_Constraint]) -> object:
+    return partition_key([constraint.value for constraint in constraints])
 
 
-def _alike(mine: Sequence[_Said], theirs: Sequence[_Said]) -> bool:
-    """Whether both have the same fields, of types whose values can be compared."""
-    return len(mine) == len(theirs) and all(
-        one[:2] == other[:2] and comparable(one.kind, other.kind) for one, other in zip(mine, theirs, strict=True)
+def _alike(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
+    """Whether both have the same fields, with comparable types."""
+    return len(left) == len(right) and all(
+        left_field[:2] == right_field[:2] and comparable(left_field.kind, right_field.kind)
+        for left_field, right_field in zip(left, right, strict=True)
     )
 
 
-def _overlap(mine: Iterable[_Said], theirs: Sequence[_Said]) -> bool:
-    return not any(_apart(one, other) for one in mine for other in theirs)
+def _overlap(left: Iterable[_Constraint], right: Sequence[_Constraint]) -> bool:
+    return not any(_disjoint(left_field, right_field) for left_field in left for right_field in right)
 
 
-def _within(mine: Sequence[_Said], theirs: Iterable[_Said]) -> bool:
-    return all(any(_implies(one, wanted) for one in mine) for wanted in theirs)
+def _within(inner: Sequence[_Constraint], outer: Iterable[_Constraint]) -> bool:
+    return all(any(_implies(premise, conclusion) for premise in inner) for conclusion in outer)
 
 
-def _apart(one: _Said, other: _Said) -> bool:
-    if one.sources != other.sources:
+def _disjoint(left: _Constraint, right: _Constraint) -> bool:
+    if left.sources != right.sources:
         return False
-    if one.transform == other.transform:
-        return comparable(one.kind, other.kind) and value_key(one.value) != value_key(other.value)
-    if not (is_known(one.transform) and is_known(other.transform)):
+    if left.transform == right.transform:
+        return comparable(left.kind, right.kind) and value_key(left.value) != value_key(right.value)
+    if not (is_known(left.transform) and is_known(right.transform)):
         return False
-    if one.value is None or other.value is None:
-        return (one.value is None) != (other.value is None)
-    if name_of(one.transform) == name_of(other.transform) == "bucket":
-        shared = gcd(width_of(one.transform), width_of(other.transform))
-        return bool(int(one.value) % shared != int(other.value) % shared)
-    return _differs(one, other) or _differs(other, one)
+    if left.value is None or right.value is None:
+        return (left.value is None) != (right.value is None)
+    if name_of(left.transform) == name_of(right.transform) == "bucket":
+        shared = gcd(width_of(left.transform), width_of(right.transform))
+        return bool(int(left.value) % shared != int(right.value) % shared)
+    return _differs(left, right) or _differs(right, left)
 
 
-def _differs(exact: _Said, other: _Said) -> bool:
-    """Whether a value known exactly is not what the other says of it."""
+def _differs(exact: _Constraint, other: _Constraint) -> bool:
+    """Whether an exact value contradicts the other constraint."""
     if exact.transform != IDENTITY or exact.value is None:
         return False
     made = _applied(other.transform, exact.kind, exact.value)
@@ -150,25 +151,28 @@ def _differs(exact: _Said, other: _Said) -> bool:
     return not (rounded and other.value == int(made) + 1)
 
 
-def _implies(one: _Said, wanted: _Said) -> bool:
-    if one.sources != wanted.sources:
+def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
+    if premise.sources != conclusion.sources:
         return False
-    if one.transform == wanted.transform:
-        return comparable(one.kind, wanted.kind) and value_key(one.value) == value_key(wanted.value)
-    if not (is_known(one.transform) and is_known(wanted.transform)):
+    if premise.transform == conclusion.transform:
+        return comparable(premise.kind, conclusion.kind) and value_key(premise.value) == value_key(conclusion.value)
+    if not (is_known(premise.transform) and is_known(conclusion.transform)):
         return False
-    if one.value is None or wanted.value is None:
-        return one.value is None and wanted.value is None
-    if name_of(one.transform) == name_of(wanted.transform) == "bucket":
-        inner, outer = width_of(one.transform), width_of(wanted.transform)
-        return inner % outer == 0 and int(one.value) % outer == wanted.value
-    return one.transform == IDENTITY and _applied(wanted.transform, one.kind, one.value) == wanted.value
+    if premise.value is None or conclusion.value is None:
+        return premise.value is None and conclusion.value is None
+    if name_of(premise.transform) == name_of(conclusion.transform) == "bucket":
+        inner, outer = width_of(premise.transform), width_of(conclusion.transform)
+        return inner % outer == 0 and int(premise.value) % outer == conclusion.value
+    return (
+        premise.transform == IDENTITY
+        and _applied(conclusion.transform, premise.kind, premise.value) == conclusion.value
+    )
 
 
 def _applied(transform: str, kind: str, value: Value) -> Value | None:
     if name_of(transform) == "truncate" and not is_ordered(transform, kind):
-        return None  # writers do not agree on it (`ranges.py`)
+        return None  # writers disagree on it (`ranges.py`)
     try:
         return apply(transform, kind, value)
     except (BadRequest, ValueError, TypeError, OverflowError, KeyError):
-        return None  # of a type that the column had once
+        return None  # the column had another type

@@ -1,7 +1,7 @@
-"""How far a producer has come with a table: by the pointer store, and where that knows nothing, by the snapshots.
+"""The last sequence that a producer has committed to a table: from the pointer store or, without a row, from snapshots.
 
-The store's row is moved in the transaction of each commit. A database that was lost, or a table that was registered
-anew, has no rows; then the summaries of the table's newest snapshots tell what is in the table already.
+The transaction of each commit updates the store's row. A restored database or a table that was registered again has no
+rows; then the summaries of the table's newest snapshots are searched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIGITS_MAX = 19
 
 
 class Last(NamedTuple):
-    """The last sequence that was committed, and the snapshot that it led to."""
+    """The last committed sequence and its snapshot."""
 
     sequence: int
     snapshot_id: int | None
@@ -27,23 +27,24 @@ class Last(NamedTuple):
 async def last_of(
     store: PointerStore, uuid: str, producer: str, metadata: TableMetadata, look_back: int
 ) -> Last | None:
-    """None: it has committed nothing to the table, as far as its newest `look_back` snapshots tell."""
+    """None: no commit of the producer in the store or in the newest `look_back` snapshots."""
     state = await store.producer(uuid, producer)
     if state is not None:
         return Last(state.sequence, state.snapshot_id)
-    return max(_told(producer, metadata, look_back), default=None)
+    return max(_recorded(producer, metadata, look_back), default=None)
 
 
 def snapshot_of(producer: str, sequence: int, last: Last, metadata: TableMetadata, look_back: int) -> int | None:
-    """The snapshot that a sequence led to, which is not above the last; None where no snapshot says so any more."""
+    """The snapshot of a sequence up to `last`. None when no snapshot in the metadata records it."""
     if sequence == last.sequence:
         return last.snapshot_id
-    return next((one.snapshot_id for one in _told(producer, metadata, look_back) if one.sequence == sequence), None)
+    recorded = _recorded(producer, metadata, look_back)
+    return next((commit.snapshot_id for commit in recorded if commit.sequence == sequence), None)
 
 
-def _told(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[Last]:
+def _recorded(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[Last]:
     for snapshot in metadata.snapshots[-look_back:]:
-        if _MARK not in bytes(snapshot.summary):  # most are nobody's, and to decode them all takes longer
+        if _MARK not in bytes(snapshot.summary):  # cheaper than decoding; most snapshots have no producer
             continue
         summary = snapshot.summary_map()
         sequence = summary.get(SEQUENCE_KEY, "")

@@ -1,8 +1,8 @@
-"""What a snapshot's summary says (Iceberg spec, "Snapshots", and appendix F, "Optional Snapshot Summary Fields").
+"""The summary of a snapshot (Iceberg spec, "Snapshots", and appendix F, "Optional Snapshot Summary Fields").
 
-Written as Java's `SnapshotSummary` writes it: counts that are zero are left out, totals are the parent's and what this
-snapshot added and removed. Where the parent has no such total, or one that does not add up, there is none here either:
-a wrong total would go on for ever.
+Same rules as Java's `SnapshotSummary`: zero counts are omitted, totals are the parent's totals plus what this snapshot
+adds minus what it removes. When the parent lacks a total or the result is invalid, the total is omitted here as well: a
+wrong total would be carried on by every later snapshot.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
 _REMOVED_AS = {"data-files": "deleted-data-files", "records": "deleted-records"}
-"""Of these Iceberg says deleted where it says removed of the others."""
+"""Iceberg names these counts `deleted-` instead of `removed-`."""
 _DIGITS_MAX = 18
 
 
 class SummaryCounts(NamedTuple):
-    """Of files that were added, or removed."""
+    """Counts over added or removed files."""
 
-    said: dict[str, int]
-    """Without `added-` or `removed-` before the name."""
+    counts: dict[str, int]
+    """By name, without the prefix `added-` or `removed-`."""
     partitions: frozenset[object]
 
 
@@ -33,11 +33,11 @@ NOTHING = SummaryCounts({}, frozenset())
 
 
 def counts_of(files: Iterable[ContentFile]) -> SummaryCounts:
-    said: dict[str, int] = {}
+    counts: dict[str, int] = {}
     partitions: set[object] = set()
 
     def add(name: str, amount: int) -> None:
-        said[name] = said.get(name, 0) + amount
+        counts[name] = counts.get(name, 0) + amount
 
     for file in files:
         partitions.add((file.spec_id, partition_key(file.partition)))
@@ -53,7 +53,7 @@ def counts_of(files: Iterable[ContentFile]) -> SummaryCounts:
         else:
             add("position-delete-files" if positions else "equality-delete-files", 1)
         add("position-deletes" if positions else "equality-deletes", file.record_count)
-    return SummaryCounts(said, frozenset(partitions))
+    return SummaryCounts(counts, frozenset(partitions))
 
 
 def summary_of(
@@ -64,21 +64,21 @@ def summary_of(
     given: Mapping[str, str],
     producer: Producer | None,
 ) -> dict[str, str]:
-    """`parent` is its summary, None where there is no parent."""
+    """`parent` is the summary of the parent snapshot, None without a parent."""
     summary = {"operation": operation, **given}
     if producer is not None:
         summary |= {PRODUCER_KEY: producer.id, SEQUENCE_KEY: str(producer.sequence)}
-    for name, count in added.said.items():
+    for name, count in added.counts.items():
         if count > 0:
             summary[f"added-{name}"] = str(count)
-    for name, count in removed.said.items():
+    for name, count in removed.counts.items():
         if count > 0:
             summary[_REMOVED_AS.get(name, f"removed-{name}")] = str(count)
     summary["changed-partition-count"] = str(len(added.partitions | removed.partitions))
     for name in _TOTALS:
         before = 0 if parent is None else _number(parent.get(f"total-{name}"))
         if before is not None:
-            total = before + added.said.get(name, 0) - removed.said.get(name, 0)
+            total = before + added.counts.get(name, 0) - removed.counts.get(name, 0)
             if 0 <= total <= LONG_MAX:
                 summary[f"total-{name}"] = str(total)
     return summary

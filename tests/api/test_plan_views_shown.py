@@ -13,7 +13,7 @@ from tests.api.test_plan_snapshots import OTHERS, PLANS, leased, made
 from tests.api.test_plan_tables import LEASE_S, Late, served
 from tests.api.test_plan_views import AT, OUTER, OWN, OWNED, TEXT, VIEWS, text_of, version
 
-GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan is another user''s' AS BOOLEAN))"
+GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
 
 @pytest.fixture

@@ -464,7 +464,7 @@ async def test_a_publication_whose_outcome_is_lost_is_settled_or_called_unknown(
 async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
-        async with it.catalog.committer.turn(DB, "t"):
+        async with it.catalog.committer.lock(DB, "t"):
             loaded = await it.catalog.tables.load(DB, "t")
             waiting = asyncio.create_task(it.catalog.tables.commit(CALLER, DB, "t", [], properties(x="1")))
             for _ in range(20):

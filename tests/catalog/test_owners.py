@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.owners import names_whose_rights
+from metaserver.catalog.owners import determines_rights
 from metaserver.catalog.values import Caller, CreateView
 from metaserver.errors import Forbidden
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
@@ -46,12 +46,12 @@ async def _owner(it: Rig, name: str) -> str | None:
 
 @pytest.mark.parametrize("key", [RUN_AS, "Trino.Run-As-Owner", " trino.run-as-owner", "presto.view.owner", "definer"])
 def test_properties_that_engines_take_an_identity_from_are_known(key: str) -> None:
-    assert names_whose_rights(key)
+    assert determines_rights(key)
 
 
 @pytest.mark.parametrize("key", ["owner", "comment", "presto_version", "team", "trino_version", "spark.query"])
 def test_other_properties_of_views_are_free(key: str) -> None:
-    assert not names_whose_rights(key)
+    assert not determines_rights(key)
 
 
 async def test_a_confined_writer_makes_nobody_else_the_owner_of_a_view(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from metaserver.commits import overlap
 from metaserver.commits.overlap import PartitionOverlap, Targets
-from metaserver.commits.replacing import rest
+from metaserver.commits.overwrite import rest
 from metaserver.iceberg.expressions.binding import bind
 from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from metaserver.iceberg.expressions.expression_json import parse_expression

@@ -20,7 +20,7 @@ from metaserver.access.tokens import create_token
 from metaserver.api.app import add_routes
 from metaserver.api.http.describe import description_of
 from metaserver.api.http.keys import SETTINGS
-from metaserver.api.http.slots import Bound, Bounds, Place
+from metaserver.api.http.slots import Bound, Bounds, RequestSlot
 from metaserver.clock import SystemClock
 from metaserver.errors import RetryLater, TooManyRequests
 from metaserver.settings import Settings
@@ -204,9 +204,9 @@ async def test_one_principal_cannot_have_all_places_and_others_are_answered(
 
 async def test_without_a_login_there_is_no_share(tmp_path: Path) -> None:
     bounds = Bounds(requests=4, watchers=4, body_bytes=100)
-    places = [Place(bounds, None, "working") for _ in range(4)]
+    places = [RequestSlot(bounds, None, "working") for _ in range(4)]
     with pytest.raises(RetryLater) as refused:
-        Place(bounds, None, "working")
+        RequestSlot(bounds, None, "working")
     assert refused.value.code == 503
     for place in places:
         place.leave()
@@ -215,13 +215,13 @@ async def test_without_a_login_there_is_no_share(tmp_path: Path) -> None:
 
 def test_places_and_bytes_come_back_whatever_happened() -> None:
     bounds = Bounds(requests=4, watchers=4, body_bytes=100)
-    place = Place(bounds, "ann", "working")
+    place = RequestSlot(bounds, "ann", "working")
     place.begin_reading()
     assert (bounds.working.taken, bounds.reading.taken) == (0, 1)
     place.keep(50)
     with pytest.raises(TooManyRequests):
         place.keep(1)
-    others = [Place(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
+    others = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()

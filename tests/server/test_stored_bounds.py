@@ -145,7 +145,7 @@ def test_a_quota_counts_each_amount_until_its_time() -> None:
 
 async def test_one_principal_has_half_of_the_plans_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "PENDING_LIMIT", 6)
-    plans, go = pending.Pending(), asyncio.Event()
+    plans, go = pending.PendingPlans(), asyncio.Event()
 
     async def make() -> Any:
         await go.wait()

@@ -29,7 +29,7 @@ from metaserver.commits.change import (
     ChangeRequest,
     read_request,
 )
-from metaserver.commits.committing import CommitResult
+from metaserver.commits.group_commit import CommitResult
 from metaserver.errors import BadRequest, NotFound
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.index.files.definitions import of_id

@@ -15,14 +15,14 @@ from aiohttp import StreamReader, web
 from metaserver.api.http.connections import Connection
 from metaserver.api.http.describe import description_of
 from metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
-from metaserver.api.http.slots import Place
+from metaserver.api.http.slots import RequestSlot
 from metaserver.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
 from metaserver.settings import Settings
 from metaserver.wire import decode_as
 
 T = TypeVar("T")
 
-PLACE: web.RequestKey[Place] = web.RequestKey("place", Place)
+PLACE: web.RequestKey[RequestSlot] = web.RequestKey("place", RequestSlot)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 LARGE = frozenset(
@@ -105,7 +105,7 @@ async def read(request: web.Request) -> bytes:
     return body
 
 
-async def _receive(request: web.Request, limit: int, timeout_s: float, place: Place | None) -> bytes:
+async def _receive(request: web.Request, limit: int, timeout_s: float, place: RequestSlot | None) -> bytes:
     content, received = request.content, bytearray()
     loop = asyncio.get_running_loop()
     begun_s = loop.time()

@@ -1,8 +1,8 @@
-"""What a handler says about itself: operation id, parameters, answers, and whether it needs a login.
+"""Descriptions of handlers: operation id, parameters, answers, and whether the route is public.
 
-`describe` puts it on the function; the middleware reads the operation and the flags from there, `openapi.py` the
-rest. So the document, the metrics and the log cannot disagree with the route. Handlers of the Iceberg routes need no
-description: their operation id is their name in camel case, and the specification describes them.
+`describe` attaches the description to the function. The middleware reads the operation and the flags from it, and
+`openapi.py` the rest, so that document, metrics and log agree with the route. Handlers of Iceberg routes need no
+description: their operation id is the function name in camel case, and the Iceberg specification describes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ResponseSpec(msgspec.Struct, frozen=True):
     status: int
     description: str
     schema: dict[str, Any] | None = None
-    """JSON schema of the body; None for none, or for one that is not JSON."""
+    """JSON schema of the body; None when it is empty or not JSON."""
     content_type: str = "application/json"
 
 
@@ -48,9 +48,9 @@ class Description(msgspec.Struct, frozen=True):
     body: dict[str, Any] | None = None
     answers: tuple[ResponseSpec, ...] = ()
     public: bool = False
-    """Answered without a login and beyond the bound on requests, so that probes work when nothing else does."""
+    """Answered without a login and outside the limit on requests, so that probes work under load."""
     waits: bool = False
-    """May be held open for long: has a bound of its own and does not count as a request being answered."""
+    """The request may wait for long: it has a separate limit and is not counted as in flight."""
 
 
 def describe(
@@ -64,7 +64,7 @@ def describe(
     public: bool = False,
     waits: bool = False,
 ) -> Callable[[Handler], Handler]:
-    """Decorates a handler with its `Description`; the function itself is returned unchanged."""
+    """Decorates a handler with its `Description`. The function is returned unchanged."""
     description = Description(operation, summary, tags, parameters, body, answers, public, waits)
 
     def mark(handler: Handler) -> Handler:
@@ -75,7 +75,8 @@ def describe(
 
 
 def description_of(handler: object) -> Description:
-    """As given by `describe`, else one with the operation id made from the function's name: load_table → loadTable."""
+    """The description from `describe`; otherwise one with the operation id of the function name: load_table →
+    loadTable."""
     given = getattr(handler, _ATTRIBUTE, None)
     if isinstance(given, Description):
         return given

@@ -1,9 +1,9 @@
-"""Errors as the wire shows them: the ErrorModel of the Iceberg REST specification, on every route.
+"""Error answers: the ErrorModel of the Iceberg REST specification on every route.
 
     {"error": {"message": "...", "type": "NoSuchTableException", "code": 404, "stack": []}}
 
-One shape for our own errors, for aiohttp's (unknown path, wrong method, large body) and for the unexpected, whose
-message names the request id only: what went wrong is in the log, never in the answer.
+All errors have this form: Seamark's, those of aiohttp (unknown path, wrong method, large body) and unexpected ones. The
+message of an unexpected error contains only the request id; the log has the details.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPES = {
 
 
 def error_response(status: int, kind: str, message: str, *, head: bool = False) -> web.Response:
-    """An ErrorModel answer; the body is left out for HEAD, which may have none (RFC 9110, 9.3.2)."""
+    """An ErrorModel answer, without a body for HEAD (RFC 9110, 9.3.2)."""
     if head:
         return web.Response(status=status)
     return web.Response(status=status, body=error_body(status, kind, message), content_type="application/json")
@@ -41,7 +41,7 @@ def error_body(status: int, kind: str, message: str) -> bytes:
 
 
 def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:
-    """`error` with its own code and type; Retry-After for what may succeed later, a challenge for a missing login."""
+    """The answer for `error`, with Retry-After for errors that may pass and a challenge for a missing login."""
     response = error_response(error.code, error.type, error.message, head=head)
     if isinstance(error, RetryLater):
         response.headers["Retry-After"] = str(max(1, error.retry_after_s))
@@ -51,18 +51,18 @@ def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Respon
 
 
 def from_http_exception(error: web.HTTPException, request: web.Request) -> web.Response:
-    """aiohttp's own refusals in the same shape, with the headers that matter kept (Allow on a 405)."""
+    """The answer for aiohttp's errors. Keeps relevant headers, as Allow for 405."""
     head = request.method == "HEAD"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"The request body is too large: {error.text}"
     elif error.status == 404 and (empty := _EMPTY_NAMESPACE.search(request.path)):
-        # Spark asks so when it tries `table.files` as namespace and table; any other type would fail its query.
+        # Spark requests this when it tries `table.files` as namespace and table; another error type fails its query.
         missing = NoSuchTable if empty[1] == "tables" else NoSuchView
         return from_seamark_error(missing(f"The namespace is empty in {request.path[:200]}"), head=head)
     elif error.status == 404:
         message = f"No such route: {request.method} {request.path[:200]}"
     elif isinstance(error, web.HTTPMethodNotAllowed):
-        message = f"{error.method} is not allowed here; allowed are {', '.join(sorted(error.allowed_methods))}"
+        message = f"{error.method} is not allowed here; allowed: {', '.join(sorted(error.allowed_methods))}"
     else:
         message = error.text or error.reason
     response = error_response(error.status, _TYPES.get(error.status, "BadRequestException"), message, head=head)
@@ -72,6 +72,6 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
 
 
 def from_unexpected(request_id: str, *, head: bool = False) -> web.Response:
-    """A bug of ours: 500 with nothing but the id under which the log has the traceback."""
-    message = f"Internal error; the server's log tells more under request id {request_id}"
+    """500 for an unexpected error, with the request id under which the log has the traceback."""
+    message = f"Internal error; see the server log for request id {request_id}"
     return error_response(500, SeamarkError.type, message, head=head)

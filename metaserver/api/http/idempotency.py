@@ -1,8 +1,8 @@
-"""Idempotency keys: a request that is repeated with its key gets the first answer, and changes nothing again.
+"""Idempotency keys: a repeated request with the same key gets the first answer and has no further effect.
 
-The catalog writes the record in the very transaction that does the work, so there is no moment in which the one exists
-without the other. What is kept (REST spec, `Idempotency-Key`): success, and refusals that a repeat cannot change. Not
-kept: 5xx, 401 and 403 (they are about the caller), and 409 CommitFailedException, which asks the client to come again.
+The catalog writes the record in the same transaction as the work, so that neither exists without the other. Recorded
+are (REST specification, `Idempotency-Key`) successes, and refusals that a repeat cannot change. Not recorded are 5xx,
+401 and 403, which concern the caller, and 409 CommitFailedException, which asks the client to retry.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from metaserver.store.port import IdempotencyRecord, IdempotencyTaken, SaveIdemp
 HEADER = "Idempotency-Key"
 KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)
 KEPT_MAX = 20_000
-"""Refusals that are kept of one principal at once, per worker."""
+"""The largest number of recorded refusals of one principal, per worker."""
 _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NOT_KEPT = (Unauthenticated, Forbidden, TooLarge)
 
@@ -53,11 +53,11 @@ async def once(
     replayed: type[T] | None = None,
     later: Callable[[], Awaitable[T]] | None = None,
 ) -> web.Response:
-    """`answer(await work(caller))`, or the first answer where the request's key was used before.
+    """`answer(await work(caller))`, or the first answer if the request's key was used before.
 
-    `replayed` is what `work` returns, where the record may name a metadata file instead of holding the answer; `later`
-    is asked for something that contains that outcome, once the file is gone.
-    BadRequest for a key that is no UUIDv7; Unprocessable for one that came with another request.
+    `replayed` is the type that `work` returns, if the record may name a metadata file instead of containing the answer.
+    `later` returns a value that includes that outcome when the file is gone.
+    BadRequest for a key that is not a UUIDv7; Unprocessable for a key that another request has used.
     """
     key = await _key_of(request)
     if key is None:
@@ -69,7 +69,7 @@ async def once(
         except IdempotencyTaken:
             first = await request.app[STORE].idempotency(key.key, request.app[CLOCK].now_ms())
         except CommitConflict:
-            # Lost to its own twin, perhaps: a client that had not waited for the first one would delete live files.
+            # A concurrent request with the same key may have won; after a refusal the client would delete live files.
             first = await request.app[STORE].idempotency(key.key, request.app[CLOCK].now_ms())
             if first is None:
                 raise
@@ -82,7 +82,7 @@ async def once(
         else:
             return await answer(done)
     if first is None:
-        raise RetryLater(f"Another request with the {HEADER} {key.key} is being answered; try again")
+        raise RetryLater(f"Another request with the {HEADER} {key.key} is in progress; try again")
     _check_same(first, key)
     return await _replay(request, first, answer, replayed, later)
 
@@ -92,7 +92,7 @@ async def _key_of(request: web.Request) -> IdempotencyKey | None:
     if not given:
         return None
     if len(given) > 1:
-        raise BadRequest(f"{HEADER} is there {len(given)} times; send one")
+        raise BadRequest(f"The request has {len(given)} {HEADER} headers; send one")
     key = given[0].strip().lower()
     if not _UUID7.fullmatch(key):
         raise BadRequest(f"{HEADER} is {given[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
@@ -104,22 +104,22 @@ async def _key_of(request: web.Request) -> IdempotencyKey | None:
 
 
 def _hash(body: bytes, query: str) -> str:
-    """Of what the request means: JSON with its keys in order, so that a client may serialise a repeat anew."""
+    """A digest of the request: JSON with sorted keys, so that a repeat may be serialised differently."""
     try:
         canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        canonical = body  # refused later, for a better reason
+        canonical = body  # the handler refuses it with a better message
     digest = hashlib.sha256(canonical)
     digest.update(b"\n" + query.encode())
     return digest.hexdigest()
 
 
 async def _keep(request: web.Request, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
-    """Records a refusal. The record of another request with this key, if that was faster."""
+    """Records a refusal. Returns the record of another request with this key, if that was faster."""
     now_ms = request.app[CLOCK].now_ms()
     now_s, ttl_s = request.app[CLOCK].monotonic(), request.app[SETTINGS].idempotency_ttl_s
     kept, who = request.app[KEPT], request[PRINCIPAL].name
-    if not kept.has_room(who, now_s):  # a repeat is refused anew
+    if not kept.has_room(who, now_s):  # then a repeat is evaluated again
         return None
     kept.add(who, now_s, now_s + ttl_s)
     body = refusal.body
@@ -140,9 +140,7 @@ async def _keep(request: web.Request, key: IdempotencyKey, refusal: web.Response
 
 def _check_same(first: IdempotencyRecord, key: IdempotencyKey) -> None:
     if (first.scope, first.request_hash) != (key.scope, key.request_hash):
-        raise Unprocessable(
-            f"The {HEADER} {key.key} was used for another request before; a new request needs a new key"
-        )
+        raise Unprocessable(f"The {HEADER} {key.key} was used for a different request; use a new key for each request")
 
 
 async def _replay(

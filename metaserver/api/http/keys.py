@@ -1,7 +1,7 @@
-"""Typed names under which the application and a request carry their parts.
+"""Typed keys for the parts of the application and of a request: `request.app[CATALOG]`, `request[PRINCIPAL]`.
 
-Routes get what they need from here and from nowhere else: `request.app[CATALOG]`, `request[PRINCIPAL]`. There is no
-service locator and no module state, so two servers can live in one process, as the tests for replicas do.
+Routes get their dependencies only from here. There is no service locator and no module state, so that two servers can
+run in one process, as tests of replicas do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from metaserver.access.principal import Principal
 from metaserver.api.http.slots import Bounds
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
-from metaserver.commits.committing import Commits
+from metaserver.commits.group_commit import Commits
 from metaserver.index.files.indexes import Indexes
 from metaserver.index.files.registry import Registry
 from metaserver.index.files.usage import Usage
@@ -50,6 +50,6 @@ DRAIN: web.AppKey[asyncio.Event] = web.AppKey("drain", asyncio.Event)
 """Set when the server stops."""
 
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
-"""Who asks; set by the middleware before any handler runs, except on the few public routes."""
+"""The principal of the request. The middleware sets it before each handler, except on public routes."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-"""The client's X-Request-Id where it is sane, else a UUIDv7; goes back in the answer, the logs and the audit."""
+"""The client's X-Request-Id if it is valid, otherwise a UUIDv7. Part of the answer, the logs and the audit."""

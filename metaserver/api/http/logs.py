@@ -1,8 +1,8 @@
-"""How the server logs: structured, one line an event, JSON or for a terminal, on standard error.
+"""Structured logging: one line an event on standard error, as JSON or for a terminal.
 
-Standard output stays free for the one line that says where the server listens. Records of libraries that use
-`logging` (aiohttp, botocore) pass through the same formatting. Whoever logs passes fields, never a formatted sentence
-with values in it, so that no secret slips in unnamed.
+Standard output is reserved for the line with the server's address. Records of libraries that use `logging` (aiohttp,
+botocore) pass through the same formatting. Callers log fields, never formatted sentences with values in them, so that
+secrets can be recognised by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from metaserver.wire import encode_json
 
 
 def configure_logging(settings: Settings, worker: int | None = None) -> None:
-    """Once a process. `worker` is shown in every line where there are several."""
+    """Called once a process. `worker` is added to every line when there are several."""
     console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[Any] = [
@@ -32,7 +32,7 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
         shared.append(_named(worker))
     renderer: list[Any]
     if console:
-        # Plain tracebacks: the default shows local variables, and those may be keys and tokens.
+        # Plain tracebacks: the default shows local variables, which may be keys and tokens.
         plain = structlog.dev.plain_traceback
         renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain), _to_bytes]
     else:
@@ -45,15 +45,15 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers = [_Bridge()]
-    root.setLevel(max(level, logging.WARNING))  # libraries speak up when something is wrong
+    root.setLevel(max(level, logging.WARNING))  # libraries log warnings and errors only
 
 
 _STANDARD_ERROR = 2
 
 
 class _Lines:
-    """Writes whole lines, unbuffered. One that cannot be written (full disk, closed pipe) is lost: no log may fail the
-    request that it tells of."""
+    """Writes whole lines, unbuffered. A line that cannot be written (full disk, closed pipe) is lost, because logging
+    must not fail a request."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -84,17 +84,17 @@ def _serialize(event: dict[str, Any], **_: Any) -> bytes:
 
 
 _QUOTING = ("aiohttp", "asyncio")
-"""Loggers of what reads requests."""
+"""Loggers whose exceptions may quote requests."""
 
 
 class _Bridge(logging.Handler):
-    """`logging` records as events of ours."""
+    """Forwards `logging` records to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.name.split(".")[0] in _QUOTING:
-            # Where it came from and its kind: its words may be those of a request.
+            # Frames and type only: the message may quote the request.
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.log(record.levelno, _first_line(record), error=type(error).__name__, at=frames)
             return
@@ -102,5 +102,5 @@ class _Bridge(logging.Handler):
 
 
 def _first_line(record: logging.LogRecord) -> str:
-    """The rest may show a task or a protocol with the exception in it."""
+    """The other lines may contain a task or a protocol with the exception in it."""
     return record.getMessage().partition("\n")[0]

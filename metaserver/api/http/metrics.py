@@ -1,12 +1,13 @@
-"""What the server counts, in Prometheus' terms, and GET /metrics.
+"""Prometheus metrics of the server, and GET /metrics.
 
-Each application has its own registry, so two servers in one process (tests) do not add up. With several workers a
-scrape reaches any one of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it starts
-them, values live in memory-mapped files, and any worker answers for all. Gauges say for themselves how workers add
-up: most are sums over the living, lag is the worst one's. A worker that died is forgotten by its supervisor.
+Each application has its own registry, so that two servers in one process (tests) do not share counts. With several
+workers a scrape reaches any of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it
+starts them, values are stored in memory-mapped files, and any worker reports for all. Each gauge declares how the
+values of workers are combined: most are sums over live workers, lag is the maximum. The supervisor removes the files of
+a worker that has died.
 
-What is counted for every request and plan is added up in plain numbers, which `flush` hands over: when somebody
-scrapes, and every second for those who scrape another worker.
+Counts of requests and plans are accumulated in plain numbers, and `flush` adds them to the metrics: at a scrape, and
+every second for scrapes of other workers.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from metaserver.errors import CommitConflict, CommitUnknown
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-# The time each counter began, once a series, doubles the answer and tells nothing that the process's start does not.
+# The creation time of each series doubles the answer and adds nothing to the start time of the process.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView", "commitChange"})
-"""Operation ids that move a pointer by compare-and-swap: the Iceberg REST specification's, and our own."""
+"""Operation ids that move a pointer by compare-and-swap, of the Iceberg REST specification and of Seamark."""
 
 
-class _Times:
-    """What a histogram is to be told."""
+class _PendingTimes:
+    """Observations for a histogram since the last flush."""
 
     def __init__(self, histogram: prometheus.Histogram) -> None:
         self._histogram = histogram
@@ -43,7 +44,7 @@ class _Times:
     def flush(self) -> None:
         if not any(self._counts):
             return
-        # The library takes observations one by one only. Its exposition adds the buckets up.
+        # The library's API takes single observations only. Its exposition adds the buckets up.
         self._histogram._sum.inc(self._sum)
         for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
             bucket.inc(count)
@@ -52,7 +53,7 @@ class _Times:
 
 
 class ServerMetrics:
-    """Counters, gauges and histograms of one worker. What somebody else knows is set by the server's sampler."""
+    """Counters, gauges and histograms of one worker. The server's sampler sets the values that others know."""
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
@@ -79,7 +80,7 @@ class ServerMetrics:
             registry=own,
         )
         self.answering = 0
-        """Requests being answered now, of every kind; what a drain waits for. The gauge follows it."""
+        """All requests in flight, which a drain waits for. The gauge follows it."""
         self.in_flight = self._gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.store_queue = self._gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
         self.cache_bytes = self._gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
@@ -117,7 +118,7 @@ class ServerMetrics:
             "seamark_index_evictions", "Opened index files that were let go for others, since start."
         )
         self._answered: dict[tuple[str, int], int] = {}
-        self._took: dict[str, _Times] = {}
+        self._took: dict[str, _PendingTimes] = {}
         self._planned = [0, 0, 0, 0.0]
         """Since the last flush: plans, files considered, files kept, seconds."""
         self._commit_children = {
@@ -128,12 +129,12 @@ class ServerMetrics:
         return prometheus.Gauge(name, text, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
-        """One answered request. `operation` must come from a bounded set: route names, never paths."""
+        """Counts an answered request. `operation` must be from a bounded set: route names, never paths."""
         key = (operation, status)
         self._answered[key] = self._answered.get(key, 0) + 1
         times = self._took.get(operation)
         if times is None:
-            times = self._took[operation] = _Times(self._seconds.labels(operation))
+            times = self._took[operation] = _PendingTimes(self._seconds.labels(operation))
         times.add(seconds)
         if operation in COMMIT_OPERATIONS:
             if isinstance(error, CommitConflict):
@@ -144,16 +145,16 @@ class ServerMetrics:
                 self._commit_children["committed"].inc()
 
     def committed_together(self, changes: int) -> None:
-        """Of one table, in one transaction."""
+        """Counts a group of changes of one table that were committed in one transaction."""
         self.commit_groups.inc()
         self.commit_changes.inc(changes)
 
     def collided(self, reason: str) -> None:
-        """A change was refused. `reason` must come from a bounded set."""
+        """Counts a refused change. `reason` must be from a bounded set."""
         self._collisions.labels(reason).inc()
 
     def planned(self, considered: int, kept: int, seconds: float) -> None:
-        """One finished plan."""
+        """Counts a finished plan."""
         planned = self._planned
         planned[0] += 1
         planned[1] += considered
@@ -161,7 +162,7 @@ class ServerMetrics:
         planned[3] += seconds
 
     def flush(self) -> None:
-        """Adds what was counted since the last time to the counters that are scraped."""
+        """Adds the counts since the last flush to the metrics."""
         for key, count in self._answered.items():
             self._requests.labels(*key).inc(count)
         self._answered.clear()
@@ -173,7 +174,7 @@ class ServerMetrics:
         self._planned = [0, 0, 0, 0.0]
 
     def render(self) -> bytes:
-        """The text exposition format, of all workers where there are several."""
+        """The text exposition format, for all workers."""
         self.flush()
         folder = os.environ.get(MULTIPROCESS_VARIABLE)
         if folder is None:

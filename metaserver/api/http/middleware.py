@@ -1,8 +1,8 @@
-"""The one middleware around every handler: request id, bound, identity, errors, metrics, log, audit, trace.
+"""The middleware around every handler: request id, limits, identity, errors, metrics, log, audit and trace.
 
-One function rather than ten: each layer of middleware costs a coroutine and a frame per request, and the order between
-them is easier to see in one place. What is logged: method, route template, status, time, size, who, request id. Never a
-query string, a header or a body, which may hold secrets.
+It is one function: each layer of middleware costs a coroutine and a frame a request, and the order of the steps is
+visible in one place. The log contains method, route template, status, time, size, principal and request id, and never a
+query string, a header or a body, which may contain secrets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metaserver.api.http.describe import Description, description_of
 from metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
 from metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
 from metaserver.api.http.parts import ServerParts
-from metaserver.api.http.slots import Bounds, Place
+from metaserver.api.http.slots import Bounds, RequestSlot
 from metaserver.clock import Clock
 from metaserver.errors import ClientGone, SeamarkError
 
@@ -36,8 +36,8 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _propagator = TraceContextTextMapPropagator()
 
 
-class _Around:
-    """The middleware's state and its steps."""
+class _RequestPipeline:
+    """The state and the steps of the middleware."""
 
     def __init__(self, parts: ServerParts, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -68,7 +68,7 @@ class _Around:
             response, error = await self._traced(self._tracer, request, handler, template, described, request_id)
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
-            response.headers["Server"] = "seamark"  # else aiohttp tells its own and Python's versions
+            response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and that of Python
             if self._drain.is_set():
                 response.force_close()
             end_unread(request, response)
@@ -120,24 +120,24 @@ class _Around:
     async def _answer(
         self, request: web.Request, handler: Handler, described: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
-        """What the handler answers, or its error in the wire's shape, and that error."""
+        """The handler's answer and None, or the error's answer and the error."""
         metrics = self._metrics
         metrics.answering += 1
         try:
             if not described.public:
                 principal = request[PRINCIPAL] = await self._identify(request)
                 holder = None if principal is ANONYMOUS else principal.name
-                request[PLACE] = Place(self._bounds, holder, "watching" if described.waits else "working")
+                request[PLACE] = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
             elif request.method not in _BODILESS:
-                request[PLACE] = Place(self._bounds, f"address {request.remote}", "tokens")
+                request[PLACE] = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error
         except web.HTTPException as error:
             return from_http_exception(error, request), error
-        except Exception as error:  # noqa: BLE001  the last place where a bug can still be answered and logged
+        except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-                gone = ClientGone("The client left before it had its answer")
+                gone = ClientGone("The client closed the connection before the answer")
                 return from_seamark_error(gone, head=request.method == "HEAD"), gone
             _log.error("unexpected error", request_id=request_id, operation=described.operation, exc_info=error)
             return from_unexpected(request_id, head=request.method == "HEAD"), error
@@ -148,15 +148,16 @@ class _Around:
                 place.leave()
 
     async def _identify(self, request: web.Request) -> Principal:
-        """Who asks. Those who log in have a bound of their own, by address: strangers take no place of others."""
+        """The principal. Logins have a separate limit, by address, so that unauthenticated clients take no place of
+        authenticated requests."""
         if self._authenticator.open:
             return await self._authenticator.authenticate(request.headers, request.remote)
-        knocking, address = self._bounds.knocking, f"address {request.remote}"
-        knocking.take(address)
+        logins, address = self._bounds.logging_in, f"address {request.remote}"
+        logins.take(address)
         try:
             return await self._authenticator.authenticate(request.headers, request.remote)
         finally:
-            knocking.give_back(address)
+            logins.release(address)
 
     async def _traced(
         self,
@@ -185,7 +186,7 @@ class _Around:
             return response, error
 
     def _is_audited(self, described: Description, status: int) -> bool:
-        """Not what matched nothing, which scanners make by the thousand; of public routes only the refusals."""
+        """Leaves out unmatched paths, which scanners send by the thousand, and successes of public routes."""
         key = (described.operation, status)
         known = self._audited.get(key)
         if known is None:
@@ -194,7 +195,7 @@ class _Around:
         return known
 
     def _route(self, request: web.Request) -> tuple[str, Description]:
-        """Template and description of the matched route. A bounded set: what matched nothing is "unrouted"."""
+        """Template and description of the matched route. A bounded set: unmatched paths are "unrouted"."""
         route = request.match_info.route
         known = self._routes.get(id(route))
         if known is None:
@@ -211,8 +212,8 @@ def _who(request: web.Request) -> str:
 
 
 class _RequestIds:
-    """UUIDv7 as text, whose random part is drawn once and counted on from (RFC 9562, 5.7 and 6.2): ids need not be
-    secret, and random bytes for each cost more than all else about them."""
+    """UUIDv7 as text. The random part is drawn once and incremented (RFC 9562, 5.7 and 6.2): ids need not be secret,
+    and drawing random bytes would dominate their cost."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -221,11 +222,11 @@ class _RequestIds:
         self._count = int(rand[16:], 16)
 
     def new(self) -> str:
-        """Another one than any before, at up to 4,096 requests a millisecond."""
+        """A new id, unique at up to 4,096 requests a millisecond."""
         self._count = count = self._count + 1 & 0xFFF
         stamp = f"{self._clock.now_ms():012x}"
         return f"{stamp[:8]}-{stamp[8:]}-7{count:03x}-{self._tail}"
 
 
 def build_middleware(parts: ServerParts, bounds: Bounds) -> Middleware:
-    return _Around(parts, bounds).handle
+    return _RequestPipeline(parts, bounds).handle

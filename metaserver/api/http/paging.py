@@ -1,7 +1,7 @@
-"""Pages of our own listings: always bounded, unlike the standard's, which answer everything where nobody pages.
+"""Paging of Seamark's listings. Pages are always bounded, unlike those of the Iceberg specification.
 
-Tokens of pages of a snapshot say which snapshot and which question they are of, so that a listing goes on with what it
-began with, whatever is committed meanwhile, and no answer is put together of two.
+The token of a page of a snapshot contains the snapshot and a checksum of the request, so that all pages of a listing
+refer to the same snapshot, whatever is committed in between.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ _TOKEN_VERSION = 1
 _PLACE_MAX = 2**63 - 1
 
 PAGING = (
-    Parameter("pageToken", "query", "As in the last answer's next-page-token.", {"type": "string"}),
-    Parameter("pageSize", "query", "Most items answered.", {"type": "integer", "minimum": 1}),
+    Parameter("pageToken", "query", "The next-page-token of the previous answer.", {"type": "string"}),
+    Parameter("pageSize", "query", "The largest number of items in the answer.", {"type": "integer", "minimum": 1}),
 )
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
     version: int
-    question: int
+    checksum: int
     snapshot_id: int | None
     place: int
 
 
-def write_token(question: int, snapshot_id: int | None, place: int) -> str:
-    """`question`: CRC-32 of all else that the pages depend on; `place` is where the next one goes on, from 0."""
-    packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, question, snapshot_id, place))
+def write_token(checksum: int, snapshot_id: int | None, place: int) -> str:
+    """`checksum`: CRC-32 of everything else that the pages depend on. `place`: the position of the next item, from
+    0."""
+    packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, place))
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
-def read_token(text: str, question: int, metadata: TableMetadata) -> tuple[int | None, int]:
-    """(snapshot, place). BadRequest unless it was given out for this question, and while the snapshot is there."""
+def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
+    """(snapshot, place). BadRequest for a token of another request, or after the snapshot has expired."""
     try:
         packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
         token = msgspec.msgpack.decode(packed, type=_Token)
@@ -49,19 +50,19 @@ def read_token(text: str, question: int, metadata: TableMetadata) -> tuple[int |
         token = None
     if (
         token is None
-        or (token.version, token.question) != (_TOKEN_VERSION, question)
+        or (token.version, token.checksum) != (_TOKEN_VERSION, checksum)
         or not 0 <= token.place <= _PLACE_MAX
     ):
-        raise BadRequest("page-token is not one that was given out for this question; start again without it")
+        raise BadRequest("page-token was not issued for this request; start again without it")
     if token.snapshot_id is not None and metadata.snapshot(token.snapshot_id) is None:
         raise BadRequest(
-            f"Snapshot {token.snapshot_id}, which page-token is about, has expired; start again without it"
+            f"Snapshot {token.snapshot_id}, which page-token refers to, has expired; start again without it"
         )
     return token.snapshot_id, token.place
 
 
 def page_schema(items: str, name: str) -> dict[str, Any]:
-    """JSON schema of a page whose list is called `items`, of the component `name`."""
+    """JSON schema of the component `name`, a page whose list is called `items`."""
     return {
         "type": "object",
         "required": [items, "next-page-token"],
@@ -73,13 +74,13 @@ def page_schema(items: str, name: str) -> dict[str, Any]:
 
 
 def page_size(text: str, name: str, most: int) -> int:
-    """A count from 1, at most `most`. BadRequest for anything that is no such number."""
+    """A number from 1, limited to `most`. BadRequest for other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-        raise BadRequest(f"{name} {text[:40]!r} must be a whole number of at least 1")
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number of at least 1")
     return min(int(text), most)
 
 
 def paging(request: web.Request) -> tuple[str | None, int]:
-    """(token as it came, size)."""
+    """(token as sent, size)."""
     most = request.app[SETTINGS].page_limit
     return request.query.get("pageToken"), page_size(request.query.get("pageSize", str(most)), "pageSize", most)

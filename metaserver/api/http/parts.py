@@ -1,4 +1,4 @@
-"""What the routes are made of, as one value that the composition root fills."""
+"""The dependencies of the routes, as one value that the composition root fills."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metaserver.access.keyring import StoredKeyring
 from metaserver.api.http.metrics import ServerMetrics
 from metaserver.catalog.catalog import Catalog
 from metaserver.clock import Clock
-from metaserver.commits.committing import Commits
+from metaserver.commits.group_commit import Commits
 from metaserver.index.files.cleaning import Cleaner
 from metaserver.index.files.indexes import Indexes
 from metaserver.index.files.registry import Registry
@@ -28,7 +28,7 @@ from metaserver.timeline.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class ServerParts:
-    """Everything the routes use, opened by the composition root and closed after the application."""
+    """Everything that the routes use. The composition root opens it, and closes it after the application."""
 
     settings: Settings
     clock: Clock
@@ -48,6 +48,6 @@ class ServerParts:
     keyring: StoredKeyring
     audit: AuditLog
     tracer: Tracer | None
-    """None where no traces are wanted."""
+    """None when tracing is off."""
     drain: asyncio.Event
-    """Set when the server stops: readiness fails, long-polls answer, connections are not kept."""
+    """Set when the server stops: readiness fails, long-polls return, and connections are closed after the answer."""

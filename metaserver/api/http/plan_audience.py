@@ -1,9 +1,9 @@
-"""`X-Seamark-Plans`: the header by which an adapter, and the engine's catalog behind it, share plans as snapshots.
+"""`X-Seamark-Plans`: the header that makes plans visible as snapshots to an adapter and the engine's catalog.
 
-The operator chooses the value and gives it to both. A request with the header works with plan snapshots: a plan that it
-makes has no name, and loadTable adds the snapshots of that value's plans to its answer. No plan table resolves for such
-a request. So a name that a user has seen somewhere leads nowhere in a catalog that carries the header, and the engine
-applies its own access rules, which are rules for the table's name.
+The operator chooses the value and configures it in both. Requests with the header use plan snapshots: a plan that they
+create has no name, and loadTable adds the snapshots of the plans with that value to its answer. No plan table resolves
+for such a request. A user of such a catalog therefore cannot use a plan's name, and the engine's access rules for the
+table apply.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ AUDIENCE = Parameter(
     HEADER,
     "header",
     "The value that the adapter and the engine's catalog share. With it, plans are snapshots of the table instead of "
-    "tables with names of their own.",
+    "named tables.",
     {"type": "string", "pattern": "^[!-~]{1,100}$"},
 )
 
 
 def audience_of(request: web.Request) -> str | None:
-    """The header's value; None without the header. BadRequest for a value that nobody may choose."""
+    """The value of the header; None without it. BadRequest for an invalid value."""
     given = request.headers.get(HEADER)
     if given is None:
         return None
     if len(request.headers.getall(HEADER)) > 1 or not _VALUE.fullmatch(given):
-        raise BadRequest(f"{HEADER} must be given once, with 1 to 100 visible ASCII characters and no spaces")
+        raise BadRequest(f"{HEADER} must occur once, with 1 to 100 visible ASCII characters and no spaces")
     return given

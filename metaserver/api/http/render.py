@@ -1,10 +1,9 @@
-"""Answers that carry table or view metadata: joined from bytes that were encoded once, named by ETags, compressed once.
+"""Answers with table or view metadata: joined from cached bytes, identified by ETags, compressed once.
 
 The metadata of a table with 10,000 snapshots is 8 MB of JSON. It is not encoded for each answer: the document of its
-immutable location is cached, and the little around it is joined on. The ETag names everything that the answer is made
-of (location, snapshot mode, what the client is told about storage and planning), so that equal tags mean equal
-answers; it is weak because the same answer may be gzipped. It is known before any metadata is read: a 304 costs one
-lookup of the pointer.
+immutable location is cached, and the small remainder is appended. The ETag covers everything that the answer depends on
+(location, snapshot mode, settings of storage and planning), so that equal tags mean equal answers; it is weak because
+the answer may be gzipped. It is known before metadata is read, so that a 304 costs one look-up of the pointer.
 """
 
 from __future__ import annotations
@@ -35,20 +34,21 @@ from metaserver.store.port import NamespacePath, ShownPlan
 from metaserver.wire import encode_json
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
-"""So that a hundred readers of a new snapshot compress it once."""
+"""Shares one compression of a new snapshot between concurrent readers."""
 DELEGATION = "X-Iceberg-Access-Delegation"
 GZIP_FROM_BYTES = 16_384
-"""Below this an answer fits a few packets, and compressing costs more than it saves."""
+"""A smaller answer fits a few packets, and compressing it costs more than it saves."""
 PLANNING_MODE = "scan-planning-mode"
-"""In a table's `config`, where Java's client looks, and in `/v1/config`, where PyIceberg does."""
+"""The key in a table's `config`, which Iceberg Java reads, and in `/v1/config`, which PyIceberg reads."""
 PLANNING_PROPERTY = "seamark.scan-planning-mode"
 _PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
 _REVISION = "2"
-"""Of what an answer holds for the same metadata file: a client must not keep one that held properties now left out."""
+"""The revision of the answer's content for a metadata file: clients must not reuse answers of older revisions, which
+may contain properties that are left out now."""
 _VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}"
 _SNAPSHOTS = b'"snapshots":['
-"""In a metadata document. Quotes within texts are escaped, so only a name of a field looks like this."""
+"""The field in a metadata document. Quotes in strings are escaped, so that only the field name matches."""
 
 
 def json_answer(value: object, status: int = 200) -> web.Response:
@@ -57,7 +57,7 @@ def json_answer(value: object, status: int = 200) -> web.Response:
 
 
 def snapshot_mode(request: web.Request) -> SnapshotMode:
-    """The query parameter `snapshots`; BadRequest for what it may not be."""
+    """The query parameter `snapshots`. BadRequest for another value."""
     mode = request.query.get("snapshots", "all")
     if mode not in _MODES:
         raise BadRequest(f"snapshots is {mode[:40]!r}; it must be all or refs")
@@ -72,13 +72,13 @@ def table_etag(
     mode: SnapshotMode,
     shown: Sequence[ShownPlan] = (),
 ) -> str:
-    """Of the answer that `table_answer` would give."""
+    """The ETag of the answer that `table_answer` would return."""
     settings = request.app[SETTINGS]
     path = table_path(namespace, name, settings.prefix)
-    told = (settings.scan_planning_mode, *_storage_settings(settings))
-    ids = ",".join(str(one.shown_id) for one in shown)
+    config = (settings.scan_planning_mode, *_storage_settings(settings))
+    ids = ",".join(str(plan.shown_id) for plan in shown)
     tag = _shown_etag if shown else _etag
-    return tag(_REVISION, metadata_location, mode, request.headers.get(DELEGATION, ""), path, *told, ids)
+    return tag(_REVISION, metadata_location, mode, request.headers.get(DELEGATION, ""), path, *config, ids)
 
 
 @lru_cache(maxsize=8192)
@@ -87,12 +87,12 @@ def _etag(*parts: str | bool) -> str:
 
 
 def _shown_etag(*parts: str | bool) -> str:
-    """Not remembered: another statement sees other plans."""
+    """Not cached: each statement sees other plans."""
     return _etag.__wrapped__(*parts)
 
 
 def not_modified(request: web.Request, etag: str) -> web.Response | None:
-    """A 304 where the client holds this very answer (If-None-Match, RFC 9110, 13.1.2)."""
+    """A 304 when the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
     given = request.headers.get("If-None-Match")
     if given is None:
         return None
@@ -112,8 +112,8 @@ async def table_answer(
     compress: bool = True,
     shown: Sequence[ShownPlan] = (),
 ) -> web.Response:
-    """A LoadTableResult. `compress` is False for answers that nobody asks for twice. `shown` are plan snapshots that
-    the table's own are followed by."""
+    """A LoadTableResult. `compress` is False for answers that are requested only once. `shown` are plan snapshots that
+    follow those of the table."""
     config, credentials = access_config(request, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
     if loaded.entry is not None:
         config = {**config, PLANNING_MODE: planning_mode(request.app[SETTINGS], loaded.metadata)}
@@ -122,13 +122,13 @@ async def table_answer(
         return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
     known = loaded.metadata.snapshots_by_id
-    shown = [one for one in shown if one.shown_id not in known]
+    shown = [plan for plan in shown if plan.shown_id not in known]
     etag = table_etag(request, location, namespace, name, mode, shown)
     return await _located_answer(request, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown)
 
 
 async def plan_answer(request: web.Request, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
-    """A LoadTableResult of a plan table: with the storage that its table has, and planned by the client."""
+    """A LoadTableResult of a plan table: storage of its table, planning by the client."""
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
     config, credentials = access_config(request, table.metadata.location, plan.namespace, plan.of_name)
@@ -165,23 +165,24 @@ async def _located_answer(
 
 
 def _with_snapshots(document: bytes, shown: Sequence[ShownPlan]) -> bytes:
-    before, found, after = document.partition(_SNAPSHOTS)
-    if not found:
+    before, separator, after = document.partition(_SNAPSHOTS)
+    if not separator:
         return document
-    added = ",".join(one.snapshot for one in shown).encode()
-    return b"".join((before, found, added, b"" if after.startswith(b"]") else b",", after))
+    added = ",".join(plan.snapshot for plan in shown).encode()
+    return b"".join((before, separator, added, b"" if after.startswith(b"]") else b",", after))
 
 
 def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
-    """Who is to plan scans of this table: server or client.
+    """Which side plans scans of this table: server or client.
 
-    Tables of version 3 are left to the client: a scan task has no place for sequence numbers and row ids, and an update
-    that copies rows without them would give every row a new id (apache/iceberg#17319). So are tables whose columns have
-    exchanged names since the newest snapshot, until the next one: a client's filter does not say which name it means.
+    The client plans tables of format version 3: a scan task has no field for sequence numbers and row ids, and an
+    update that copies rows without them would assign every row a new id (apache/iceberg#17319). The client also plans
+    tables whose columns have swapped names since the newest snapshot, until the next snapshot: the filter of a client
+    does not state which of the two columns a name means.
     """
-    wanted = metadata.properties.get(PLANNING_PROPERTY, "").lower()
-    if wanted in _PLANNERS:
-        return wanted
+    mode = metadata.properties.get(PLANNING_PROPERTY, "").lower()
+    if mode in _PLANNERS:
+        return mode
     if names_are_ambiguous(metadata):
         return "client"
     if settings.scan_planning_mode in _PLANNERS:
@@ -190,9 +191,9 @@ def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
 
 
 def commit_answer(request: web.Request, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
-    """A CommitTableResponse (no `config`, REST spec), with the ETag that a load would have now.
+    """A CommitTableResponse (no `config`, REST specification), with the ETag of a load after the commit.
 
-    Never compressed: no two commits have the same answer, so nothing could be kept.
+    Not compressed: the answers of two commits differ, so that nothing could be reused.
     """
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
@@ -221,13 +222,13 @@ def access_config(
     *,
     staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """`config` and `storage-credentials` for a table at `location`; `delegation` None takes the request's header."""
+    """`config` and `storage-credentials` for a table at `location`. `delegation` None: the request's header."""
     settings = request.app[SETTINGS]
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
-    if staged:  # nothing to look up when the client asks for a signature, so it brings what it was told
+    if staged:  # a staged table cannot be looked up for a signature, so the URL carries a pass
         sign_path += f"?stage={request.app[CATALOG].staging.issue(namespace, name, location)}"
-    asked = delegation or request.headers.get(DELEGATION)
-    return storage_config(settings, location, delegation=asked, sign_path=sign_path)
+    requested = delegation or request.headers.get(DELEGATION)
+    return storage_config(settings, location, delegation=requested, sign_path=sign_path)
 
 
 def _located(request: web.Request, loaded: LoadedTable) -> bytes:
@@ -238,7 +239,7 @@ def _located(request: web.Request, loaded: LoadedTable) -> bytes:
 
 
 def _storage_settings(settings: Settings) -> tuple[str | bool, ...]:
-    """Everything that `storage_config` takes from the settings: a client must not keep keys that were rotated."""
+    """The settings that `storage_config` uses: clients must not reuse answers with rotated keys."""
     return (
         settings.s3_client_access,
         settings.s3_endpoint,
@@ -256,7 +257,7 @@ async def _gzipped(request: web.Request, etag: str, parts: tuple[bytes, ...]) ->
         return kept
 
     async def compress() -> bytes:
-        # Level 1: four times the speed of the default for a tenth more bytes; in a thread, as zlib lets go of the GIL.
+        # Level 1: four times the speed of the default for 10 % more bytes. In a thread, because zlib releases the GIL.
         body = await asyncio.to_thread(lambda: gzip.compress(b"".join(parts), 1, mtime=0))
         cache.put(("gzip", etag), body, len(body))
         return body

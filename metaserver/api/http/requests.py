@@ -1,8 +1,8 @@
-"""What a request to an Iceberg route says: names in its path, query, body, and who asks.
+"""Decodes requests to Iceberg routes: names in the path, query, body and principal.
 
-Names are taken from the path as it was sent, not from aiohttp's decoded one, which cannot tell `%25FF` from `%FF`. In a
-path segment `+` is a space, as in a form: Java's client (Spark, Trino, Flink) encodes names that way, and PyIceberg
-writes a plus as `%2B`. What does not decode is a BadRequest that names the parameter.
+Names are decoded from the raw path, because aiohttp's decoded path does not distinguish `%25FF` from `%FF`. In a path
+segment `+` is a space, as in a form: Iceberg Java's client (Spark, Trino, Flink) encodes names that way, and PyIceberg
+sends a plus as `%2B`. BadRequest names the parameter that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def path_name(request: web.Request, variable: str) -> str:
-    """The table, view or function named by `{variable}`. BadRequest for a name that cannot exist, and for a plan
-    table's where the operation would change it. NoSuchTable for a plan table's where plans are shown as snapshots."""
+    """The table, view or function in `{variable}`. BadRequest for an invalid name, and for a plan table's name in an
+    operation that changes tables. NoSuchTable for a plan table's name when plans are shown as snapshots."""
     name = _name(_segment(request, variable), variable)
     if variable == "table":
         _check_audience(request, name)
@@ -48,12 +48,12 @@ def path_name(request: web.Request, variable: str) -> str:
 
 
 def path_namespace(request: web.Request) -> NamespacePath:
-    """The namespace of the path, levels separated by 0x1F (`%1F`)."""
+    """The namespace in the path; levels are separated by 0x1F (`%1F`)."""
     return _namespace(_segment(request, "namespace"))
 
 
 def path_table(request: web.Request) -> tuple[NamespacePath, str]:
-    """`path_namespace` and `path_name` of a table's route."""
+    """`path_namespace` and `path_name` for the route of a table."""
     resource = request.match_info.route.resource
     assert resource is not None
     namespace, name = _table(request.rel_url.raw_path, resource.canonical)
@@ -61,7 +61,7 @@ def path_table(request: web.Request) -> tuple[NamespacePath, str]:
     return namespace, _changeable(request, name)
 
 
-@lru_cache(maxsize=8192)  # pure, and every load of a table asks
+@lru_cache(maxsize=8192)  # pure, and called for every load of a table
 def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     """`v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
     levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
@@ -70,28 +70,28 @@ def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body's bytes, unpacked as its Content-Encoding says; refusals as of `bodies.read`."""
+    """The body, decompressed by its Content-Encoding. Errors as in `bodies.read`."""
     return await bodies.read(request)
 
 
 async def read_json(request: web.Request, shape: type[T]) -> T:
-    """The body as `shape`, a msgspec type, whatever its content type says. BadRequest names the field that is wrong."""
+    """The body as `shape`, a msgspec type, for any content type. BadRequest names the invalid field."""
     return await bodies.parse(request, await bodies.read(request), shape)
 
 
 def parse_body(body: bytes, shape: type[T]) -> T:
-    """As `read_json`, of a body at hand; in a thread where it may be large."""
+    """Like `read_json`, for a body that was read. Large bodies are decoded in a thread."""
     return bodies.parse_now(body, shape)
 
 
 def page_query(request: web.Request) -> tuple[str | None, int | None]:
-    """`(pageToken, pageSize)`, None where not given."""
+    """`(pageToken, pageSize)`, None when absent."""
     size = request.query.get("pageSize")
     return request.query.get("pageToken"), None if size is None else _page_size(size)
 
 
 def boolean_query(request: web.Request, name: str) -> bool:
-    """False where not given. PyIceberg writes True, Java true."""
+    """False when absent. PyIceberg sends True, Iceberg Java true."""
     text = request.query.get(name, "false")
     value = _BOOLEANS.get(text.lower())
     if value is None:
@@ -100,7 +100,7 @@ def boolean_query(request: web.Request, name: str) -> bool:
 
 
 def allow(request: web.Request, *namespaces: NamespacePath) -> None:
-    """Forbidden unless who asks may do this operation in each of `namespaces`; the empty path is the whole catalog."""
+    """Forbidden unless the caller may do this operation in each of `namespaces`; the empty path is the catalog."""
     operation = _operation_of(request.match_info.route.handler)
     authorizer, principal = request.app[AUTHORIZER], request[PRINCIPAL]
     for namespace in namespaces:
@@ -108,37 +108,37 @@ def allow(request: web.Request, *namespaces: NamespacePath) -> None:
 
 
 def allow_somewhere(request: web.Request) -> None:
-    """Forbidden unless who asks may do this operation in some namespace. For operations whose bodies say where: asked
-    before the body is read, and `allow` after it."""
+    """Forbidden unless the caller may do this operation in some namespace. For operations whose bodies name the
+    namespace: called before the body is read, and `allow` after it."""
     operation = _operation_of(request.match_info.route.handler)
     request.app[AUTHORIZER].require_somewhere(request[PRINCIPAL], operation)
 
 
 async def recheck(request: web.Request, *namespaces: NamespacePath) -> None:
-    """As when the request came: Unauthenticated or Forbidden where who asks is logged in no more, or may no more do
-    this in each of `namespaces`. For answers that take long."""
+    """Repeats the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller has lost
+    the right in one of `namespaces`."""
     request[PRINCIPAL] = await request.app[AUTHENTICATOR].authenticate(request.headers, request.remote)
     allow(request, *namespaces)
 
 
 def may_do(request: web.Request, namespace: NamespacePath) -> bool:
-    """Whether who asks may do this operation in `namespace`, too."""
+    """Whether the caller may do this operation in `namespace`."""
     operation = _operation_of(request.match_info.route.handler)
     return request.app[AUTHORIZER].allows(request[PRINCIPAL], operation, namespace)
 
 
 def may_write(request: web.Request, namespace: NamespacePath) -> bool:
-    """Whether who asks may change tables in `namespace`."""
+    """Whether the caller may change tables in `namespace`."""
     return request.app[AUTHORIZER].allows(request[PRINCIPAL], "updateTable", namespace)
 
 
 def may_see(request: web.Request, namespace: NamespacePath) -> bool:
-    """Whether a listing may show this namespace."""
+    """Whether a listing may include this namespace."""
     return request.app[AUTHORIZER].visible(request[PRINCIPAL], namespace)
 
 
 def caller(request: web.Request, key: IdempotencyKey | None = None) -> Caller:
-    """Who asks, as the catalog records it."""
+    """The caller, as the catalog records it."""
     principal = request[PRINCIPAL]
     confined_to = request.app[AUTHORIZER].confines(principal)
     return Caller(
@@ -160,7 +160,7 @@ def _changeable(request: web.Request, name: str) -> str:
 
 
 def _page_size(text: str) -> int:
-    # Below int(): it takes '1_000' and Unicode digits, and is quadratic in their number.
+    # int() accepts '1_000' and Unicode digits, and its time is quadratic in the number of digits.
     if not (text.isascii() and text.isdigit() and len(text) <= _INT_DIGITS_MAX and int(text) > 0):
         raise BadRequest(f"pageSize is {text[:40]!r}; it must be a whole number of at least 1")
     return int(text)
@@ -176,7 +176,7 @@ def _segment_of(raw_path: str, template: str, variable: str) -> str:
     return raw_path.split("/")[_position(template, variable)]
 
 
-# Engines name the same tables over and over. What is refused is not remembered, so that no name here is long.
+# Engines send the same names repeatedly. Refused names are not cached, so that the cached names are short.
 @lru_cache(maxsize=2048)
 def _name(segment: str, variable: str) -> str:
     return check_name(_decoded(segment, variable), f"{variable} name")
@@ -208,9 +208,9 @@ def _decoded(segment: str, what: str) -> str:
     at = raw.find(b"%")
     while at >= 0:
         if len(raw) < at + 3 or raw[at + 1] not in _HEX or raw[at + 2] not in _HEX:
-            raise BadRequest(f"The {what} in the path is not percent-encoded: write % as %25")
+            raise BadRequest(f"The {what} in the path is not percent-encoded; encode % as %25")
         at = raw.find(b"%", at + 3)
     try:
         return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"The {what} in the path is not UTF-8 once percent-decoded") from None
+        raise BadRequest(f"The {what} in the path is not valid UTF-8 after percent-decoding") from None

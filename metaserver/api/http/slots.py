@@ -1,8 +1,8 @@
-"""Places for requests and bytes for their bodies: a bound in all, and a share of it for each who asks.
+"""Limits for concurrent requests and for the memory of their bodies: in total, and a share for each principal.
 
-The rule: nobody takes all. A principal has half of each bound; without a login there is one principal, who has all. A
-request has a place while it is worked on, and another kind of place while its body is under way, so that clients that
-send slowly keep none of those that work needs. No clock, no input or output.
+The rule: no principal can use a whole limit. A principal has half of each limit; without logins there is one principal,
+which has all. A request uses one kind of slot while it is processed and another while its body is received, so that
+slow senders take no slots from processing. No clock and no input or output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from metaserver.errors import RetryLater, TooManyRequests
 
 
 class Bound:
-    """`limit` of something, `share` of it for each holder. The holder None has no share: only the limit counts."""
+    """`limit` in total, and `share` for each holder. The holder None has no share: only the limit applies."""
 
     def __init__(self, what: str, limit: int, share: int) -> None:
         self._what = what
@@ -25,20 +25,20 @@ class Bound:
         self._held: Counter[str] = Counter()
 
     def take(self, holder: str | None, amount: int = 1) -> None:
-        """RetryLater where the bound is met, TooManyRequests where the holder's share is; nothing is taken then."""
+        """RetryLater above the limit, TooManyRequests above the holder's share; then nothing is taken."""
         if self.taken + amount > self.limit:
             raise RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
         if holder is not None:
             held = self._held[holder] + amount
             if held > self.share:
                 raise TooManyRequests(
-                    f"{self.share:,} of the server's {self.limit:,} {self._what} are taken by {holder[:100]} alone, "
-                    "which is the share of one; wait for answers before you send more"
+                    f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} {self._what}; "
+                    "wait for answers before you send more"
                 )
             self._held[holder] = held
         self.taken += amount
 
-    def give_back(self, holder: str | None, amount: int = 1) -> None:
+    def release(self, holder: str | None, amount: int = 1) -> None:
         self.taken -= amount
         if holder is not None:
             left = self._held[holder] - amount
@@ -53,29 +53,29 @@ class Bound:
 
 
 class Bounds:
-    """Those of one worker."""
+    """The limits of one worker."""
 
     def __init__(self, *, requests: int, watchers: int, body_bytes: int) -> None:
         self.working = Bound("requests at once", requests, max(1, requests // 2))
-        self.reading = Bound("requests whose bodies are under way", requests, max(1, requests // 2))
-        self.knocking = Bound("requests that log in at once", requests, max(1, requests // 2))
+        self.reading = Bound("requests that send their bodies", requests, max(1, requests // 2))
+        self.logging_in = Bound("concurrent logins", requests, max(1, requests // 2))
         self.tokens = Bound("requests for tokens at once", requests, max(1, requests // 4))
-        # The timeline itself refuses more than `watchers`; reads of it that do not wait are few and short.
+        # The timeline refuses more than `watchers`; its reads that do not wait are few and short.
         self.watching = Bound("watchers", watchers + requests, max(1, watchers // 2))
         self.bodies = Bound("bytes of bodies", body_bytes, max(1, body_bytes // 2))
         self.parsing = asyncio.Lock()
-        """Of large bodies, one at a time."""
+        """Large bodies are parsed one at a time."""
 
     def check_invariants(self) -> None:
-        for bound in (self.working, self.reading, self.knocking, self.tokens, self.watching, self.bodies):
+        for bound in (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies):
             bound.check_invariants()
 
 
 Kind = Literal["working", "watching", "tokens"]
 
 
-class Place:
-    """One request's, from its login to its answer. Its owner calls `leave` in any case."""
+class RequestSlot:
+    """The slots of one request, from its login to its answer. The owner calls `leave` in any case."""
 
     def __init__(self, bounds: Bounds, holder: str | None, kind: Kind) -> None:
         self._bounds = bounds
@@ -86,8 +86,8 @@ class Place:
         self._move(self._own)
 
     def begin_reading(self) -> None:
-        """The body is under way. RetryLater and TooManyRequests as of a `Bound`."""
-        if self._own is not self._bounds.tokens:  # strangers keep nobody's body waiting
+        """The body is being received. RetryLater and TooManyRequests as for `Bound`."""
+        if self._own is not self._bounds.tokens:  # unauthenticated requests must not delay the bodies of others
             self._move(self._bounds.reading)
 
     def end_reading(self) -> None:
@@ -95,21 +95,21 @@ class Place:
             self._move(self._own)
 
     def keep(self, size: int) -> None:
-        """So many more bytes of the body are in memory, until the answer."""
+        """Accounts further bytes of the body, until the answer."""
         self._bounds.bodies.take(self._holder, size)
         self._bytes += size
 
     def leave(self) -> None:
         if self._bound is not None:
-            self._bound.give_back(self._holder)
+            self._bound.release(self._holder)
             self._bound = None
         if self._bytes:
-            self._bounds.bodies.give_back(self._holder, self._bytes)
+            self._bounds.bodies.release(self._holder, self._bytes)
             self._bytes = 0
 
     def _move(self, bound: Bound) -> None:
         if self._bound is not None:
-            self._bound.give_back(self._holder)
+            self._bound.release(self._holder)
             self._bound = None
         bound.take(self._holder)
         self._bound = bound

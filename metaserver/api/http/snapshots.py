@@ -1,4 +1,4 @@
-"""Which snapshot a request is about: by id, by the name of a branch or tag, or as of a time; and by which schema."""
+"""The snapshot of a request: by id, by branch or tag, or as of a time; and the schema for its filter."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from metaserver.iceberg.metadata.snapshot import MAIN
 
 _DIGITS_MAX = 19
 SNAPSHOT = (
-    Parameter("snapshot-id", "query", "The snapshot to read; default: the current one.", {"type": "integer"}),
+    Parameter("snapshot-id", "query", "The snapshot to read; default: the current snapshot.", {"type": "integer"}),
     Parameter("ref", "query", "A branch or tag, instead of snapshot-id.", {"type": "string"}),
     Parameter(
         "as-of",
         "query",
-        "Milliseconds since the epoch, instead of snapshot-id: what was current then, by the table's snapshot log.",
+        "Milliseconds since the epoch, instead of snapshot-id: the current snapshot at that time, by the snapshot log.",
         {"type": "integer"},
     ),
 )
 
 
-def wanted_snapshot(request: web.Request, metadata: TableMetadata) -> int | None:
-    """As `snapshot_of`, by the request's query."""
+def requested_snapshot(request: web.Request, metadata: TableMetadata) -> int | None:
+    """Like `snapshot_of`, for the request's query."""
     query = request.query
     return snapshot_of(
         metadata,
@@ -35,12 +35,12 @@ def wanted_snapshot(request: web.Request, metadata: TableMetadata) -> int | None
 
 
 def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
-    """The snapshot's id; None for the current one of a table that has none. BadRequest for what there is not."""
+    """The id of the snapshot; None for the current one of a table without snapshots. BadRequest for an unknown one."""
     given = [
         name for name, value in (("snapshot-id", snapshot_id), ("ref", ref), ("as-of", as_of_ms)) if value is not None
     ]
     if len(given) > 1:
-        raise BadRequest(f"{' and '.join(given)} are both given; say which snapshot in one way")
+        raise BadRequest(f"{' and '.join(given)} are both set; set one of them")
     if ref is not None:
         return _by_ref(metadata, ref)
     if as_of_ms is not None:
@@ -48,7 +48,7 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | Non
     if snapshot_id is None:
         return metadata.current_snapshot_id
     if metadata.snapshot(snapshot_id) is None:
-        raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not, or no longer, in the table's metadata")
+        raise BadRequest(f"Cannot find snapshot {snapshot_id}: the table's metadata does not contain it")
     return snapshot_id
 
 
@@ -63,16 +63,16 @@ def _by_ref(metadata: TableMetadata, name: str) -> int | None:
 
 
 def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
-    """By the history of main, as Java's `SnapshotUtil.snapshotIdAsOfTime`."""
-    found = None
+    """The current snapshot of main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
+    snapshot_id = None
     for entry in metadata.snapshot_log:
         if entry.timestamp_ms <= as_of_ms:
-            found = entry.snapshot_id
-    if found is None:
-        raise BadRequest(f"The table has no snapshot as old as as-of={as_of_ms}")
-    if metadata.snapshot(found) is None:
-        raise BadRequest(f"What was current at as-of={as_of_ms}, snapshot {found}, has expired")
-    return found
+            snapshot_id = entry.snapshot_id
+    if snapshot_id is None:
+        raise BadRequest(f"The table has no snapshot at as-of={as_of_ms}; use a later time")
+    if metadata.snapshot(snapshot_id) is None:
+        raise BadRequest(f"The snapshot at as-of={as_of_ms}, {snapshot_id}, has expired; use a later time")
+    return snapshot_id
 
 
 def _number(text: str | None, name: str) -> int | None:
@@ -80,14 +80,14 @@ def _number(text: str | None, name: str) -> int | None:
         return None
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX):
-        raise BadRequest(f"{name} {text[:40]!r} must be a whole number")
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number")
     return int(text)
 
 
 def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
-    """The metadata with this schema the current one, by whose names filters are. BadRequest where it is gone."""
+    """The metadata with this schema as the current one, to resolve names in filters. BadRequest if it is gone."""
     if metadata.current_schema_id == schema_id:
         return metadata
     if metadata.schema(schema_id) is None:
-        raise BadRequest(f"The table has no schema {schema_id}, by whose names the filter is; load it again")
+        raise BadRequest(f"The table has no schema {schema_id}, which the filter refers to; load it again")
     return msgspec.structs.replace(metadata, current_schema_id=schema_id)

@@ -25,7 +25,7 @@ from metaserver.api.formats.listings import FileListing
 from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
 from metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
 from metaserver.api.http.requests import allow, boolean_query, parse_body, path_name, path_namespace, read_body
-from metaserver.api.http.snapshots import SNAPSHOT, snapshot_of, wanted_snapshot
+from metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
 from metaserver.api.indexes.indexes import defined_index
 from metaserver.errors import BadRequest, TooLarge
 from metaserver.iceberg.metadata.metadata import TableMetadata
@@ -236,7 +236,7 @@ async def lookup_keys(request: web.Request) -> web.Response:
 async def _asked(request: web.Request, metadata: TableMetadata) -> _Asked:
     body = await read_body(request)
     if request.content_type == arrow.ARROW_STREAM:
-        snapshot_id = wanted_snapshot(request, metadata)
+        snapshot_id = requested_snapshot(request, metadata)
         table = await asyncio.to_thread(read_stream, body, "The body", rows_max=KEYS_MAX)
         columns = None if "index" in request.query else list(table.column_names)
         return _Asked(request.query.get("index"), columns, table, snapshot_id, boolean_query(request, "partitions"))

@@ -34,7 +34,7 @@ from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSp
 from metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from metaserver.api.http.paging import page_size, read_token, write_token
 from metaserver.api.http.requests import allow, path_name, path_namespace
-from metaserver.api.http.snapshots import SNAPSHOT, wanted_snapshot
+from metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot
 from metaserver.errors import BadRequest
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.types.schema import Schema
@@ -237,7 +237,7 @@ def _page(request: web.Request, metadata: TableMetadata, question: tuple[str, ..
     number = zlib.crc32(encode_json(asked))
     given = request.query.get("page-token")
     if not given:
-        return _Page(wanted_snapshot(request, metadata), 0, limit, number, wanted_arrow)
+        return _Page(requested_snapshot(request, metadata), 0, limit, number, wanted_arrow)
     return _Page(*read_token(given, number, metadata), limit, number, wanted_arrow)
 
 

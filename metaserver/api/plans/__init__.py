@@ -1,1 +1,1 @@
-"""Scan planning, plan tables, plan views, explain."""
+"""Routes of scan planning: the Iceberg REST operations, plan tables, plan views and explain."""

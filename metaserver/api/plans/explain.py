@@ -1,7 +1,7 @@
-"""Our own route that plans a scan and tells how: what each stage left, and what of the predicate was of use.
+"""The explain route: plans a scan and returns the effect of each stage and the unused parts of the predicate.
 
-Planned anew each time, so that the microseconds are those of a plan that nobody kept. The files it keeps are those that
-an engine with the same predicate would be told to read; they are listed on demand, the first of them.
+The plan cache is bypassed, so that the timings are those of a complete plan. The files in the answer, listed on
+request, are those that an engine with the same predicate would read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describ
 from metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
 from metaserver.api.http.snapshots import snapshot_of
-from metaserver.api.plans.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, told_of
+from metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, evaluate_joins
 from metaserver.deferred import Deferred
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, predicates_of
@@ -38,9 +38,9 @@ else:
 
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000
-"""Residuals are told of so many partitions, those with the most files."""
+"""The residuals of this many partitions are returned, those with the most files."""
 RESIDUAL_BYTES_MAX = 4 << 20
-"""Of all different residuals together."""
+"""The limit for all distinct residuals together."""
 _IN_THREAD_FILES = 5_000
 _IN_THREAD_CHARACTERS = 2_000
 
@@ -54,7 +54,10 @@ _STAGE_SCHEMA: dict[str, Any] = {
         "name": {"type": "string", "examples": ["manifests", "partition", "column_stats", "bloom"]},
         **_FILES_AND_BYTES,
         "microseconds": {"type": "integer"},
-        "complete": {"type": "boolean", "description": "False where time was up: what was not checked is kept."},
+        "complete": {
+            "type": "boolean",
+            "description": "False when the time limit ended the stage: unchecked files stay.",
+        },
     },
 }
 _INDEX_SCHEMA: dict[str, Any] = {
@@ -90,21 +93,23 @@ EXPLANATION_SCHEMA: dict[str, Any] = {
         "indexes": {
             "type": "array",
             "items": _INDEX_SCHEMA,
-            "description": "What each index did that was asked. What bitmaps tell together by row is a stage.",
+            "description": "The effect of each index that was probed. Bitmaps that are combined by row form a stage.",
         },
         "complete": {
             "type": "boolean",
-            "description": "False where time was up, or an index came too late: another plan may do better.",
+            "description": "False when a time limit ended the plan or an index was late: a repeat may keep fewer "
+            "files.",
         },
-        "files": {"type": "integer", "description": "Data files that are left to read."},
+        "files": {"type": "integer", "description": "Data files that the plan keeps."},
         "bytes": {"type": "integer"},
-        "records": {"type": "integer", "description": "In those files, deleted ones included."},
-        "delete-files": {"type": "integer", "description": "Delete files that apply to one of them."},
-        "filter": {"description": "The predicate as an Iceberg expression, as it was used."},
+        "records": {"type": "integer", "description": "Records in these files, deleted records included."},
+        "delete-files": {"type": "integer", "description": "Delete files that apply to at least one of these files."},
+        "filter": {"description": "The predicate as an Iceberg expression, as the planner used it."},
         "not-used": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "Parts of the SQL that no expression can say; taken as true.",
+            "description": "Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as "
+            "true.",
         },
         "columns": {
             "type": "array",
@@ -122,15 +127,15 @@ EXPLANATION_SCHEMA: dict[str, Any] = {
                 "required": ["residual", "files"],
                 "properties": {"residual": {}, "files": {"type": "integer"}},
             },
-            "description": "What is left to check on rows once the partition is known, and of how many files.",
+            "description": "Residuals that are left once the partition is known, with the number of files of each.",
         },
         "residuals-complete": {
             "type": "boolean",
-            "description": f"False where more than {RESIDUAL_PARTITIONS_MAX} partitions are left, or long residuals of "
-            "fewer: those with the most files are told.",
+            "description": f"False when more than {RESIDUAL_PARTITIONS_MAX} partitions are left, or fewer with long "
+            "residuals: then the list contains those with the most files.",
         },
         "kept": {"type": "array", "items": {"$ref": "#/components/schemas/File"}},
-        "joins": JOINS_TOLD_SCHEMA,
+        "joins": JOIN_OUTCOMES_SCHEMA,
     },
 }
 _BODY_SCHEMA: dict[str, Any] = {
@@ -141,17 +146,21 @@ _BODY_SCHEMA: dict[str, Any] = {
             "description": "A predicate in SQL.",
             "examples": ["id = 5 AND day >= '2024-01-01'"],
         },
-        "filter": {"description": "An expression of the Iceberg REST standard, instead of `where`."},
+        "filter": {"description": "An expression of the Iceberg REST specification, instead of `where`."},
         "case-sensitive": {
             "type": "boolean",
-            "description": "Names in `filter`; default true. Those in SQL never are.",
+            "description": "Whether names in `filter` are case-sensitive; default true. Names in SQL are not.",
         },
         "snapshot-id": {"type": "integer"},
         "ref": {"type": "string"},
         "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
-        "files": {"type": "boolean", "description": "Whether to list the files that are left, as `kept`."},
+        "files": {"type": "boolean", "description": "Whether to list the kept files, as `kept`."},
         "joins": JOINS_SCHEMA,
-        "limit": {"type": "integer", "minimum": 1, "description": f"Most files listed; default {DEFAULT_LIMIT}."},
+        "limit": {
+            "type": "integer",
+            "minimum": 1,
+            "description": f"The largest number of listed files; default {DEFAULT_LIMIT}.",
+        },
     },
 }
 
@@ -165,7 +174,7 @@ class _Explain(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     as_of: int | None = None
     files: bool = False
     limit: int = DEFAULT_LIMIT
-    joins: list[JoinAsked] = []
+    joins: list[JoinSpec] = []
 
 
 @describe(
@@ -185,40 +194,40 @@ async def explain(request: web.Request) -> web.Response:
     allow(request, namespace)
     loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
     metadata = loaded.metadata
-    wanted = await read_json(request, _Explain)
-    if wanted.limit < 1:
-        raise BadRequest(f"limit is {wanted.limit}; it must be at least 1")
-    snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of)
-    read = await _filter(wanted, metadata)
-    asked = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
-    bound_scan = BoundScan.bind(metadata, asked)
-    found, told = await told_of(request, metadata, wanted.joins)
-    if found.dynamic_filters:
-        bound_scan = bound_scan.joined_with(found.dynamic_filters)
+    body = await read_json(request, _Explain)
+    if body.limit < 1:
+        raise BadRequest(f"limit is {body.limit}; it must be at least 1")
+    snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
+    read = await _filter(body, metadata)
+    scan_request = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
+    bound_scan = BoundScan.bind(metadata, scan_request)
+    filters, outcomes = await evaluate_joins(request, metadata, body.joins)
+    if filters.dynamic_filters:
+        bound_scan = bound_scan.joined_with(filters.dynamic_filters)
     scan = await request.app[PLANNER].explain(bound_scan, loaded.entry)
-    listed = min(wanted.limit, request.app[SETTINGS].page_limit) if wanted.files else 0
+    listed = min(body.limit, request.app[SETTINGS].page_limit) if body.files else 0
 
     def answer() -> bytes:
-        said = _explained(scan, read.unused, listed)
-        return encode_json(said if told is msgspec.UNSET else {**said, "joins": told})
+        explanation = _explained(scan, read.unused, listed)
+        return encode_json(explanation if outcomes is msgspec.UNSET else {**explanation, "joins": outcomes})
 
-    body = answer() if scan.files <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
-    return web.Response(body=body, content_type="application/json")
+    encoded = answer() if scan.files <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
+    return web.Response(body=encoded, content_type="application/json")
 
 
-async def _filter(wanted: _Explain, metadata: TableMetadata) -> sql.SqlFilter:
-    if wanted.where is None:
-        given = bytes(wanted.filter)
+async def _filter(body: _Explain, metadata: TableMetadata) -> sql.SqlFilter:
+    if body.where is None:
+        given = bytes(body.filter)
         return sql.SqlFilter(parse_expression(decode_json(given, "The filter")) if given else TRUE, ())
-    if bytes(wanted.filter):
-        raise BadRequest("Give the predicate as where, in SQL, or as filter, an Iceberg expression, not as both")
-    if len(wanted.where) <= _IN_THREAD_CHARACTERS:
-        return sql.parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
-    return await asyncio.to_thread(sql.parse_sql, wanted.where, metadata.current_schema, metadata.schemas)
+    if bytes(body.filter):
+        raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
+    if len(body.where) <= _IN_THREAD_CHARACTERS:
+        return sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
+    return await asyncio.to_thread(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
 
 
 def _explained(scan: Scan, unused: tuple[str, ...], listed: int) -> dict[str, Any]:
-    found = files_at(scan.view, scan.rows)
+    files = files_at(scan.view, scan.rows)
     deletes = {delete for applying in scan.deletes_of(scan.rows) for delete in applying}
     residuals, complete = _residuals(scan)
     last = scan.stages[-1]
@@ -229,7 +238,7 @@ def _explained(scan: Scan, unused: tuple[str, ...], listed: int) -> dict[str, An
         "complete": scan.complete,
         "files": scan.files,
         "bytes": last.bytes_left,
-        "records": int(found.longs("record_count").clip(0).sum()),
+        "records": int(files.longs("record_count").clip(0).sum()),
         "delete-files": len(deletes),
         "filter": expression_json(scan.bound),
         "not-used": list(unused),
@@ -238,8 +247,8 @@ def _explained(scan: Scan, unused: tuple[str, ...], listed: int) -> dict[str, An
         "residuals-complete": complete,
     }
     if listed:
-        files = FileListing(scan.metadata, found, files_at(scan.view, scan.rows[:0]), scan)
-        answer["kept"] = items(files, tuple(FILE_COLUMNS), 0, min(listed, files.total))
+        listing = FileListing(scan.metadata, files, files_at(scan.view, scan.rows[:0]), scan)
+        answer["kept"] = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
     return answer
 
 
@@ -267,7 +276,7 @@ def _index(used: IndexUse) -> dict[str, object]:
 
 
 def _columns(expression: Expression, seen: set[int]) -> Iterator[dict[str, object]]:
-    """In the order of the predicates, each once."""
+    """The distinct columns in the order of the predicates."""
     if isinstance(expression, And | Or):
         for child in expression.children:
             yield from _columns(child, seen)
@@ -277,25 +286,26 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[dict[str, objec
 
 
 def _residuals(scan: Scan) -> tuple[list[dict[str, object]], bool]:
-    """Residuals and how many files have each, most files first; whether that is all of them."""
+    """The residuals and their numbers of files, most files first, and whether the list is complete."""
     within = grouped(files_at(scan.view, scan.rows))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
-    size, told_bytes, told = sum(1 + len(one.values) for one in predicates_of(scan.bound)), 0, 0
+    size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))
+    residual_bytes, partitions = 0, 0
     for files, partition in parts[:RESIDUAL_PARTITIONS_MAX]:
-        if told * size > RESIDUAL_VALUES_MAX or told_bytes > RESIDUAL_BYTES_MAX:
+        if partitions * size > RESIDUAL_VALUES_MAX or residual_bytes > RESIDUAL_BYTES_MAX:
             break
-        told += 1
+        partitions += 1
         values = tuple(field.value for field in partition.fields)
         fields = tuple((field.field_id, field.kind) for field in partition.fields)
         residual = encode_json(expression_json(scan.residual_in(partition.spec_id, fields, values)))
-        told_bytes += 0 if residual in counts else len(residual)
+        residual_bytes += 0 if residual in counts else len(residual)
         counts[residual] = counts.get(residual, 0) + files
     most_first = sorted(counts.items(), key=lambda item: -item[1])
-    found: list[dict[str, object]] = [{"residual": msgspec.Raw(text), "files": files} for text, files in most_first]
-    return found, told == len(parts)
+    residuals: list[dict[str, object]] = [{"residual": msgspec.Raw(text), "files": files} for text, files in most_first]
+    return residuals, partitions == len(parts)
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/explain", explain)

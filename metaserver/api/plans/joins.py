@@ -1,6 +1,7 @@
-"""Joins in requests about a table: read, checked against the tables that they name and the caller's rights, evaluated.
+"""Joins in requests about a table: decodes them, checks them against the other tables and the caller's rights, and
+evaluates them.
 
-Who asks needs the right to read every table named; what a refusal says is what the table's own route would say.
+The caller needs the right to read every joined table. A refusal equals that of the table's route.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ else:
 
 DEPTH_MAX = 4
 JOINS_MAX = 32
-"""In one request, nested ones included."""
+"""The limit for one request, nested joins included."""
 COLUMNS_MAX = 16
-"""Of one join."""
+"""The limit for one join."""
 _IN_THREAD_CHARACTERS = 2_000
 
 DIMENSIONS: web.AppKey[Dimensions] = web.AppKey("dimensions", Dimensions)
@@ -43,37 +44,37 @@ _JOIN_FIELDS: dict[str, Any] = {
     "table": {
         "type": "array",
         "items": {"type": "string"},
-        "description": "Levels of the namespace and the name of the other table.",
+        "description": "The levels of the namespace and the name of the other table.",
         "examples": [["ssb", "supplier"]],
     },
     "on": {
         "type": "object",
         "additionalProperties": {"type": "string"},
-        "description": "Columns of this table, and which of the other they are equal to.",
+        "description": "Maps columns of this table to the equal columns of the other table.",
         "examples": [{"lo_suppkey": "s_suppkey"}],
     },
     "predicate": {
         "type": "string",
-        "description": "In SQL, over the other table's columns.",
+        "description": "A predicate in SQL on columns of the other table.",
         "examples": ["s_region = 'AMERICA'"],
     },
-    "snapshot-id": {"type": "integer", "description": "Of the other table; default: the current one."},
+    "snapshot-id": {"type": "integer", "description": "A snapshot of the other table; default: the current snapshot."},
     "joins": {
         "type": "array",
         "items": {"$ref": "#/components/schemas/Join"},
-        "description": f"What further tables demand of the other table's rows, {DEPTH_MAX} levels at most.",
+        "description": f"Inner joins of the other table with further tables, nested {DEPTH_MAX} levels at most.",
     },
 }
 JOIN_SCHEMA: dict[str, Any] = {"type": "object", "required": ["table", "on"], "properties": _JOIN_FIELDS}
 JOINS_SCHEMA: dict[str, Any] = {
     "type": "array",
     "items": {"$ref": "#/components/schemas/Join"},
-    "description": "What inner joins demand of this table's rows, all at once: that the other table has a row that is "
-    f"equal in all columns of `on`, and for which its predicate is true. {JOINS_MAX} at most, nested ones included.",
+    "description": "Inner joins that filter this table's rows, combined by AND: the other table must have a row that "
+    f"is equal in all columns of `on` and satisfies `predicate`. At most {JOINS_MAX}, nested joins included.",
 }
-JOINS_TOLD_SCHEMA: dict[str, Any] = {
+JOIN_OUTCOMES_SCHEMA: dict[str, Any] = {
     "type": "array",
-    "description": "What became of each join, nested ones behind their parent. Only where there were any.",
+    "description": "The outcome of each join; nested joins follow their parent. Present only if the request has joins.",
     "items": {
         "type": "object",
         "required": ["table", "snapshot-id", "keys", "used"],
@@ -81,73 +82,73 @@ JOINS_TOLD_SCHEMA: dict[str, Any] = {
             "table": _JOIN_FIELDS["table"],
             "snapshot-id": {
                 "type": ["integer", "null"],
-                "description": "Of the other table, as it was evaluated: rows of another one may be missed.",
+                "description": "The evaluated snapshot of the other table; the result ignores rows of later snapshots.",
             },
             "keys": {
                 "type": ["integer", "null"],
-                "description": "Distinct keys that are left; of several columns the fewest. Null where left out.",
+                "description": "Remaining distinct keys; for several columns the smallest number. Null if not used.",
             },
             "used": {"type": "boolean"},
-            "reason": {"type": "string", "description": "Why the join was left out."},
+            "reason": {"type": "string", "description": "The reason why the join was not used."},
         },
     },
 }
 
 
-class JoinAsked(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     table: list[str]
     on: dict[str, str]
     predicate: str | None = None
     snapshot_id: int | None = None
-    joins: list[JoinAsked] = []
+    joins: list[JoinSpec] = []
 
 
-async def told_of(
-    request: web.Request, metadata: TableMetadata, joins: Sequence[JoinAsked]
+async def evaluate_joins(
+    request: web.Request, metadata: TableMetadata, joins: Sequence[JoinSpec]
 ) -> tuple[JoinFilters, tuple[JoinOutcome, ...] | msgspec.UnsetType]:
-    """What the joins demand of the rows of the table, and what to answer of them. Forbidden and NotFound as each
-    table's own route says it; BadRequest for what makes no sense."""
+    """The filters that the joins imply for the rows of the table, and their outcomes for the answer. Forbidden and
+    NotFound equal those of each table's route; BadRequest for an invalid join."""
     if not joins:
         return JoinFilters((), ()), msgspec.UNSET
     _check(joins)
     app = request.app
     resolved = [await _resolved(request, metadata, join) for join in joins]
     until_s = app[CLOCK].monotonic() + app[SETTINGS].join_wait_s
-    found = await join_filters(app[DIMENSIONS], resolved, until_s)
-    return found, found.told
+    filters = await join_filters(app[DIMENSIONS], resolved, until_s)
+    return filters, filters.told
 
 
-def _check(joins: Sequence[JoinAsked]) -> None:
-    """Before any table is loaded."""
+def _check(joins: Sequence[JoinSpec]) -> None:
+    """Checks the number and the depth of joins before a table is loaded."""
     count, level = 0, list(joins)
     for _ in range(DEPTH_MAX):
         count += len(level)
-        level = [one for join in level for one in join.joins]
+        level = [nested for join in level for nested in join.joins]
     if level:
-        raise BadRequest(f"Joins are nested deeper than {DEPTH_MAX} levels")
+        raise BadRequest(f"Joins are nested deeper than {DEPTH_MAX} levels; leave out the inner levels")
     if count > JOINS_MAX:
-        raise BadRequest(f"{count} joins are too many; ask for {JOINS_MAX} at most")
+        raise BadRequest(f"The request has {count} joins; the limit is {JOINS_MAX}")
 
 
-async def _resolved(request: web.Request, metadata: TableMetadata, asked: JoinAsked) -> Join:
-    if len(asked.table) < 2:
-        raise BadRequest(f"The table of a join is {asked.table}; name the levels of its namespace, and the table")
-    namespace, name = tuple(check_name(level, "namespace") for level in asked.table[:-1]), asked.table[-1]
+async def _resolved(request: web.Request, metadata: TableMetadata, spec: JoinSpec) -> Join:
+    if len(spec.table) < 2:
+        raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
+    namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
     allow(request, namespace)
     loaded = await request.app[CATALOG].tables.load(namespace, check_name(name, "table name"))
-    shown = ".".join(asked.table)
+    shown = ".".join(spec.table)
     other, entry = loaded.metadata, loaded.entry
     assert entry is not None
-    if not 1 <= len(asked.on) <= COLUMNS_MAX:
-        raise BadRequest(f"The join with {shown} is on {len(asked.on)} columns; 1 to {COLUMNS_MAX} are possible")
+    if not 1 <= len(spec.on) <= COLUMNS_MAX:
+        raise BadRequest(f"The join with {shown} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}")
     try:
-        snapshot_id = snapshot_of(other, asked.snapshot_id, None, None)
-        pairs = tuple(_pair(metadata, other, *names) for names in asked.on.items())
-        expression = TRUE if asked.predicate is None else await _bound(asked.predicate, other)
-        joins = [await _resolved(request, other, join) for join in asked.joins]
+        snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
+        pairs = tuple(_pair(metadata, other, *names) for names in spec.on.items())
+        expression = TRUE if spec.predicate is None else await _bound(spec.predicate, other)
+        joins = [await _resolved(request, other, join) for join in spec.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {shown}: {error.message}") from None
-    return Join(tuple(asked.table), other, entry, snapshot_id, expression, pairs, tuple(joins))
+    return Join(tuple(spec.table), other, entry, snapshot_id, expression, pairs, tuple(joins))
 
 
 async def _bound(predicate: str, metadata: TableMetadata) -> Expression:
@@ -159,25 +160,27 @@ async def _bound(predicate: str, metadata: TableMetadata) -> Expression:
     return read() if len(predicate) <= _IN_THREAD_CHARACTERS else await asyncio.to_thread(read)
 
 
-def _pair(metadata: TableMetadata, other: TableMetadata, mine: str, its: str) -> Pair:
-    one, two = _column(metadata.current_schema, mine), _column(other.current_schema, its)
-    return Pair(one.id, one.name, kind_of(one.type), two.id, kind_of(two.type))
+def _pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
+    left, right = _column(metadata.current_schema, own_name), _column(other.current_schema, other_name)
+    return Pair(left.id, left.name, kind_of(left.type), right.id, kind_of(right.type))
 
 
 def _column(schema: Schema, name: str) -> Column:
-    """By its name, whatever its case where that leaves no doubt. Its values are one a row."""
-    found = schema.column_named(name)
-    if found is None:
+    """The column by its name, without regard to case when that is unambiguous. It must have one value a row."""
+    column = schema.column_named(name)
+    if column is None:
         alike = {number for known, number in schema.index.by_name.items() if known.lower() == name.lower()}
         if len(alike) != 1:
             what = "is not" if not alike else f"may be one of {len(alike)} columns"
             raise BadRequest(f"The column {name[:200]!r} {what} in the table's schema")
-        found = schema.index.by_id[alike.pop()]
-    inside = any(isinstance(around.type, ListType | MapType) for around in schema.around(found))
-    if inside or not is_primitive(found.type):
-        what = "is inside a list or a map" if inside else f"is a {type_name(found.type)}"
-        raise BadRequest(f"The column {found.name} {what}: rows are not joined by it")
-    return found
+        column = schema.index.by_id[alike.pop()]
+    inside = any(isinstance(around.type, ListType | MapType) for around in schema.around(column))
+    if inside or not is_primitive(column.type):
+        what = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"
+        raise BadRequest(
+            f"The column {column.name} {what}; join on a column of a primitive type outside lists and maps"
+        )
+    return column
 
 
 async def _opened(app: web.Application) -> AsyncIterator[None]:
@@ -188,5 +191,5 @@ async def _opened(app: web.Application) -> AsyncIterator[None]:
 
 
 def add_joins(app: web.Application) -> None:
-    """What the routes that know of joins need."""
+    """Registers what routes with joins need."""
     app.cleanup_ctx.append(_opened)

@@ -1,4 +1,4 @@
-"""Plans that are being made while their client waits elsewhere, and the last few of them that are finished."""
+"""Running plans of asynchronous planning, and the last finished plans."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from metaserver.errors import TooManyRequests
 from metaserver.planner.scan.scan import Scan
 
 PENDING_LIMIT = 64
-"""Plans being made for clients that come back, per worker; more are waited for at once."""
+"""The number of running plans that clients poll, per worker. Beyond it, the request itself waits for the plan."""
 FINISHED_LIMIT = 4
-"""Finished plans kept for clients that come back, each with its view of the snapshot."""
+"""The number of finished plans that are kept for polling clients, each with its view of the snapshot."""
 
 
-class Pending:
-    """Belongs to one worker; nothing depends on it."""
+class PendingPlans:
+    """Belongs to one worker; no result depends on it."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Scan]] = {}
         self._owners: dict[str, str] = {}
 
     def is_full(self, who: str) -> bool:
-        """Whether `who` may have no other plan made now: nobody has more than half of the places, but where there are
-        no logins."""
+        """Whether `who` has reached the limit: with logins, a principal has at most half of the places."""
         owners = [self._owners[plan_id] for plan_id, task in self._tasks.items() if not task.done()]
         share = PENDING_LIMIT if who == ANONYMOUS_NAME else PENDING_LIMIT // 2
         return len(owners) >= PENDING_LIMIT or owners.count(who) >= share
 
     def start(self, plan_id: str, who: str, make: Callable[[], Awaitable[Scan]]) -> asyncio.Task[Scan]:
-        """The plan's task, which goes on by itself. A plan that another worker began is begun here, too.
-
-        TooManyRequests where that one is too many."""
+        """Starts the plan's task, which runs independently of the request. Also starts a plan that another worker has
+        begun. TooManyRequests above the limit."""
         task = self._tasks.get(plan_id)
         if task is None:
             if self.is_full(who):
-                raise TooManyRequests("Too many plans are being made for you; ask again when one is finished", 5)
+                raise TooManyRequests("The limit of running plans of this principal is reached; retry in 5 s", 5)
             self._owners[plan_id] = who
 
             async def run() -> Scan:
@@ -61,10 +59,10 @@ class Pending:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _finish(self, plan_id: str, task: asyncio.Task[Scan]) -> None:
-        """Keeps the latest plans for those who come back: the planner may have let a large one go already."""
+        """Keeps the latest plans for polling clients, because the planner may have evicted a large one."""
         if self._tasks.get(plan_id) is not task:
             return
-        if task.cancelled() or task.exception() is not None:  # met again by who asks
+        if task.cancelled() or task.exception() is not None:  # a poll repeats the plan and gets the error
             del self._tasks[plan_id], self._owners[plan_id]
             return
         self._tasks[plan_id] = self._tasks.pop(plan_id)

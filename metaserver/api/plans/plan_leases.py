@@ -1,7 +1,8 @@
-"""Our own route that makes a plan table's name good for longer: for who has to wait before the name is read.
+"""Routes that renew the leases of plan tables and plan snapshots, for clients that wait before they read them.
 
-Whoever may read the table may renew it, as they may have another one made. A name whose lease has ended comes back, as
-long as its files are there. Asking the same question anew would not do: of a table that has changed it is another one.
+A principal that may read the table may renew its plans, because it may also create them. A name whose lease has ended
+resolves again as long as its files exist. Creating the plan again does not renew it: after a commit to the table it is
+another plan.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LEASE_SCHEMA: dict[str, Any] = {
     "properties": {
         "expires-at-ms": {
             "type": "integer",
-            "description": "When the name is good no longer. Half of lease-s from now at least.",
+            "description": "When the name stops to resolve: at least half of lease-s from now.",
         }
     },
 }
@@ -38,7 +39,8 @@ _BODY_SCHEMA: dict[str, Any] = {
         "lease-s": {
             "type": "integer",
             "minimum": 1,
-            "description": "How long the name is to be good for from now on; default and bound are settings.",
+            "description": "The time in seconds for which the name resolves from now on. Settings give default and "
+            "limit.",
         }
     },
 }
@@ -53,19 +55,19 @@ _SNAPSHOTS_SCHEMA: dict[str, Any] = {
             "items": {"type": "integer"},
             "minItems": 1,
             "maxItems": SNAPSHOTS_MAX,
-            "description": "Ids of plans of this table, or view, made with the same value of X-Seamark-Plans.",
+            "description": "Ids of plans of this table or view that were created with the same X-Seamark-Plans.",
         },
         "lease-s": {
             "type": "integer",
             "minimum": 0,
-            "description": "How long loadTable is to add them from now on. 0 withdraws them at once.",
+            "description": "The time in seconds for which loadTable adds the snapshots from now on. 0 withdraws them.",
         },
     },
 }
-_FOUND_SCHEMA: dict[str, Any] = {
+_LEASED_COUNT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["found"],
-    "properties": {"found": {"type": "integer", "description": "Number of the ids that are plans of this header."}},
+    "properties": {"found": {"type": "integer", "description": "The number of ids that are plans of this header."}},
 }
 
 
@@ -74,11 +76,11 @@ class _Snapshots(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     lease_s: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Found(msgspec.Struct):
+class _LeasedCount(msgspec.Struct):
     found: int
 
 
-class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class _RenewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     lease_s: int | None = None
 
 
@@ -101,9 +103,9 @@ class _Renewed(msgspec.Struct, rename="kebab"):
 async def renew_plan_table(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    wanted = await read_json(request, _Wanted)
-    check_lease(wanted.lease_s)
-    lease_s = granted_s(wanted.lease_s, request.app[SETTINGS])
+    body = await read_json(request, _RenewRequest)
+    check_lease(body.lease_s)
+    lease_s = granted_s(body.lease_s, request.app[SETTINGS])
     plan = await request.app[CATALOG].plan_tables.share(namespace, name, lease_s) if is_plan_name(name) else None
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {show(namespace, name)}")
@@ -117,7 +119,7 @@ async def renew_plan_table(request: web.Request) -> web.Response:
     parameters=(NAMESPACE, TABLE, AUDIENCE),
     body=_SNAPSHOTS_SCHEMA,
     answers=(
-        ResponseSpec(200, "How many of the plans there are", _FOUND_SCHEMA),
+        ResponseSpec(200, "How many of the plans there are", _LEASED_COUNT_SCHEMA),
         ResponseSpec(400, "The ids or the lease make no sense, or the header is missing"),
     ),
 )
@@ -126,21 +128,21 @@ async def lease_plan_snapshots(request: web.Request) -> web.Response:
     allow(request, namespace)
     audience = audience_of(request)
     if audience is None:
-        raise BadRequest(f"{HEADER} is missing; send the value that the plans were made with")
-    wanted = await read_json(request, _Snapshots)
-    lease_s = min(wanted.lease_s, request.app[SETTINGS].plan_table_lease_max_s)
+        raise BadRequest(f"The header {HEADER} is missing; send the value that the plans were created with")
+    body = await read_json(request, _Snapshots)
+    lease_s = min(body.lease_s, request.app[SETTINGS].plan_table_lease_max_s)
     plans = request.app[CATALOG].plan_tables
-    return json_answer(_Found(await plans.lease(namespace, name, audience, wanted.snapshot_ids, lease_s)))
+    return json_answer(_LeasedCount(await plans.lease(namespace, name, audience, body.snapshot_ids, lease_s)))
 
 
 def check_lease(lease_s: int | None) -> None:
-    """BadRequest for one that is over before it begins."""
+    """BadRequest for a lease shorter than a second."""
     if lease_s is not None and lease_s < 1:
         raise BadRequest(f"lease-s is {lease_s}; it must be at least 1")
 
 
 def granted_s(lease_s: int | None, settings: Settings) -> int:
-    """How long a name is to be good for: as asked, or by default, but no longer than the bound."""
+    """The lease in seconds: as requested or by default, up to the limit."""
     return min(lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
 
 

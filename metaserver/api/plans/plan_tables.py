@@ -1,10 +1,10 @@
-"""Our own route that makes a plan a table of its own, for any engine that takes a table's name.
+"""The route that creates plan tables, which engines without scan planning read by name.
 
-Identical questions share one name: what answers them is found by the table's pointer, its indexes and the bound filter
-alone, before anything is planned. Of those that are asked at the same time one is worked on. A reader's right, as
-planning is: what is stored is small, names nothing that the table's reader may not read, and goes by itself.
+Identical requests share one name: it is derived from the table's pointer, its indexes and the bound filter alone,
+before the scan is planned. Concurrent identical requests share one plan. A reader's right suffices, as for planning:
+the stored files are small, refer only to files that the reader may read, and are deleted automatically.
 
-With `X-Seamark-Plans` the plan has no name. Its answer says the id of a snapshot, which loadTable shows to requests
+With `X-Seamark-Plans` the plan has no name. The answer contains the id of a snapshot, which loadTable adds for requests
 with the same value (`plan_audience.py`).
 """
 
@@ -24,7 +24,7 @@ from metaserver.api.http.plan_audience import AUDIENCE, audience_of
 from metaserver.api.http.render import json_answer
 from metaserver.api.http.requests import allow, parse_body, path_name, path_namespace, read_body
 from metaserver.api.http.snapshots import snapshot_of
-from metaserver.api.plans.joins import JOINS_SCHEMA, JOINS_TOLD_SCHEMA, JoinAsked, add_joins, told_of
+from metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, add_joins, evaluate_joins
 from metaserver.api.plans.plan_leases import check_lease, granted_s
 from metaserver.catalog.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from metaserver.catalog.values import LoadedTable
@@ -48,12 +48,12 @@ else:
     sql = Deferred("metaserver.iceberg.expressions.sql")
 
 _IN_THREAD_BYTES = 4000
-"""Longer requests are read and bound beside the event loop."""
+"""Longer requests are decoded and bound in a thread."""
 _IN_THREAD_FILES, _IN_THREAD_MANIFESTS = 100_000, 200
-"""Plans of larger snapshots are weighed there, too."""
+"""Plans of larger snapshots are sized in a thread, too."""
 _READ_BYTES, _BYTES_PER_READ_BYTE = 1 << 20, 40
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
-"""What is remembered of questions: how they read, and which of them no table is made for."""
+"""Memory of decoded requests, and of requests that get no plan table."""
 
 _INTEGER = {"type": "integer"}
 PLAN_TABLE_SCHEMA: dict[str, Any] = {
@@ -70,9 +70,9 @@ PLAN_TABLE_SCHEMA: dict[str, Any] = {
     "properties": {
         "name": {
             "type": ["string", "null"],
-            "description": "Of the plan table, in the table's namespace. Null where none was made: the table has no "
-            "snapshot, it is to be read by another schema, the plan keeps more than kept-max, too many files would "
-            "have to be listed anew, or there are too many plan tables.",
+            "description": "The name of the plan table in the table's namespace. Null when none was created: the table "
+            "has no snapshot, the snapshot has another schema, the plan keeps more than kept-max, too many files would "
+            "have to be listed again, or there are too many plan tables.",
         },
         "snapshot-id": {"type": ["integer", "null"]},
         "plan-snapshot-id": {
@@ -82,23 +82,26 @@ PLAN_TABLE_SCHEMA: dict[str, Any] = {
         },
         "expires-at-ms": {
             "type": ["integer", "null"],
-            "description": "When the name is good no longer. Half of lease-s from now at least: plans are shared.",
+            "description": "When the name stops to resolve: at least half of lease-s from now, because plans are "
+            "shared.",
         },
         "files": {**_INTEGER, "description": "Data files that the plan keeps."},
         "bytes": _INTEGER,
         "considered-files": {**_INTEGER, "description": "Data files of the snapshot."},
         "considered-bytes": {
             "type": ["integer", "null"],
-            "description": "Null where not known: manifests that the filter rules out are not read.",
+            "description": "Null when unknown: manifests that the filter excludes are not read.",
         },
-        "joins": JOINS_TOLD_SCHEMA,
+        "joins": JOIN_OUTCOMES_SCHEMA,
     },
 }
 _BODY_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "joins": JOINS_SCHEMA,
-        "filter": {"description": "An expression of the Iceberg REST standard. Without it, and predicate: all files."},
+        "filter": {
+            "description": "An expression of the Iceberg REST specification. Without filter and predicate: all files."
+        },
         "predicate": {
             "type": "string",
             "description": "A predicate in SQL, instead of `filter`.",
@@ -106,37 +109,39 @@ _BODY_SCHEMA: dict[str, Any] = {
         },
         "case-sensitive": {
             "type": "boolean",
-            "description": "Names in `filter`; default true. Those in SQL never are.",
+            "description": "Whether names in `filter` are case-sensitive; default true. Names in SQL are not.",
         },
         "snapshot-id": _INTEGER,
         "ref": {"type": "string", "description": "A branch or tag, instead of snapshot-id."},
         "use-snapshot-schema": {
             "type": "boolean",
-            "description": "The reader goes by the snapshot's schema. A plan table is read by the current one: where "
-            "the two differ, none is made. Default false.",
+            "description": "Whether the reader uses the snapshot's schema. A plan table is read with the current "
+            "schema, "
+            "so none is created when the two differ. Default false.",
         },
         "kept-max": {
             "type": "number",
             "minimum": 0,
             "maximum": 1,
-            "description": "Where the plan keeps more of the snapshot's files than this share, no table is made.",
+            "description": "No plan table is created when the plan keeps a larger share of the snapshot's files.",
         },
         "lease-s": {
             "type": "integer",
             "minimum": 1,
-            "description": "How long the name is to be good for; default and bound are settings.",
+            "description": "The time in seconds for which the name resolves. Settings give default and limit.",
         },
         "holder": {
             "type": "string",
             "maxLength": 100,
-            "description": "With X-Seamark-Plans: any text that names the process that asks. Identical plans are "
-            "shared by requests of one holder only, so that a holder can withdraw its plans.",
+            "description": "With X-Seamark-Plans: a text that identifies the client process. Only requests of one "
+            "holder "
+            "share identical plans, so that a holder can withdraw its plans.",
         },
     },
 }
 
 
-class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class _PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     filter: msgspec.Raw = msgspec.Raw()
     predicate: str | None = None
     case_sensitive: bool = True
@@ -145,11 +150,11 @@ class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     use_snapshot_schema: bool = False
     kept_max: float | None = None
     lease_s: int | None = None
-    joins: list[JoinAsked] = []
+    joins: list[JoinSpec] = []
     holder: Annotated[str, msgspec.Meta(max_length=100)] = ""
 
 
-class _Made(msgspec.Struct, rename="kebab"):
+class _PlanTableAnswer(msgspec.Struct, rename="kebab"):
     name: str | None
     snapshot_id: int | None
     expires_at_ms: int | None
@@ -162,12 +167,13 @@ class _Made(msgspec.Struct, rename="kebab"):
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
-MAKING: web.AppKey[SingleFlight[tuple[object, ...], _Made]] = web.AppKey("plan-tables-making")
-_Read = tuple[_Wanted, Expression]
+MAKING: web.AppKey[SingleFlight[tuple[object, ...], _PlanTableAnswer]] = web.AppKey("plan-tables-making")
+_Read = tuple[_PlanTableRequest, Expression]
 READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
-"""By the table's metadata file and the body: names mean what that file says."""
-DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], _Made]] = web.AppKey("plan-tables-declined")
-"""By the name that a table would have had, which tells all that its plan depends on, and `kept-max`."""
+"""Decoded requests by the table's metadata file, which determines what names mean, and the body."""
+DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], _PlanTableAnswer]] = web.AppKey("plan-tables-declined")
+"""Requests that get no plan table, by the name it would have, which covers all that the plan depends on, and
+`kept-max`."""
 
 
 @describe(
@@ -188,125 +194,130 @@ async def make_plan_table(request: web.Request) -> web.Response:
     loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
     await request.app[CATALOG].check_writable(loaded)
     audience = audience_of(request)
-    wanted, question = await _understood(request.app[READ], await read_body(request), loaded)
-    holder = None if audience is None else Holder(audience, wanted.holder)
-    found, told = await told_of(request, loaded.metadata, wanted.joins)
-    if found.dynamic_filters:
-        question = question.joined_with(found.dynamic_filters)
-    made = await _made(request.app, loaded, wanted, question, holder, request[PRINCIPAL].name)
+    body, bound_scan = await _bound_request(request.app[READ], await read_body(request), loaded)
+    holder = None if audience is None else Holder(audience, body.holder)
+    filters, outcomes = await evaluate_joins(request, loaded.metadata, body.joins)
+    if filters.dynamic_filters:
+        bound_scan = bound_scan.joined_with(filters.dynamic_filters)
+    made = await _made(request.app, loaded, body, bound_scan, holder, request[PRINCIPAL].name)
     if holder is not None:
         made = msgspec.structs.replace(made, name=None)
-    return json_answer(msgspec.structs.replace(made, joins=told))
+    return json_answer(msgspec.structs.replace(made, joins=outcomes))
 
 
-async def _understood(
-    known: MemoryCache[tuple[str, bytes], _Read], body: bytes, loaded: LoadedTable
-) -> tuple[_Wanted, BoundScan]:
+async def _bound_request(
+    known: MemoryCache[tuple[str, bytes], _Read], data: bytes, loaded: LoadedTable
+) -> tuple[_PlanTableRequest, BoundScan]:
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
-    if len(body) > _IN_THREAD_BYTES:
-        return await asyncio.to_thread(lambda: _asked(_read(body, metadata), metadata))
-    key = (entry.metadata_location, body)
-    found = known.get(key)
-    if found is None:
-        found = _read(body, metadata)
-        known.put(key, found, _BYTES_PER_READ_BYTE * len(body))
-    return _asked(found, metadata)
+    if len(data) > _IN_THREAD_BYTES:
+        return await asyncio.to_thread(lambda: _bound(_read(data, metadata), metadata))
+    key = (entry.metadata_location, data)
+    read = known.get(key)
+    if read is None:
+        read = _read(data, metadata)
+        known.put(key, read, _BYTES_PER_READ_BYTE * len(data))
+    return _bound(read, metadata)
 
 
-def _read(body: bytes, metadata: TableMetadata) -> _Read:
-    wanted = parse_body(body, _Wanted)
-    check_lease(wanted.lease_s)
-    if wanted.kept_max is not None and not 0 <= wanted.kept_max <= 1:
-        raise BadRequest(f"kept-max is {wanted.kept_max}; it is a share, from 0 to 1")
-    return wanted, _filter(wanted, metadata)
+def _read(data: bytes, metadata: TableMetadata) -> _Read:
+    body = parse_body(data, _PlanTableRequest)
+    check_lease(body.lease_s)
+    if body.kept_max is not None and not 0 <= body.kept_max <= 1:
+        raise BadRequest(f"kept-max is {body.kept_max}; it must be a share from 0 to 1")
+    return body, _filter(body, metadata)
 
 
-def _asked(read: _Read, metadata: TableMetadata) -> tuple[_Wanted, BoundScan]:
-    wanted, filter = read
-    snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, None)
-    asked = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=wanted.case_sensitive)
-    return wanted, BoundScan.bind(metadata, asked)
+def _bound(read: _Read, metadata: TableMetadata) -> tuple[_PlanTableRequest, BoundScan]:
+    body, filter = read
+    snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, None)
+    request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
+    return body, BoundScan.bind(metadata, request)
 
 
-def _filter(wanted: _Wanted, metadata: TableMetadata) -> Expression:
-    given = bytes(wanted.filter)
-    if wanted.predicate is None:
+def _filter(body: _PlanTableRequest, metadata: TableMetadata) -> Expression:
+    given = bytes(body.filter)
+    if body.predicate is None:
         return parse_expression(decode_json(given, "The filter")) if given else TRUE
     if given:
-        raise BadRequest("Give the filter as predicate, in SQL, or as filter, an Iceberg expression, not as both")
-    return sql.parse_sql(wanted.predicate, metadata.current_schema, metadata.schemas).expression
+        raise BadRequest("The request has both predicate and filter; send SQL or an Iceberg expression")
+    return sql.parse_sql(body.predicate, metadata.current_schema, metadata.schemas).expression
 
 
 async def _made(
-    app: web.Application, loaded: LoadedTable, wanted: _Wanted, question: BoundScan, holder: Holder | None, who: str
-) -> _Made:
-    entry, snapshot = loaded.entry, question.snapshot
+    app: web.Application,
+    loaded: LoadedTable,
+    body: _PlanTableRequest,
+    bound_scan: BoundScan,
+    holder: Holder | None,
+    who: str,
+) -> _PlanTableAnswer:
+    entry, snapshot = loaded.entry, bound_scan.snapshot
     assert entry is not None
     if snapshot is None:
-        return _Made(None, None, None, 0, 0, 0, 0)
-    if wanted.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
-        return _Made(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
-    lease_s = granted_s(wanted.lease_s, app[SETTINGS])
-    name = plan_name(entry, snapshot.snapshot_id, question.text, holder)
+        return _PlanTableAnswer(None, None, None, 0, 0, 0, 0)
+    if body.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
+        return _PlanTableAnswer(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
+    lease_s = granted_s(body.lease_s, app[SETTINGS])
+    name = plan_name(entry, snapshot.snapshot_id, bound_scan.text, holder)
     if name is not None:
-        declined = app[DECLINED].get((name, wanted.kept_max))
+        declined = app[DECLINED].get((name, body.kept_max))
         if declined is not None:
             return declined
         audience = None if holder is None else holder.audience
         shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s, audience)
         if shared is not None:
-            return _unless_more(_told(shared), wanted.kept_max)
+            return _unless_more(_answer(shared), body.kept_max)
     return await app[MAKING].run(
-        (entry.namespace, name or question.text, lease_s, wanted.kept_max),
-        lambda: _make(app, entry, question, name, lease_s, wanted.kept_max, holder, who),
+        (entry.namespace, name or bound_scan.text, lease_s, body.kept_max),
+        lambda: _make(app, entry, bound_scan, name, lease_s, body.kept_max, holder, who),
     )
 
 
 async def _make(
     app: web.Application,
     entry: Entry,
-    question: BoundScan,
+    bound_scan: BoundScan,
     name: str | None,
     lease_s: int,
     kept_max: float | None,
     holder: Holder | None,
     who: str,
-) -> _Made:
-    metadata, snapshot = question.metadata, question.snapshot
+) -> _PlanTableAnswer:
+    metadata, snapshot = bound_scan.metadata, bound_scan.snapshot
     assert snapshot is not None
-    scan = await app[PLANNER].plan(question, entry)
+    scan = await app[PLANNER].plan(bound_scan, entry)
     small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
     sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
-    made = _unless_more(_Made(name, snapshot.snapshot_id, None, *sizes), kept_max)
+    made = _unless_more(_PlanTableAnswer(name, snapshot.snapshot_id, None, *sizes), kept_max)
     if made.name is None:
         if name is not None and scan.complete:
             app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
         return made
     plan_id = str(app[CLOCK].uuid7())
-    if not scan.complete:  # the next plan may leave out more: a name that nobody else is given
-        name = plan_name(entry, snapshot.snapshot_id, f"{question.text} {plan_id}", holder)
+    if not scan.complete:  # a later plan may keep fewer files, so this one gets a name that is not shared
+        name = plan_name(entry, snapshot.snapshot_id, f"{bound_scan.text} {plan_id}", holder)
         made = msgspec.structs.replace(made, name=name)
     version = metadata.format_version
     kept = kept_of(scan, version) if small else await asyncio.to_thread(kept_of, scan, version)
     too_many = kept.entries > app[SETTINGS].plan_table_files_limit
     if too_many or not await app[CATALOG].plan_tables.has_room(who):
         return msgspec.structs.replace(made, name=None)
-    return _told(await _stored(app, entry, question, kept, made, plan_id, lease_s, holder, who))
+    return _answer(await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who))
 
 
 async def _stored(
     app: web.Application,
     entry: Entry,
-    question: BoundScan,
+    bound_scan: BoundScan,
     kept: KeptManifests,
-    made: _Made,
+    made: _PlanTableAnswer,
     plan_id: str,
     lease_s: int,
     holder: Holder | None,
     who: str,
 ) -> PlanTable:
-    metadata, snapshot, name = question.metadata, question.snapshot, made.name
+    metadata, snapshot, name = bound_scan.metadata, bound_scan.snapshot, made.name
     assert snapshot is not None
     assert name is not None
     location = f"{metadata_folder(metadata.location, metadata.properties)}/{PLANS_FOLDER}/{digest_of(name)}"
@@ -336,7 +347,7 @@ async def _stored(
 
 
 def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
-    """Files and bytes that the plan keeps, and that it chose from."""
+    """Files and bytes that the plan keeps, and files and bytes of the snapshot."""
     kept_bytes = int(files_at(scan.view, scan.rows).longs("file_size_in_bytes").sum())
     all_bytes = None
     if scan.view.rows == scan.considered:
@@ -344,8 +355,8 @@ def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
     return scan.files, kept_bytes, scan.considered, all_bytes
 
 
-def _told(plan: PlanTable) -> _Made:
-    return _Made(
+def _answer(plan: PlanTable) -> _PlanTableAnswer:
+    return _PlanTableAnswer(
         plan.name,
         plan.snapshot_id,
         plan.expires_ms,
@@ -357,8 +368,8 @@ def _told(plan: PlanTable) -> _Made:
     )
 
 
-def _unless_more(made: _Made, kept_max: float | None) -> _Made:
-    """Without a name where the plan keeps a larger share of the files."""
+def _unless_more(made: _PlanTableAnswer, kept_max: float | None) -> _PlanTableAnswer:
+    """Removes the name when the plan keeps a larger share of the files."""
     if kept_max is not None and made.files > kept_max * made.considered_files:
         return msgspec.structs.replace(made, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
     return made
@@ -376,5 +387,5 @@ def add_routes(app: web.Application) -> None:
     app[READ] = MemoryCache(_READ_BYTES)
     app[DECLINED] = MemoryCache(_DECLINED_BYTES)
     app.on_startup.append(_open)
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/plan-tables", make_plan_table)

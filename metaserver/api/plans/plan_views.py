@@ -1,9 +1,9 @@
-"""Our own route that makes a plan view: a view read over plan tables (`catalog/plan_views.py`).
+"""The route that creates plan views: views that are read from plan tables (`catalog/plan_views.py`).
 
-Who makes one says which rows of the tables behind the view are left out, and engines run it by the rights of the
-view's owner. By leaving out some rows one could have a view show others that it hides (`… EXCEPT SELECT … FROM
-hidden`). The server does not judge which may be left out: who asks does. So it needs the right to change the view, as
-whoever has that may have the view say anything. And the right to read each table and view that is named.
+The client decides which rows of the underlying tables are left out, and engines run the plan view with the rights of
+the view's owner. Leaving rows out can make a view return others that it hides (`… EXCEPT SELECT … FROM hidden`), and
+the server does not check which rows may be left out. Therefore the route requires the right to change the view, which
+already allows any text, and the right to read each table and view that the request names.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _ANSWER_SCHEMA: dict[str, Any] = {
     "properties": {
         "name": {
             "type": ["string", "null"],
-            "description": "Of the plan view, in the view's namespace. Null where none was made: there are too many "
-            "plans, or there is no room for another name behind the view's.",
+            "description": "The name of the plan view in the view's namespace. Null when none was created: there are "
+            "too many plans, or the view's name is too long for a suffix.",
         },
-        "expires-at-ms": {"type": ["integer", "null"], "description": "When the name is good no longer."},
+        "expires-at-ms": {"type": ["integer", "null"], "description": "When the name stops to resolve."},
         "plan-snapshot-id": {
             "type": "integer",
-            "description": "With X-Seamark-Plans: the id by which the lease is renewed or the plan view withdrawn.",
+            "description": "With X-Seamark-Plans: the id that renews the lease or withdraws the plan view.",
         },
     },
 }
@@ -59,12 +59,12 @@ _BODY_SCHEMA: dict[str, Any] = {
     "properties": {
         "metadata-location": {
             "type": "string",
-            "description": "Of the view as it was read. Where it has changed since, no plan view is made (404).",
+            "description": "The metadata file of the view as read. When the view has changed since, the answer is 404.",
         },
         "predicate": {
             "type": "string",
-            "description": "In SQL, over the view's columns: the rows that the plan view has. Those of the view for "
-            "which it is true must be the same over the plan tables; that is the caller's to know.",
+            "description": "A predicate in SQL on the view's columns: the rows that the plan view returns. The client "
+            "ensures that the view returns the same rows for it from the plan tables.",
         },
         "tables": {
             "type": "array",
@@ -74,26 +74,27 @@ _BODY_SCHEMA: dict[str, Any] = {
                 "type": "object",
                 "required": ["start", "end"],
                 "properties": {
-                    "start": {**_INTEGER, "description": "Of the name in the view's text, in characters."},
+                    "start": {**_INTEGER, "description": "The position of the name in the view's text, in characters."},
                     "end": {**_INTEGER, "description": "Exclusive."},
                     "plan": {
                         "type": "array",
                         "items": {"type": "string"},
-                        "description": "Levels of the namespace, and the name of a plan table of this very table, or "
-                        "of a plan view of this very view.",
+                        "description": "The levels of the namespace and the name of a plan table of this table, or of "
+                        "a "
+                        "plan view of this view.",
                     },
                     "table": {
                         "type": "array",
                         "items": {"type": "string"},
-                        "description": "Levels of the namespace and the name of the table, with plan-snapshot-id.",
+                        "description": "The levels of the namespace and the name of the table, with plan-snapshot-id.",
                     },
                     "plan-snapshot-id": {
                         "type": "integer",
-                        "description": "Instead of plan, with X-Seamark-Plans: the plan of the table to be read.",
+                        "description": "With X-Seamark-Plans, instead of plan: the plan snapshot of the table.",
                     },
                     "alias": {
                         "type": "boolean",
-                        "description": "The own name is to follow, as there is no alias. Default false.",
+                        "description": "Whether to add the name as an alias, because the text has none. Default false.",
                     },
                 },
             },
@@ -101,15 +102,15 @@ _BODY_SCHEMA: dict[str, Any] = {
         "lease-s": {
             "type": "integer",
             "minimum": 1,
-            "description": "How long the name is to be good for; default and bound are settings.",
+            "description": "The time in seconds for which the name resolves. Settings give default and limit.",
         },
         "reader": {
             "type": "string",
             "minLength": 1,
             "maxLength": 1000,
-            "description": "With X-Seamark-Plans, and needed there: the engine's user that the plan view is made for.",
+            "description": "Required with X-Seamark-Plans: the engine's user that the plan view is created for.",
         },
-        "holder": {"type": "string", "maxLength": 100, "description": "As of plan tables."},
+        "holder": {"type": "string", "maxLength": 100, "description": "The same as for plan tables."},
     },
 }
 
@@ -123,7 +124,7 @@ class _Table(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     alias: bool = False
 
 
-class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class _PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     metadata_location: str
     predicate: str
     tables: list[_Table]
@@ -132,7 +133,7 @@ class _Wanted(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     holder: Annotated[str, msgspec.Meta(max_length=100)] = ""
 
 
-class _Made(msgspec.Struct, rename="kebab"):
+class _PlanViewAnswer(msgspec.Struct, rename="kebab"):
     name: str | None
     expires_at_ms: int | None
     plan_snapshot_id: int | msgspec.UnsetType = msgspec.UNSET
@@ -153,37 +154,41 @@ class _Made(msgspec.Struct, rename="kebab"):
 async def make_plan_view(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "view")
     allow(request, namespace)
-    wanted = await read_json(request, _Wanted)
-    check_lease(wanted.lease_s)
-    if not 0 < len(wanted.tables) <= TABLES_MAX:
-        raise BadRequest(f"{len(wanted.tables)} tables are given; from 1 to {TABLES_MAX} are allowed")
+    body = await read_json(request, _PlanViewRequest)
+    check_lease(body.lease_s)
+    if not 0 < len(body.tables) <= TABLES_MAX:
+        raise BadRequest(f"tables has {len(body.tables)} entries; allowed are 1 to {TABLES_MAX}")
     audience = audience_of(request)
-    if (audience is None) != (wanted.reader is None):
-        raise BadRequest(f"reader and the header {HEADER} go together; give both or neither")
-    places = [await _place(request, table, audience) for table in wanted.tables]
+    if (audience is None) != (body.reader is None):
+        raise BadRequest(f"reader and the header {HEADER} belong together; send both or neither")
+    places = [await _place(request, table, audience) for table in body.tables]
     catalog = request.app[CATALOG]
     view = await catalog.views.load(namespace, name)
-    if view.entry.metadata_location != wanted.metadata_location:
-        raise NoSuchView(f"View does not exist any more as it was read: {show(namespace, name)}")
+    if view.entry.metadata_location != body.metadata_location:
+        raise NoSuchView(f"View has changed since it was read: {show(namespace, name)}; load it again")
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
-    if len(wanted.predicate) > _IN_THREAD_CHARACTERS:
-        await asyncio.to_thread(sql.parse_sql, wanted.predicate, schema)
+    if len(body.predicate) > _IN_THREAD_CHARACTERS:
+        await asyncio.to_thread(sql.parse_sql, body.predicate, schema)
     else:
-        sql.parse_sql(wanted.predicate, schema)
-    lease_s = granted_s(wanted.lease_s, request.app[SETTINGS])
-    reader = None if audience is None else Reader(Holder(audience, wanted.holder), str(wanted.reader))
-    plan = await catalog.plan_views.make(view, places, wanted.predicate, lease_s, request[PRINCIPAL].name, reader)
+        sql.parse_sql(body.predicate, schema)
+    lease_s = granted_s(body.lease_s, request.app[SETTINGS])
+    reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
+    plan = await catalog.plan_views.create(view, places, body.predicate, lease_s, request[PRINCIPAL].name, reader)
     if plan is None:
-        return json_answer(_Made(None, None))
-    return json_answer(_Made(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id))
+        return json_answer(_PlanViewAnswer(None, None))
+    return json_answer(
+        _PlanViewAnswer(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
+    )
 
 
 async def _place(request: web.Request, table: _Table, audience: str | None) -> Place:
     given = table.plan or table.table
     if len(given) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
-        raise BadRequest("A place needs a plan, or a table and a plan-snapshot-id; each has a namespace and a name")
-    *levels, name = (check_name(one, "plan table's name") for one in given)
+        raise BadRequest(
+            "A place needs either plan, or table and plan-snapshot-id; the names need a namespace and a table"
+        )
+    *levels, name = (check_name(level, "plan table's name") for level in given)
     namespace = tuple(levels)
     for operation in ("loadTable", "loadView"):
         request.app[AUTHORIZER].require(request[PRINCIPAL], operation, namespace)
@@ -206,7 +211,7 @@ async def _place(request: web.Request, table: _Table, audience: str | None) -> P
 async def _version(catalog: Catalog, table: _Table, namespace: NamespacePath, name: str, audience: str | None) -> Place:
     entry = await catalog.tables.entry(namespace, name)
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
-    if table.plan_snapshot_id not in {one.shown_id for one in shown}:
+    if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return Place(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
 

@@ -1,7 +1,7 @@
-"""Where tables' pointers stand, without reading them for each request.
+"""A cache of table pointers that is valid until the next commit.
 
-Any worker, replica or command may move a pointer at any time, and the next request must see it. So the database is
-asked each time, but for a number only, which changes with each commit (`store/changes.py`).
+Any worker, replica or command may move a pointer at any time, and the next request must see it. Each request therefore
+queries the database, but only for a number that changes with each commit (`store/changes.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from metaserver.store.port import Entry, NamespacePath
 ENTRIES_LIMIT = 10_000
 
 
-class Pointers:
-    """Belongs to one event loop. `changes` None reads each time."""
+class PointerCache:
+    """Belongs to one event loop. With `changes` None, each request reads the pointer."""
 
     def __init__(self, tables: Tables, changes: Changes | None) -> None:
         self._tables = tables
@@ -23,7 +23,7 @@ class Pointers:
         self._entries: dict[tuple[NamespacePath, str], Entry] = {}
 
     async def entry(self, namespace: NamespacePath, name: str) -> Entry:
-        """As `Tables.entry`."""
+        """See `Tables.entry`."""
         number = None if self._changes is None else self._changes.number()
         if number is None:
             return await self._tables.entry(namespace, name)
@@ -34,7 +34,7 @@ class Pointers:
         known = self._entries.get(key)
         if known is None:
             known = await self._tables.entry(namespace, name)
-            if number == self._number:  # read after the number, so as new as it at least
+            if number == self._number:  # the entry was read after the number, so it is at least as new
                 self._entries[key] = known
         return known
 

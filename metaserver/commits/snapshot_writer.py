@@ -1,4 +1,4 @@
-"""Manifests and manifest lists of one commit, stored, and what was stored remembered: it goes when it was in vain."""
+"""Writes the manifests and manifest lists of one commit, and records what was written so that it can be removed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from metaserver.objects.port import ObjectStore
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
 _SAMPLE_ENTRIES = 250
-"""Written first, to see how many fit a manifest."""
+"""Written first, to estimate how many entries fit a manifest."""
 _ENTRIES_MAX = 50_000
-"""Of one manifest, however small its entries."""
+"""The largest number of entries of a manifest, however small they are."""
 _IN_THREAD_ENTRIES = 50
 
 
 class StoredManifest(NamedTuple):
-    """A manifest that is stored at `path`, and in no manifest list yet."""
+    """A manifest that is stored at `path` and that no manifest list refers to yet."""
 
     path: str
     manifest: WrittenManifest
@@ -44,8 +44,8 @@ class StoredManifest(NamedTuple):
         return self.manifest.described(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
 
 
-class Writer:
-    """Writes manifests of one snapshot, and remembers where: `written` are all of them, used or not."""
+class SnapshotWriter:
+    """Writes the manifests of one snapshot. `written` are the locations of all files, used or not."""
 
     def __init__(self, objects: ObjectStore, clock: Clock, manifests: Manifests, folder: str, snapshot_id: int) -> None:
         self._objects = objects
@@ -60,7 +60,7 @@ class Writer:
     async def manifest(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        """One, of all entries."""
+        """Writes all entries to one manifest."""
 
         def work() -> tuple[WrittenManifest, PathHashes]:
             made = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
@@ -76,7 +76,7 @@ class Writer:
     async def several(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> list[StoredManifest]:
-        """As many as keep to the table's target size, about."""
+        """Writes the entries to manifests of approximately the table's target size."""
         if len(entries) <= _SAMPLE_ENTRIES:
             return [await self.manifest(entries, metadata, spec_id, content)] if entries else []
         sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
@@ -90,7 +90,7 @@ class Writer:
     async def manifest_list(
         self, manifests: tuple[ManifestFile, ...], metadata: TableMetadata, parent: Snapshot | None, sequence: int
     ) -> str:
-        """Its location."""
+        """Writes the manifest list and returns its location."""
         self._number += 1
         location = f"{self._folder}/snap-{self.snapshot_id}-{self._number}-{self.commit_id}.avro"
         data = write_manifest_list(
@@ -105,7 +105,7 @@ class Writer:
         return location
 
     async def _create(self, location: str, data: bytes) -> None:
-        # Before the write: an error that leaves its outcome open may have left the file, too.
+        # Recorded before the write: a write with an unknown outcome may have created the file.
         self.written.append(location)
         await self._objects.create(location, data)
 
@@ -114,14 +114,14 @@ def target_size(metadata: TableMetadata) -> int:
     return max(1, props.as_int(metadata.properties, TARGET_SIZE, TARGET_SIZE_DEFAULT))
 
 
-async def write_added(writer: Writer, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
-    """Manifests of what the change adds, by spec, data and deletes apart; stored, and in no list yet."""
-    found: list[StoredManifest] = []
+async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
+    """Writes the manifests of the added files, separate by spec and by content. No manifest list refers to them yet."""
+    stored: list[StoredManifest] = []
     for content, files in ((0, change.data), (1, change.deletes)):
-        for spec_id, mine in _by_spec(files):
-            entries = [ManifestEntry(ADDED, writer.snapshot_id, None, None, file) for file in mine]
-            found += await writer.several(entries, metadata, spec_id, content)
-    return tuple(found)
+        for spec_id, members in _by_spec(files):
+            entries = [ManifestEntry(ADDED, writer.snapshot_id, None, None, file) for file in members]
+            stored += await writer.several(entries, metadata, spec_id, content)
+    return tuple(stored)
 
 
 def _by_spec(files: Iterable[ContentFile]) -> Iterator[tuple[int, list[ContentFile]]]:

@@ -1,8 +1,8 @@
-"""One change, from its request to a snapshot on whatever parent it gets; again on another where a race was lost.
+"""Applies one change: from its request to a snapshot on the current head; repeated on a new head after a lost race.
 
-`prepare` is done before the turn: the files are checked and the manifests of what is added are written. `apply` is done
-in it: what the change removes is looked for, what happened since it read is checked, the rest is written. What one
-attempt has written serves the next where it still fits.
+`prepare` runs before the table lock is taken: it checks the files and writes the manifests of the added files. `apply`
+runs under the lock: it finds the files to remove, checks for conflicts and writes the rest. Later attempts reuse what
+earlier attempts have written where it is still valid.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from metaserver.catalog.purge import owned
 from metaserver.catalog.values import Caller
 from metaserver.commits.change import Change, ChangeRequest, TableShape, read_change, shape_of
 from metaserver.commits.collision import Collision
-from metaserver.commits.conflicts import Conflicts
+from metaserver.commits.conflicts import ConflictCheck
+from metaserver.commits.manifest_filter import ManifestFilter, find_files, key_of, live
+from metaserver.commits.manifest_merge import ManifestMerge
 from metaserver.commits.manifests import Manifests
-from metaserver.commits.merging import Merging
-from metaserver.commits.producing import Produced, produce
-from metaserver.commits.removing import Removing, find, key_of, live
-from metaserver.commits.replacing import replaced_files
+from metaserver.commits.overwrite import replaced_files
+from metaserver.commits.snapshot_producer import ProducedSnapshot, produce
+from metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest, write_added
 from metaserver.commits.summary import NOTHING, SummaryCounts, counts_of
-from metaserver.commits.writing import StoredManifest, Writer, write_added
 from metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from metaserver.iceberg.manifests.manifest import ManifestFile
 from metaserver.iceberg.metadata.metadata import TableMetadata
@@ -33,11 +33,11 @@ from metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from metaserver.planner.plan.planner import Planner
 
 _IN_THREAD_FILES = 200
-"""More are decoded in a thread."""
+"""Above this number, files are decoded in a thread."""
 
 
 class ChangeApplication:
-    """Belongs to one request."""
+    """The attempts of one change. Belongs to one request."""
 
     def __init__(
         self, parts: CatalogContext, manifests: Manifests, planner: Planner, caller: Caller, request: ChangeRequest
@@ -51,23 +51,24 @@ class ChangeApplication:
         self._change: Change | None = None
         self._counts = NOTHING
         self._added: tuple[StoredManifest, ...] = ()
-        self._writer: Writer | None = None
-        self._removing: Removing | None = None
-        self._merging: Merging | None = None
+        self._writer: SnapshotWriter | None = None
+        self._removing: ManifestFilter | None = None
+        self._merging: ManifestMerge | None = None
         self._needed: frozenset[str] = frozenset()
 
     @property
     def written(self) -> list[str]:
-        """Everything that was stored for it."""
+        """The locations of all files that were stored for the change."""
         return [] if self._writer is None else self._writer.written
 
     @property
     def unneeded(self) -> list[str]:
-        """What was stored and the last snapshot that was made does not lead to."""
+        """The stored files that the last snapshot does not refer to."""
         return [path for path in self.written if path not in self._needed]
 
     async def prepare(self, metadata: TableMetadata) -> None:
-        """BadRequest or Forbidden for files that do not fit; what is added is stored then."""
+        """Checks the files and stores the manifests of added files. BadRequest or Forbidden for files that do not
+        fit."""
         shape = shape_of(metadata)
         if self._shape == shape:
             return
@@ -80,39 +81,39 @@ class ChangeApplication:
         few = len(self.request.add) <= _IN_THREAD_FILES
         change, counts = read() if few else await asyncio.to_thread(read)
         if self._writer is None:
-            self._begin(metadata)
+            self._create_writers(metadata)
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._shape = change, counts, shape
 
-    async def warm(self, metadata: TableMetadata) -> None:
-        """Reads before the turn what will be looked through in it, so that others wait for less. What comes of it is
-        nobody's yet: it is asked again on what stands then."""
+    async def preload(self, metadata: TableMetadata) -> None:
+        """Reads before the lock what `apply` needs under it, to shorten the wait of other changes. The results are not
+        used: `apply` computes them again on the then current head."""
         change = self._change
         assert change is not None
         if not (change.removes or change.deletes):
             return
         parent = head_of(self.request.branch, metadata)
         listed = live(await self._manifests.listed(parent))
-        named = {one.file_path for one in self.request.remove}
+        named = {remove.file_path for remove in self.request.remove}
         named |= {file.referenced_data_file for file in change.deletes if file.referenced_data_file is not None}
-        await self._manifests.holding(listed, named)
+        await self._manifests.listing(listed, named)
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
                 await replaced_files(self._planner, metadata, parent, change.replaced)
 
-    def _begin(self, metadata: TableMetadata) -> None:
+    def _create_writers(self, metadata: TableMetadata) -> None:
         parts = self._parts
         folder = metadata_folder(metadata.location, metadata.properties)
         parts.warehouse.check(folder, "The folder of the table's metadata")
         snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
-        self._writer = Writer(parts.objects, parts.clock, self._manifests, folder, snapshot_id)
-        self._removing = Removing(self._writer, self._manifests)
-        self._merging = Merging(self._writer, self._manifests)
+        self._writer = SnapshotWriter(parts.objects, parts.clock, self._manifests, folder, snapshot_id)
+        self._removing = ManifestFilter(self._writer, self._manifests)
+        self._merging = ManifestMerge(self._writer, self._manifests)
 
     def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
-        """Files lie in the warehouse. Who may not write all of it adds files of this table's own folders alone: else
-        another table's could be read, and deleted, by way of this one."""
+        """The check of file locations: in the warehouse and, for a confined writer, in the table's own folders.
+        Otherwise the table would give access to files of another table."""
         warehouse = self._parts.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
@@ -122,16 +123,16 @@ class ChangeApplication:
             warehouse.parse(path, "The file")
             if not owns(path):
                 raise Forbidden(
-                    f"The file {path[:500]!r} lies outside the folders of the table, where {self._caller.who} may "
-                    f"write; put it below {metadata.location}"
+                    f"The file {path[:500]!r} is outside the folders of the table; {self._caller.who} may write only "
+                    f"there. Write the file below {metadata.location}"
                 )
 
         return check
 
-    async def apply(self, metadata: TableMetadata) -> Produced:
-        """The snapshot on the head of the branch in `metadata`; stored, and nobody knows of it.
+    async def apply(self, metadata: TableMetadata) -> ProducedSnapshot:
+        """Stores the snapshot on the head of the branch in `metadata`. Nothing refers to it yet.
 
-        Collision where the change cannot be applied to what stands there now.
+        Collision when the change conflicts with the current head.
         """
         await self.prepare(metadata)
         change, writer = self._change, self._writer
@@ -141,14 +142,14 @@ class ChangeApplication:
         assert self._removing is not None
         parent = head_of(self.request.branch, metadata)
         listed = await self._manifests.listed(parent)
-        # They may be merged into manifests of this table's.
+        # A merge may copy entries of these manifests into new manifests of this table.
         await self._planner.check_paths(metadata, table_uuid(metadata), [manifest.manifest_path for manifest in listed])
         await self._check_new(change, listed, metadata)
-        wanted = set(self.request.remove)
+        removals = set(self.request.remove)
         if change.replaced is not None:
-            wanted |= await replaced_files(self._planner, metadata, parent, change.replaced)
-        found = await find(self._manifests, listed, wanted, metadata)
-        conflicts = Conflicts(self._parts.objects, self._manifests, metadata, listed, change, found)
+            removals |= await replaced_files(self._planner, metadata, parent, change.replaced)
+        found = await find_files(self._manifests, listed, removals, metadata)
+        conflicts = ConflictCheck(self._parts.objects, self._manifests, metadata, listed, change, found)
         await conflicts.check(parent, self._parts.settings.commit_history_limit)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         removed = await self._removing.remove(listed, found, metadata, sequence_number)
@@ -167,27 +168,30 @@ class ChangeApplication:
         return made
 
     async def _check_new(self, change: Change, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
-        """AlreadyExists for a file that is live, as far as that is known without reading: a change that comes again
-        after its reply was lost must not count twice, and its files are not to be deleted."""
+        """AlreadyExists for a file that is live according to cached manifests. A change that is sent again after a lost
+        reply must not count twice, and its files must not be deleted."""
         fresh = {key_of(file) for file in (*change.data, *change.deletes)}
-        for manifest in self._manifests.known_to_hold(listed, {one.file_path for one in fresh}):
+        for manifest in self._manifests.cached_listing(listed, {key.file_path for key in fresh}):
             for entry in await self._manifests.entries(manifest, metadata):
                 if key_of(entry.file) in fresh:
                     raise AlreadyExists(
-                        f"The file {entry.file.file_path} is in the table already, by snapshot {entry.snapshot_id}; "
-                        "nothing was changed. Keep the file"
+                        f"The file {entry.file.file_path} is in the table already, added by snapshot "
+                        f"{entry.snapshot_id}; this change was not applied. Keep the file"
                     )
 
 
 def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:
-    """The snapshot that a commit to the branch follows; None for `main` of an empty table. Collision where there is no
-    such branch."""
+    """The snapshot that a commit to the branch follows; None for `main` of an empty table. Collision for an unknown
+    branch."""
     ref = metadata.refs.get(branch)
     if ref is None:
         if branch == MAIN and metadata.current_snapshot is None:
             return None
         if branch != MAIN:
-            raise Collision("branch", f"The table has no branch {branch[:100]!r}; a commit creates none")
+            raise Collision(
+                "branch",
+                f"The table has no branch {branch[:100]!r}; create it first",
+            )
         return metadata.current_snapshot
     if not ref.is_branch:
         raise BadRequest(f"{branch[:100]!r} is a tag; commits go to branches")

@@ -1,10 +1,9 @@
-"""Which of the files that others committed hold, or delete, no row of a scope, though partitions and bounds would allow
-it: keys are compared one by one.
+"""Excludes files of other commits that contain or delete no row of a scope, by comparing keys one by one.
 
-An equality delete takes the rows that equal one of its keys, so rows of the scope are safe from it where no key meets
-what the scope says of the key's columns, and a data file is safe where no row has one of the keys. The rule kept: what
-is not known meets. A file that is too large, of another format or cannot be read meets, and so do columns of floating
-point numbers, about whose zeros readers differ.
+Used where partitions and bounds cannot decide. An equality delete removes the rows that equal one of its keys, so it
+leaves the scope's rows alone when no key satisfies the part of the scope on the key's columns; a data file does when no
+row has one of the keys. What is unknown counts as a match: a file that is too large, has another format or cannot be
+read, and floating-point columns, because readers disagree condition signed zeros.
 """
 
 from __future__ import annotations
@@ -39,53 +38,53 @@ from metaserver.planner.view.selection import Selection, never
 from metaserver.planner.view.view import TableView
 
 FILES_MAX = 200
-"""Files of one check whose keys are read. Where there are more, all of them meet."""
+"""The largest number of files whose keys one check reads. With more, all of them count as matches."""
 BYTES_MAX = 16 << 20
-"""Of those files together."""
+"""The largest total size of these files."""
 AT_ONCE = 16
 DECODED_BYTES_MAX = 64 << 20
-"""Of one file; one that would take more memory meets."""
+"""Memory limit for decoding one file. A file that needs more counts as a match."""
 
 
 class _File(NamedTuple):
     place: int
-    """Among all rows of the view, as masks count them."""
+    """The position among all rows of the view, as used by masks."""
     path: str
     size_bytes: int
     is_parquet: bool
-    about: Expression
-    """What the scope says of the columns that are known of the file's rows."""
+    condition: Expression
+    """The part of the scope on columns that are known for the file's rows."""
 
 
-async def spare_deletes(objects: ObjectStore, came: AddedFiles, bound: Expression) -> AddedFiles:
-    """Without the equality deletes that take no row for which `bound` is true."""
-    selection = came.selection.copy()
+async def exclude_deletes(objects: ObjectStore, added: AddedFiles, bound: Expression) -> AddedFiles:
+    """Leaves out the equality deletes that delete no row for which `bound` is true."""
+    selection = added.selection.copy()
     left: list[_File] = []
-    for columns, places in _equality_deletes(came).items():
-        about = _about(bound, columns)
-        if about == TRUE:
+    for columns, places in _equality_deletes(added).items():
+        condition = _condition_on(bound, columns)
+        if condition == TRUE:
             continue
-        part = _only(came, places)
-        narrow_by_stats(part, about, never)
+        part = _selected(added, places)
+        narrow_by_stats(part, condition, never)
         met = set(part.places().tolist())
         _drop(selection, [place for place in places if place not in met])
-        left += (_file(came.view, place, about) for place in sorted(met))
-    await _drop_apart(objects, selection, left)
-    return AddedFiles(came.view, selection)
+        left += (_file(added.view, place, condition) for place in sorted(met))
+    await _drop_disjoint(objects, selection, left)
+    return AddedFiles(added.view, selection)
 
 
-async def spare_data(objects: ObjectStore, came: AddedFiles, bound: Expression) -> AddedFiles:
-    """Without the data files that hold no row for which `bound` is true. Partitions and bounds have been compared."""
-    about = _about(bound, None)
-    selection = came.selection.copy()
-    if about != TRUE:
-        files = [_file(came.view, place, about) for place in selection.places().tolist()]
-        await _drop_apart(objects, selection, files)
-    return AddedFiles(came.view, selection)
+async def exclude_data(objects: ObjectStore, added: AddedFiles, bound: Expression) -> AddedFiles:
+    """Leaves out the data files without a row for which `bound` is true. Partitions and bounds are compared before."""
+    condition = _condition_on(bound, None)
+    selection = added.selection.copy()
+    if condition != TRUE:
+        candidates = [_file(added.view, place, condition) for place in selection.places().tolist()]
+        await _drop_disjoint(objects, selection, candidates)
+    return AddedFiles(added.view, selection)
 
 
-def _about(bound: Expression, columns: Iterable[int] | None) -> Expression:
-    """What it says of these columns alone, None for all."""
+def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expression:
+    """The part of the expression on these columns; None: on all columns."""
     known = None if columns is None else frozenset(columns)
 
     def part(predicate: Bound) -> Expression:
@@ -95,22 +94,22 @@ def _about(bound: Expression, columns: Iterable[int] | None) -> Expression:
     return replaced(bound, part)
 
 
-def _equality_deletes(came: AddedFiles) -> dict[tuple[int, ...], list[int]]:
-    """The places of those selected, by the columns of their keys."""
-    found: dict[tuple[int, ...], list[int]] = {}
+def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
+    """The places of the selected equality deletes, grouped by their key columns."""
+    grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
-    for place in came.selection.places().tolist():
-        number, block, row = _located(came.view, place)
+    for place in files.selection.places().tolist():
+        number, block, row = _located(files.view, place)
         if block.long("content", row) != EQUALITY:
             continue
         if number not in ids:
             ids[number] = block.lists_of("equality_ids")
-        found.setdefault(tuple(sorted(set(ids[number][row] or ()))), []).append(place)
-    return found
+        grouped.setdefault(tuple(sorted(set(ids[number][row] or ()))), []).append(place)
+    return grouped
 
 
 def _located(view: TableView, place: int) -> tuple[int, Block, int]:
-    """The number of the block, the block, and the row of it."""
+    """The number of the block, the block, and the row in it."""
     number = bisect_right(view.starts, place) - 1
     return number, view.blocks[number], place - int(view.starts[number])
 
@@ -121,9 +120,9 @@ def _mask(view: TableView, places: Iterable[int], *, others: bool) -> npt.NDArra
     return mask
 
 
-def _only(came: AddedFiles, places: Iterable[int]) -> Selection:
-    selection = came.selection.copy()
-    selection.intersect(_mask(came.view, places, others=False))
+def _selected(files: AddedFiles, places: Iterable[int]) -> Selection:
+    selection = files.selection.copy()
+    selection.intersect(_mask(files.view, places, others=False))
     return selection
 
 
@@ -132,7 +131,7 @@ def _drop(selection: Selection, places: Sequence[int]) -> None:
         selection.intersect(_mask(selection.view, places, others=True))
 
 
-def _file(view: TableView, place: int, about: Expression) -> _File:
+def _file(view: TableView, place: int, condition: Expression) -> _File:
     _, block, row = _located(view, place)
     size = block.long("file_size_in_bytes", row)
     return _File(
@@ -140,19 +139,19 @@ def _file(view: TableView, place: int, about: Expression) -> _File:
         block.text("file_path", row) or "",
         -1 if size is None else size,
         (block.text("file_format", row) or "").lower() == "parquet",
-        about,
+        condition,
     )
 
 
-async def first_meeting(
+async def first_match(
     objects: ObjectStore, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """The first pair, of a data file's row of the view and a delete's, of which the delete may take rows of the file;
-    equality deletes by comparing all keys of both files. None where there is no such pair."""
+    """The first pair (data file row, delete file row) whose delete may remove rows of the data file. Equality deletes
+    are decided by comparing all keys of both files. None when no pair matches."""
     deletes = delete_files_at(view, {delete for _, delete in pairs})
     files = {row: _file(view, place, TRUE) for row, place in _places(view, {row for row, _ in pairs})}
     keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
-    sizes = {file.path: file.size_bytes for file in files.values()} | {one.path: one.size_bytes for one in keyed}
+    sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
     if not pairs:
         return None
     if (
@@ -173,7 +172,7 @@ async def first_meeting(
 
     bodies = dict(zip(sizes, await asyncio.gather(*map(read, sizes)), strict=True))
 
-    def meets(row: int, delete: int) -> bool:
+    def matches(row: int, delete: int) -> bool:
         file, deleted = files[row], deletes[delete]
         data, keys, columns = bodies[file.path], bodies[deleted.path], columns_of(metadata, deleted)
         if data is None or keys is None or isinstance(columns, Unreadable):
@@ -181,63 +180,63 @@ async def first_meeting(
         if not file.is_parquet or any(kind in FLOATS for _, kind in columns):
             return True
         try:
-            wanted = decoded(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
+            deleted_keys = decoded(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
             there = _columns(data, file.path, [column_id for column_id, _ in columns])
             stored = [there[column_id] for column_id, _ in columns]
-            hashes = hash_halves([keys_of(one, kind) for one, (_, kind) in zip(stored, columns, strict=True)])
+            hashes = hash_halves([keys_of(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)])
         except (Unreadable, ValueError, KeyError):
             return True
-        return not isinstance(wanted, DeletedKeys) or bool(wanted.exact.has(*hashes).any())
+        return not isinstance(deleted_keys, DeletedKeys) or bool(deleted_keys.exact.has(*hashes).any())
 
     def first() -> tuple[int, int] | None:
-        return next((pair for pair in pairs if meets(*pair)), None)
+        return next((pair for pair in pairs if matches(*pair)), None)
 
     return await asyncio.to_thread(first)
 
 
 def _places(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
-    found = sorted(rows)
-    return list(zip(found, places_at(view, np.array(found, dtype=np.int64)).tolist(), strict=True))
+    ordered = sorted(rows)
+    return list(zip(ordered, places_at(view, np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
 
-async def _drop_apart(objects: ObjectStore, selection: Selection, files: Sequence[_File]) -> None:
+async def _drop_disjoint(objects: ObjectStore, selection: Selection, files: Sequence[_File]) -> None:
     readable = [file for file in files if file.is_parquet and file.size_bytes > 0]
-    if not readable or len(files) > FILES_MAX or sum(one.size_bytes for one in readable) > BYTES_MAX:
+    if not readable or len(files) > FILES_MAX or sum(file.size_bytes for file in readable) > BYTES_MAX:
         return
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def apart(one: _File) -> bool:
+    async def disjoint(file: _File) -> bool:
         async with gate:
             try:
-                data = await objects.read(one.path, limit_bytes=one.size_bytes)
-                return await asyncio.to_thread(_is_apart, data, one)
+                data = await objects.read(file.path, limit_bytes=file.size_bytes)
+                return await asyncio.to_thread(_is_disjoint, data, file)
             except (SeamarkError, Unreadable):
                 return False
 
-    told = await asyncio.gather(*map(apart, readable))
-    _drop(selection, [one.place for one, is_apart in zip(readable, told, strict=True) if is_apart])
+    results = await asyncio.gather(*map(disjoint, readable))
+    _drop(selection, [file.place for file, is_disjoint in zip(readable, results, strict=True) if is_disjoint])
 
 
-def _is_apart(data: bytes, file: _File) -> bool:
+def _is_disjoint(data: bytes, file: _File) -> bool:
     """Whether no row of the file matches. Unreadable."""
-    wanted = set(wanted_of(file.about, ()))
-    if not wanted or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.about)):
+    columns_needed = set(wanted_of(file.condition, ()))
+    if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
         return False
     try:
-        stored = _columns(data, file.path, {one.column_id for one in wanted})
-        if len(stored) < len({one.column_id for one in wanted}):
+        stored = _columns(data, file.path, {column.column_id for column in columns_needed})
+        if len(stored) < len({column.column_id for column in columns_needed}):
             return False
-        columns = {one: FileColumn.of(stored[one.column_id], one.kind) for one in wanted}
+        columns = {column: FileColumn.of(stored[column.column_id], column.kind) for column in columns_needed}
     except ValueError as error:
         raise Unreadable(file.path, str(error)) from None
     if any(column.clipped for column in columns.values()):
         return False
-    rows = rows_where(file.about, (), columns)
+    rows = rows_where(file.condition, (), columns)
     return rows is not None and not rows.any()
 
 
 def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.ChunkedArray]:
-    """Those of the columns that a Parquet file has, by id. Unreadable."""
+    """The columns with these ids that the Parquet file has, by id. Raises Unreadable."""
     try:
         opened = BoundedParquet(pa.BufferReader(data), path, decoded_budget(DECODED_BYTES_MAX))
         return opened.plain_columns(places_of(opened.schema, ids))

@@ -1,8 +1,8 @@
-"""Which live files an overwrite takes away: those that lie within what it replaces.
+"""Selects the live files that an overwrite replaces: the files within its scope.
 
-A file goes where all of its rows do, and stays where none does; one of which only a part may be meant is a BadRequest
-that names it, for its other rows would be lost or its own stay (Java: `ManifestFilterManager`). All rows match a filter
-where partition and bounds prove that none matches its opposite, null and NaN included.
+A file is removed when all of its rows are within the scope, and kept when none does. When only some may, the change is
+a BadRequest that names the file: its other rows would be lost or its own would remain (Java: `ManifestFilterManager`).
+All rows match a filter when partition and bounds prove that none matches its negation, null and NaN included.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from metaserver.planner.view.view import TableView
 async def replaced_files(
     planner: Planner, metadata: TableMetadata, head: Snapshot | None, scope: ReadScope
 ) -> set[Remove]:
-    """The head's data files within the scope. BadRequest naming one that lies in it with a part of its rows."""
+    """The head's data files within the scope. BadRequest names a file that lies only partly in it."""
     if head is None:
         return set()
     if scope.bound is None:
         view = await planner.view(metadata, ScanRequest(snapshot_id=head.snapshot_id))
         return await asyncio.to_thread(_within, view, metadata, scope)
-    meant = await planner.scan(metadata, ScanRequest(scope.bound, head.snapshot_id))
-    paths = _paths(meant.view, meant.rows)
+    matching = await planner.scan(metadata, ScanRequest(scope.bound, head.snapshot_id))
+    paths = _paths(matching.view, matching.rows)
     if scope.bound != TRUE:
-        others = await planner.scan(metadata, ScanRequest(rest(scope.bound, metadata), head.snapshot_id))
+        others = await planner.scan(metadata, ScanRequest(negation(scope.bound, metadata), head.snapshot_id))
         partly = paths & _paths(others.view, others.rows)
-        if partly and not (meant.complete and others.complete):
-            raise RetryLater("replace: there was no time to tell which files the filter holds; try again")
+        if partly and not (matching.complete and others.complete):
+            raise RetryLater("replace: planning the filter exceeded its time limit; try again")
         if partly:
             raise BadRequest(
-                f"replace: of the rows of {min(partly)[:1000]} some may match the filter and some not; replace what "
-                "partitions and bounds can tell apart, or rewrite the file"
+                f"replace: only some of the rows of {min(partly)[:1000]} may match the filter; use a filter that "
+                "partitions and column bounds can decide, or rewrite the file"
             )
     return {Remove(path) for path in paths}
 
@@ -71,39 +71,40 @@ def _within(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[R
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])
     groups = grouped(files_at(view, rows))
-    goes = []
-    for number, one in enumerate(groups.partitions):
-        inside = targets.hold(one)
-        if not inside and targets.overlap(one):
+    removed = []
+    for number, partition in enumerate(groups.partitions):
+        inside = targets.contain(partition)
+        if not inside and targets.overlap(partition):
             path = min(_paths(view, rows[groups.numbers == number]))
             raise BadRequest(
-                f"replace: {path[:1000]} was written by the partition spec {one.spec_id}; some of its rows may lie in "
-                "the partitions that are written and some not. Rewrite it by the current spec first"
+                f"replace: {path[:1000]} has partition spec {partition.spec_id}; only some of its rows may be in the "
+                "written partitions. Rewrite the file with the current partition spec first"
             )
-        goes.append(inside)
-    return {Remove(path) for path in _paths(view, rows[np.array(goes, dtype=np.bool_)[groups.numbers]])}
+        removed.append(inside)
+    return {Remove(path) for path in _paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
 
 
-def rest(expression: Expression, metadata: TableMetadata) -> Expression:
-    """What every row matches that does not match a bound expression: its opposite, and null and NaN where neither does.
+def negation(expression: Expression, metadata: TableMetadata) -> Expression:
+    """The negation of a bound expression, which every row matches that does not match it: the negated predicate, or
+    null and NaN where neither matches.
 
-    Engines differ on whether NaN is above a number, so it may match both.
+    Engines disagree on whether NaN is greater than a number, so NaN may match both.
     """
     match expression:
         case And(children):
-            return any_of(*(rest(child, metadata) for child in children))
+            return any_of(*(negation(child, metadata) for child in children))
         case Or(children):
-            return all_of(*(rest(child, metadata) for child in children))
+            return all_of(*(negation(child, metadata) for child in children))
         case Always(value):
             return Always(not value)
         case Bound():
             return _opposite(expression, metadata)
-    raise TypeError(f"not a bound expression: {expression}")
+    raise TypeError(f"not a bound expression: {expression!r}")
 
 
 def _opposite(predicate: Bound, metadata: TableMetadata) -> Expression:
     opposite = OPPOSITE[predicate.op]
-    turned = Bound(
+    negated = Bound(
         opposite,
         predicate.column_id,
         predicate.name,
@@ -113,16 +114,16 @@ def _opposite(predicate: Bound, metadata: TableMetadata) -> Expression:
         predicate.values,
     )
     if predicate.op in (Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN):
-        return turned
-    found: list[Expression] = [turned]
+        return negated
+    terms: list[Expression] = [negated]
     if predicate.result in FLOATS:
-        found.append(_asked(predicate, Op.IS_NAN, metadata))
+        terms.append(_rebound(predicate, Op.IS_NAN, metadata))
     if opposite not in NULL_MATCHES and predicate.op not in NULL_MATCHES:
-        found.append(_asked(predicate, Op.IS_NULL, metadata))
-    return any_of(*found)
+        terms.append(_rebound(predicate, Op.IS_NULL, metadata))
+    return any_of(*terms)
 
 
-def _asked(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
-    """Bound anew: what can never be null needs no statistics to say so."""
+def _rebound(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
+    """Binds again, so that a predicate on a required column becomes a constant."""
     term = Unbound(op, predicate.name, predicate.transform, ())
     return bind(term, metadata.current_schema, metadata.schemas, case_sensitive=True)

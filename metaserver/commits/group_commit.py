@@ -1,9 +1,9 @@
-"""Turns of a table: changes that wait for it are applied one after the other and published together.
+"""Group commit: the waiting changes of a table are applied one after the other and published together.
 
-The rules it keeps. A change is committed once, refused, or nobody can tell (docs/design/0001, "The commit"). Changes of
-one group share a metadata file and a transaction; each keeps its own snapshot, instant, answer and conflict, and one
-that is refused holds up no other. A producer's last sequence is read before its change is applied and moved in the
-transaction that publishes it. Files written in vain go, once it is known that they are.
+A change is committed, refused, or its outcome is unknown (docs/design/0001, "The commit"). The changes of one group
+share a metadata file and a transaction; each has its own snapshot, instant, answer and conflicts, and a refused change
+does not affect the others. A producer's last sequence is read before its change is applied, and advanced in the
+transaction that publishes the change. Files that no snapshot refers to are removed once that is certain.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from metaserver.catalog.commit import CommitEvent, check_uuid, moved_on
 from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.values import Caller
 from metaserver.clock import Clock
-from metaserver.commits.applying import ChangeApplication, head_of
 from metaserver.commits.change import ChangeRequest
+from metaserver.commits.change_application import ChangeApplication, head_of
 from metaserver.commits.collision import Collision
 from metaserver.commits.manifests import Manifests
 from metaserver.commits.producers import Last, last_of, snapshot_of
-from metaserver.commits.producing import Produced
-from metaserver.commits.turns import ChangeId, Turns
+from metaserver.commits.snapshot_producer import ProducedSnapshot
+from metaserver.commits.table_locks import ChangeId, TableLocks
 from metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.objects.cleanup import Cleanup
@@ -53,11 +53,11 @@ from metaserver.wire import encode_json
 _log = structlog.get_logger("seamark.commits")
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
-"""Reads the index files that come with a change to this table. BadRequest for one that is none of the table's."""
+"""Reads the index files of a change to this table. BadRequest for one that does not belong to the table."""
 
 
 class CommitMetrics(Protocol):
-    """Who counts what happens here."""
+    """The metrics sink of commits."""
 
     def committed_together(self, changes: int) -> None: ...
 
@@ -65,7 +65,7 @@ class CommitMetrics(Protocol):
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """What a change led to. None where its snapshot has expired since."""
+    """The outcome of a change. The optional fields are None when its snapshot has expired since."""
 
     snapshot_id: int | None
     parent_snapshot_id: int | None
@@ -79,93 +79,93 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 class CommitResult(msgspec.Struct, frozen=True):
     committed: Committed
     metadata_location: str
-    """A metadata file that has the snapshot, or came after it."""
+    """A metadata file with the snapshot, or a later one."""
 
 
 class _Job:
-    """One change on its way."""
+    """One change in process."""
 
-    def __init__(self, caller: Caller, uuid: str, applying: ChangeApplication, requested_ms: int) -> None:
+    def __init__(self, caller: Caller, uuid: str, application: ChangeApplication, requested_ms: int) -> None:
         self.caller = caller
         self.uuid = uuid
-        """The table's that it was prepared for."""
-        self.applying = applying
+        """The UUID of the table that the change was prepared for."""
+        self.application = application
         self.index_files: Sequence[RegisteredIndexFile] = ()
         self.requested_ms = requested_ms
-        change_id = applying.request.change_id
+        change_id = application.request.change_id
         self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
         self.queued_s = 0.0
-        """Since when it waits, by the monotonic clock."""
+        """When it was queued, as a monotonic clock reading."""
         self.begun = False
         self.offered = False
-        """Whether it was handed over to be published: its files may be live then, if nobody knows what came of it."""
+        """Whether the change was passed to `publish`: when the outcome is unknown, its files may be live."""
         self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
-        # Whoever waits may have gone; asyncio would warn of an error that nobody took.
+        # The waiting request may be gone; asyncio warns about exceptions that are never retrieved.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
     def request(self) -> ChangeRequest:
-        return self.applying.request
+        return self.application.request
 
     def fail(self, error: BaseException) -> None:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def land(self, landed: CommitResult) -> None:
+    def succeed(self, result: CommitResult) -> None:
         if not self.done.done():
-            self.done.set_result(landed)
+            self.done.set_result(result)
 
 
 class _Queue:
-    """The changes that wait for one table, and the task that takes them in turn."""
+    """The waiting changes of one table, and the task that commits them."""
 
     def __init__(self) -> None:
         self.waiting: deque[_Job] = deque()
         self.changed = asyncio.Event()
-        """Set where one more waits, or a turn is over."""
+        """Set when a change is added or a table lock is released."""
         self.task: asyncio.Task[None] | None = None
 
 
 class _Attempt:
-    """A group's changes on one state of the table."""
+    """The changes of a group applied to one state of the table."""
 
     def __init__(self, entry: Entry, base: TableMetadata) -> None:
         self.entry = entry
         self.base = base
         self.metadata = base
-        self.made: list[tuple[_Job, Produced]] = []
+        self.made: list[tuple[_Job, ProducedSnapshot]] = []
         self.repeats: list[_Job] = []
-        """What this group commits already, by another change of the same producer."""
+        """Repeats of changes by the same producer in this group."""
         self.refused: list[tuple[_Job, SeamarkError | Collision]] = []
-        """What others of this group are in the way of."""
+        """Changes that earlier changes of this group refuse."""
         self.producers: dict[str, Last] = {}
         self.keys: set[str] = set()
-        """Idempotency keys of what is made."""
+        """The idempotency keys of the applied changes."""
         self.twins: list[_Job] = []
-        """What came with a key of these: they get the answer of the first."""
+        """Changes with an idempotency key of `keys`. They get the answer of the first change with that key."""
 
 
 class Commits:
-    """Belongs to one event loop. Opened by `open_commits`."""
+    """Commits changes. Belongs to one event loop; opened by `open_commits`."""
 
     def __init__(
-        self, parts: CatalogContext, catalog: Catalog, planner: Planner, manifests: Manifests, told: CommitMetrics
+        self, parts: CatalogContext, catalog: Catalog, planner: Planner, manifests: Manifests, metrics: CommitMetrics
     ) -> None:
         self._parts = parts
         self._catalog = catalog
         self._planner = planner
         self._manifests = manifests
-        self._told = told
+        self._metrics = metrics
         self._look_back = parts.settings.commit_history_limit
         self._queues: dict[tuple[NamespacePath, str], _Queue] = {}
         settings = parts.settings
-        self._turn_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
-        """So long the others wait at most, for however many turns."""
-        self._turns = Turns(after=settings.commit_turn_after, turn_s=self._turn_s)
+        self._lock_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
+        """The longest time that other changes wait for consecutive locks."""
+        self._locks = TableLocks(after=settings.commit_turn_after, lock_s=self._lock_s)
         self._cleanup = Cleanup(parts.objects)
 
     async def close(self) -> None:
-        """Waits for changes that are under way, and for files that are being removed."""
+        """Waits for running commits and for the removal of files."""
         await asyncio.gather(*(queue.task for queue in self._queues.values() if queue.task), return_exceptions=True)
         await self._cleanup.close()
 
@@ -177,12 +177,12 @@ class Commits:
         request: ChangeRequest,
         index_files: IndexFiles,
     ) -> CommitResult:
-        """The change as a snapshot at the head of its branch, which its index files get, too.
+        """Commits the change as a snapshot at the head of its branch and registers its index files with it.
 
-        NoSuchTable. BadRequest for what does not fit the table, Forbidden for files where the caller may not write.
-        CommitConflict where it collides with what was committed since it read, or lost every race: nothing happened.
-        CommitUnknown; also for what a producer has committed, to a table that the name leads to no more.
-        IdempotencyTaken.
+        NoSuchTable. BadRequest for files that do not fit the table, Forbidden for locations that the caller may not
+        write. CommitConflict when the change conflicts with later commits or lost every race: nothing was committed.
+        CommitUnknown, also when the producer has committed the change to a table that the name refers to no
+        more. IdempotencyTaken.
         """
         try:
             loaded = await self._catalog.tables.load(namespace, name)
@@ -191,48 +191,48 @@ class Commits:
             raise
         entry = loaded.entry
         assert entry is not None
-        applying = ChangeApplication(self._parts, self._manifests, self._planner, caller, request)
-        job = _Job(caller, entry.uuid, applying, self._parts.clock.now_ms())
+        application = ChangeApplication(self._parts, self._manifests, self._planner, caller, request)
+        job = _Job(caller, entry.uuid, application, self._parts.clock.now_ms())
         ended = True
         try:
             await self._check_table(job, entry)
             last = await self._last(job, entry, loaded.metadata)
             if last is not None and _is_repeat(job, last):
                 return self._repeated(job, last, entry, loaded.metadata)
-            head_of(request.branch, loaded.metadata)  # before anything is written
+            head_of(request.branch, loaded.metadata)  # raises before anything is written
             job.index_files = await index_files(entry, loaded.metadata)
-            await applying.prepare(loaded.metadata)
-            await applying.warm(loaded.metadata)
-            landed = await self._in_turn(namespace, name, job)
+            await application.prepare(loaded.metadata)
+            await application.preload(loaded.metadata)
+            result = await self._queue_and_wait(namespace, name, job)
         except CommitUnknown:
             raise  # its files may be live
         except Collision as collision:
-            self._told.collided(collision.reason)
+            self._metrics.collided(collision.reason)
             if job.change is not None:
-                self._turns.collided(job.uuid, job.change, self._parts.clock.monotonic())
+                self._locks.record_collision(job.uuid, job.change, self._parts.clock.monotonic())
                 ended = False
-            self._cleanup.remove(applying.written)
+            self._cleanup.remove(application.written)
             raise CommitConflict(collision.message) from None
         except (SeamarkError, IdempotencyTaken):
-            self._cleanup.remove(applying.written)
+            self._cleanup.remove(application.written)
             raise
         except Exception:
             if not job.offered:
-                self._cleanup.remove(applying.written)
+                self._cleanup.remove(application.written)
             raise
         finally:
             if ended:
-                self._end_turn(namespace, name, job)
-        self._cleanup.remove(applying.written if landed.committed.duplicate else applying.unneeded)
-        return landed
+                self._release_lock(namespace, name, job)
+        self._cleanup.remove(application.written if result.committed.duplicate else application.unneeded)
+        return result
 
-    def _end_turn(self, namespace: NamespacePath, name: str, job: _Job) -> None:
+    def _release_lock(self, namespace: NamespacePath, name: str, job: _Job) -> None:
         if job.change is not None:
-            self._turns.ended(job.uuid, job.change, self._parts.clock.monotonic())
+            self._locks.release(job.uuid, job.change, self._parts.clock.monotonic())
             if (queue := self._queues.get((namespace, name))) is not None:
                 queue.changed.set()
 
-    async def _in_turn(self, namespace: NamespacePath, name: str, job: _Job) -> CommitResult:
+    async def _queue_and_wait(self, namespace: NamespacePath, name: str, job: _Job) -> CommitResult:
         queue = self._queues.get((namespace, name))
         if queue is None:
             queue = self._queues[namespace, name] = _Queue()
@@ -245,11 +245,13 @@ class Commits:
         await asyncio.wait((job.done,), timeout=timeout_s)
         if not job.begun:
             queue.waiting.remove(job)
-            raise RetryLater(f"Commits to this table have waited for storage longer than {timeout_s:g} s")
+            raise RetryLater(
+                f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
+            )
         return await job.done
 
     async def _work(self, namespace: NamespacePath, name: str, queue: _Queue) -> None:
-        """Takes the changes that wait, as many at once as may be, until there are none."""
+        """Commits the waiting changes in groups until the queue is empty."""
         try:
             while queue.waiting:
                 group = await self._next_group(queue)
@@ -260,52 +262,53 @@ class Commits:
                         await self._commit_group(namespace, name, group)
                 except SeamarkError as error:
                     _fail(group, error)
-                except Exception as error:  # noqa: BLE001  whoever waits must hear of a bug, too
+                except Exception as error:  # noqa: BLE001  the waiting requests must receive the error
                     _log.error("a commit failed unexpectedly", table=name, exc_info=error)
                     _fail(group, error)
         finally:
             del self._queues[namespace, name]
 
     async def _next_group(self, queue: _Queue) -> Sequence[_Job]:
-        """Those that have waited longest; where one has the turn, it alone, until another has waited for as long as one
-        turn may be, since turns may follow each other without end. Nobody, where it is still to come."""
+        """The changes that have waited longest. While one holds the table lock, only that change, or none before it
+        arrives; but no longer than one lock may last, counted from when the first change was queued, because locks may
+        follow each other."""
         queue.changed.clear()
         now_s = self._parts.clock.monotonic()
-        patience_s = queue.waiting[0].queued_s + self._turn_s - now_s
-        turn = self._turns.holder(queue.waiting[0].uuid, now_s)
-        if turn is None or patience_s <= 0:
+        patience_s = queue.waiting[0].queued_s + self._lock_s - now_s
+        lock = self._locks.holder(queue.waiting[0].uuid, now_s)
+        if lock is None or patience_s <= 0:
             count = min(len(queue.waiting), self._parts.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
-        change, left_s = turn
-        mine = [job for job in queue.waiting if job.change == change]
-        for job in mine:
+        change, left_s = lock
+        attempts = [job for job in queue.waiting if job.change == change]
+        for job in attempts:
             queue.waiting.remove(job)
-        if not mine:
+        if not attempts:
             with suppress(TimeoutError):
                 await asyncio.wait_for(queue.changed.wait(), min(left_s, patience_s))
-        return mine
+        return attempts
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
-        """Every change of the group has its outcome afterwards, or shares that of the error."""
+        """Sets the outcome of every change of the group, or raises one error for all of them."""
         retries = self._parts.settings.commit_retries
         for number in range(retries + 1):
             if number:
                 await self._parts.back_off(number)
             left = [job for job in group if not job.done.done()]
             try:
-                async with self._catalog.committer.turn(namespace, name):
+                async with self._catalog.committer.lock(namespace, name):
                     await self._attempt(namespace, name, left)
-            except CommitConflict:  # another process was first
+            except CommitConflict:  # another process committed first
                 if number == retries:
                     raise
             except IdempotencyTaken as error:
                 await self._fail_taken(left, error)
             if all(job.done.done() for job in group):
                 return
-        raise RetryLater("Commits to this table lose to others again and again; try again")
+        raise RetryLater(f"The commit lost {retries + 1} races against other processes; try again")
 
     async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
-        """CommitConflict: the table has moved, and what has no outcome yet is to be tried again."""
+        """CommitConflict: another commit came first, and changes without an outcome are to be tried again."""
         try:
             entry = await self._catalog.tables.entry(namespace, name)
         except NotFound as error:
@@ -324,11 +327,11 @@ class Commits:
             try:
                 await self._add(attempt, job)
             except (SeamarkError, Collision) as error:
-                if attempt.made:  # by what is not published yet, and may never be
+                if attempt.made:  # the refusal may depend on changes that are not published yet
                     attempt.refused.append((job, error))
                 else:
                     job.fail(error)
-            except Exception as error:  # noqa: BLE001  a bug that one change meets is not the others'
+            except Exception as error:  # noqa: BLE001  an unexpected error of one change must not fail the others
                 _log.error("a change failed unexpectedly", table=name, exc_info=error)
                 job.fail(error)
         if not attempt.made:
@@ -348,23 +351,23 @@ class Commits:
             _fail(group, error)
             return
         assert loaded.entry is not None
-        self._told.committed_together(len(attempt.made))
+        self._metrics.committed_together(len(attempt.made))
         for job, made in attempt.made:
             committed = _committed(made.snapshot.snapshot_id, loaded.metadata, job.uuid)
-            job.land(CommitResult(committed, loaded.entry.metadata_location))
+            job.succeed(CommitResult(committed, loaded.entry.metadata_location))
         for job, refusal in attempt.refused:
             job.fail(refusal)
         _fail(attempt.twins, IdempotencyTaken("by another change of the group"))
         for job in attempt.repeats:
             assert job.request.producer is not None
             last = attempt.producers[job.request.producer.id]
-            job.land(self._repeated(job, last, loaded.entry, loaded.metadata))
+            job.succeed(self._repeated(job, last, loaded.entry, loaded.metadata))
 
     async def _add(self, attempt: _Attempt, job: _Job) -> None:
-        """Applies the change to what the ones before it have made of the table."""
+        """Applies the change on top of the previous changes of the group."""
         await self._check_table(job, attempt.entry)
         key, producer = job.caller.idempotency, job.request.producer
-        if key is not None and key.key in attempt.keys:  # recorded twice, the transaction would fail for all
+        if key is not None and key.key in attempt.keys:  # a key recorded twice would fail the whole transaction
             attempt.twins.append(job)
             return
         if producer is not None:
@@ -374,9 +377,9 @@ class Commits:
                 return
             last = last or await self._last(job, attempt.entry, attempt.base)
             if last is not None and _is_repeat(job, last):
-                job.land(self._repeated(job, last, attempt.entry, attempt.base))
+                job.succeed(self._repeated(job, last, attempt.entry, attempt.base))
                 return
-        made = await job.applying.apply(attempt.metadata)
+        made = await job.application.apply(attempt.metadata)
         attempt.metadata = made.metadata
         attempt.made.append((job, made))
         if key is not None:
@@ -385,17 +388,17 @@ class Commits:
             attempt.producers[producer.id] = Last(producer.sequence, made.snapshot.snapshot_id)
 
     async def _check_table(self, job: _Job, entry: Entry) -> None:
-        wanted = job.request.table_uuid or job.uuid
-        if entry.uuid == job.uuid == wanted:
+        expected = job.request.table_uuid or job.uuid
+        if entry.uuid == job.uuid == expected:
             return
-        await self._check_not_done(job.request, wanted, entry.namespace, entry.name)
-        raise Collision("table", f"The name leads to the table {entry.uuid} now, not to {wanted}")
+        await self._check_not_done(job.request, expected, entry.namespace, entry.name)
+        raise Collision("table", f"The name refers to table {entry.uuid} now, not to {expected}; load the table again")
 
     async def _check_not_done(
         self, request: ChangeRequest, uuid: str | None, namespace: NamespacePath, name: str
     ) -> None:
-        """CommitUnknown (`moved_on`) for what its producer has committed to the table that it is for, which the name
-        leads to no more: a refusal would make the client delete files that are live."""
+        """CommitUnknown (`moved_on`) when the producer has committed the change to its table, but the name refers to
+        another table now: after a refusal the client would delete live files."""
         if request.producer is None or uuid is None:
             return
         state = await self._parts.store.producer(uuid, request.producer.id)
@@ -409,15 +412,15 @@ class Commits:
         return await last_of(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
 
     def _repeated(self, job: _Job, last: Last, entry: Entry, metadata: TableMetadata) -> CommitResult:
-        """The first answer to what a producer has committed before."""
+        """The first answer to a change that the producer has committed before."""
         producer = job.request.producer
         assert producer is not None
         snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
         committed = structs.replace(_committed(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 
-    def _operations(self, job: _Job, made: Produced) -> list[Operation]:
-        """What else happens in the transaction that publishes the change."""
+    def _operations(self, job: _Job, made: ProducedSnapshot) -> list[Operation]:
+        """Further operations of the transaction that publishes the change."""
         now_ms, snapshot_id = self._parts.clock.now_ms(), made.snapshot.snapshot_id
         operations: list[Operation] = []
         if job.request.producer is not None:
@@ -430,12 +433,12 @@ class Commits:
             ReplaceIndexFiles(job.uuid, definition, tuple(files), (), now_ms)
             for definition, files in by_definition.items()
         ]
-        # Without the metadata's location, which is chosen later: who repeats it is told where the table is then.
+        # Without the metadata location, which is chosen later: a repeat gets the then current location.
         answer = encode_json(_committed(snapshot_id, made.metadata, job.uuid))
         return [*operations, *self._parts.remember(job.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[_Job], error: IdempotencyTaken) -> None:
-        """Those whose idempotency key another request was first with; the others go on."""
+        """Fails the changes whose idempotency key another request has used; the others go on."""
         now_ms = self._parts.clock.now_ms()
         for job in group:
             key = job.caller.idempotency
@@ -476,9 +479,9 @@ async def open_commits(
     timeline: Timeline,
     catalog: Catalog,
     planner: Planner,
-    told: CommitMetrics,
+    metrics: CommitMetrics,
 ) -> AsyncIterator[Commits]:
-    """Leaving it waits for what is under way."""
+    """Waits for running commits on exit."""
     parts = CatalogContext(
         settings=settings,
         store=store,
@@ -492,7 +495,7 @@ async def open_commits(
     manifests = Manifests(
         objects, budget_bytes=settings.commit_memory_bytes, limit_bytes=settings.plan_manifest_limit_bytes
     )
-    commits = Commits(parts, catalog, planner, manifests, told)
+    commits = Commits(parts, catalog, planner, manifests, metrics)
     try:
         yield commits
     finally:

@@ -1,9 +1,9 @@
-"""Small manifests made one, as Java's merge append does it (`ManifestMergeManager`, `MergingSnapshotProducer`).
+"""Merges small manifests, like Java's merge append (`ManifestMergeManager`, `MergingSnapshotProducer`).
 
-Manifests of one spec and kind are put together from the oldest on, as many as fit the target size. The newest ones are
-left alone until there are `commit.manifest.min-count-to-merge` of them, so that of a hundred appends one pays. Entries
-of files that are there no more are not carried on; a manifest that tells what this very snapshot removes is therefore
-left as it is, for a later commit.
+Manifests with the same spec and content are packed into bins of the target size, from the oldest on. The newest
+stay unmerged until there are `commit.manifest.min-count-to-merge` of them, so that one of a hundred appends pays for
+the merge. Entries of deleted files are not copied. A manifest with files that this snapshot removes is therefore not
+merged; a later commit merges it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from metaserver.commits.manifests import Manifests
-from metaserver.commits.writing import StoredManifest, Writer, target_size
+from metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest, target_size
 from metaserver.iceberg.manifests.content_file import UNKNOWN, partition_types
 from metaserver.iceberg.manifests.manifest import ManifestFile
 from metaserver.iceberg.manifests.writer import ADDED, EXISTING, ManifestEntry
@@ -24,10 +24,10 @@ MIN_COUNT = "commit.manifest.min-count-to-merge"
 MIN_COUNT_DEFAULT = 100
 
 
-class Merging:
-    """Of one commit: what an attempt has merged, the next need not merge again."""
+class ManifestMerge:
+    """Merges for one commit. Later attempts reuse what earlier attempts have merged."""
 
-    def __init__(self, writer: Writer, manifests: Manifests) -> None:
+    def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
         self._manifests = manifests
         self._made: dict[tuple[object, ...], StoredManifest] = {}
@@ -35,73 +35,74 @@ class Merging:
     async def merge(
         self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
     ) -> list[ManifestFile]:
-        """The manifests of a snapshot, newest first, of which those of this snapshot say `sequence_number`."""
+        """The manifests of the snapshot, newest first; those that it adds get `sequence_number`."""
         if not props.as_bool(metadata.properties, ENABLED, True):
             return list(listed)
         least = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
-        found: list[ManifestFile] = []
+        merged: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in listed:
-            mine = manifest.added_snapshot_id == self._writer.snapshot_id
-            if (mine and manifest.deleted_files_count != 0) or manifest.manifest_length == 0:
-                found.append(manifest)
+            is_new = manifest.added_snapshot_id == self._writer.snapshot_id
+            if (is_new and manifest.deleted_files_count != 0) or manifest.manifest_length == 0:
+                merged.append(manifest)
             else:
                 groups.setdefault((manifest.content, manifest.partition_spec_id), []).append(manifest)
         for (content, spec_id), group in groups.items():
             if not _can_be_written(metadata, spec_id):
-                found += group
+                merged += group
                 continue
             for bin_ in _bins(group, target_size(metadata)):
                 few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least)
                 if few or _rows(bin_) > LONG_MAX:
-                    found += bin_
+                    merged += bin_
                 else:
                     made = await self._merged(bin_, metadata, spec_id, content)
-                    found.append(made.described(self._writer.snapshot_id, sequence_number))
-        return found
+                    merged.append(made.described(self._writer.snapshot_id, sequence_number))
+        return merged
 
     async def _merged(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        # What files inherit goes into the merged manifest, but for those of this snapshot.
+        # The merged manifest stores what its files inherit, except for files of this snapshot.
         key = tuple(
-            one.manifest_path
-            if one.added_snapshot_id == self._writer.snapshot_id
-            else (one.manifest_path, one.sequence_number, one.first_row_id)
-            for one in bin_
+            manifest.manifest_path
+            if manifest.added_snapshot_id == self._writer.snapshot_id
+            else (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
+            for manifest in bin_
         )
         made = self._made.get(key)
         if made is None:
             entries: list[ManifestEntry] = []
-            for one in bin_:
-                entries += [self._carried(entry) for entry in await self._manifests.entries(one, metadata)]
+            for manifest in bin_:
+                entries += [self._carry_over(entry) for entry in await self._manifests.entries(manifest, metadata)]
             made = self._made[key] = await self._writer.manifest(entries, metadata, spec_id, content)
         return made
 
-    def _carried(self, entry: ManifestEntry) -> ManifestEntry:
-        """What this snapshot added inherits its number still, so that the manifest serves another attempt, too."""
+    def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
+        """Files that this snapshot added still inherit their sequence number, so that a later attempt can reuse the
+        manifest."""
         if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
             return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
         return ManifestEntry(EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file)
 
 
 def _can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
-    """Whether partitions of the spec can be written again: the type of a value is not known any more once no schema
-    has the column that it was made of."""
+    """Whether partition tuples of the spec can be encoded: the type of a value is unknown once no schema has its source
+    column."""
     spec = metadata.spec(spec_id)
     if spec is None:
-        return True  # the first manifest that is read will say so
+        return True  # reading the first manifest raises the error
     kinds = partition_types(metadata, spec)
     return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
 
 def _rows(manifests: Sequence[ManifestFile]) -> int:
-    """Which one manifest is to count in a long."""
+    """The row count that one merged manifest would have; it must fit a long."""
     return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 
 
 def _bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
-    """Neighbours that fit the target together, put up from the end: what does not fill one is the newest."""
+    """Groups of neighbours up to the target size, filled from the end, so that the group of the newest may be small."""
     bins: list[list[ManifestFile]] = []
     size = 0
     for manifest in reversed(manifests):

@@ -1,9 +1,9 @@
-"""A change made into a snapshot: manifests, manifest list, summary; and the metadata with that snapshot in it.
+"""Creates a snapshot from a change: manifests, manifest list and summary, and the table metadata that contains it.
 
-What a change adds is written before its turn, in manifests that leave sequence number and first row ids to be
-inherited, so that they stay right whichever parent the change gets. What depends on the parent (manifests with removed
-files, merged ones, the manifest list) is written in the turn. The metadata change by the standard's own updates alone,
-as if an engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers", "Row Lineage").
+Manifests of added files are written before the table lock is taken. They leave the sequence number and first row ids to
+inheritance, so that they are valid for any parent. What depends on the parent (rewritten manifests, merged manifests,
+the manifest list) is written under the lock. The metadata changes only by updates of the REST specification, as if an
+engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers", "Row Lineage").
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from metaserver.commits.change import Change
-from metaserver.commits.merging import Merging
-from metaserver.commits.removing import RewrittenManifests
+from metaserver.commits.manifest_filter import RewrittenManifests
+from metaserver.commits.manifest_merge import ManifestMerge
+from metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
 from metaserver.commits.summary import SummaryCounts, counts_of, summary_of
-from metaserver.commits.writing import StoredManifest, Writer
 from metaserver.errors import BadRequest
 from metaserver.iceberg.manifests.writer import assign_first_row_ids
 from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
@@ -26,17 +26,17 @@ from metaserver.iceberg.metadata.updates import apply_updates
 from metaserver.iceberg.types.values import LONG_MAX
 
 
-class Produced(NamedTuple):
+class ProducedSnapshot(NamedTuple):
     snapshot: Snapshot
     summary: dict[str, str]
     metadata: TableMetadata
-    """With the snapshot at the head of its branch."""
+    """The metadata with the snapshot at the head of its branch."""
     needed: frozenset[str]
-    """Every manifest of the snapshot, and its list."""
+    """The manifests of the snapshot and its manifest list."""
 
 
 async def produce(
-    writer: Writer,
+    writer: SnapshotWriter,
     change: Change,
     added: Sequence[StoredManifest],
     counts: SummaryCounts,
@@ -44,28 +44,28 @@ async def produce(
     metadata: TableMetadata,
     parent: Snapshot | None,
     *,
-    merging: Merging,
+    merging: ManifestMerge,
     now_ms: int,
-) -> Produced:
-    """The snapshot on `parent`, the head of the change's branch in `metadata`. `removed.manifests` are what is left of
-    the parent's manifests.
+) -> ProducedSnapshot:
+    """Writes the snapshot on `parent`, the head of the change's branch in `metadata`. `removed.manifests` are the
+    remaining manifests of the parent.
 
-    BadRequest where the row ids left are too few for what is added; Corrupt naming a manifest that cannot be merged;
-    errors of storage: then nothing but files has come into being.
+    BadRequest when the row ids run out; Corrupt names a manifest that cannot be merged. After an error of the storage,
+    files may have been written, but nothing refers to them.
     """
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0
-    fresh = [one.described(writer.snapshot_id, sequence) for one in added]
+    fresh = [manifest.described(writer.snapshot_id, sequence) for manifest in added]
     listed = await merging.merge([*fresh, *removed.manifests], metadata, sequence)
     first_row_id = added_rows = None
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
         first_row_id = metadata.next_row_id
-        listed, beyond = assign_first_row_ids(listed, first_row_id)
-        added_rows = beyond - first_row_id
-        if beyond > LONG_MAX:
+        listed, end = assign_first_row_ids(listed, first_row_id)
+        added_rows = end - first_row_id
+        if end > LONG_MAX:
             raise BadRequest(
-                f"The snapshot's manifests need {added_rows:,} row ids (record-count), and the table has given "
-                f"{first_row_id:,} of {LONG_MAX:,}"
+                f"The snapshot's manifests need {added_rows:,} row ids (record-count), and the table has used "
+                f"{first_row_id:,} of {LONG_MAX:,}; commit fewer rows"
             )
     location = await writer.manifest_list(tuple(listed), metadata, parent, sequence)
     summary = summary_of(
@@ -90,9 +90,9 @@ async def produce(
         "added-rows": added_rows,
     }
     snapshot |= {name: value for name, value in given.items() if value is not None}
-    updates = [{"action": "add-snapshot", "snapshot": snapshot}, _move(change.request.branch, metadata, writer)]
+    updates = [{"action": "add-snapshot", "snapshot": snapshot}, _set_branch(change.request.branch, metadata, writer)]
     after = apply_updates(metadata, updates, now_ms=now_ms)
-    return Produced(
+    return ProducedSnapshot(
         snapshot=after.snapshots_by_id[writer.snapshot_id],
         summary=summary,
         metadata=after,
@@ -100,8 +100,8 @@ async def produce(
     )
 
 
-def _move(branch: str, metadata: TableMetadata, writer: Writer) -> Mapping[str, Any]:
-    """The branch to the snapshot; how long it keeps snapshots stays as it is."""
+def _set_branch(branch: str, metadata: TableMetadata, writer: SnapshotWriter) -> Mapping[str, Any]:
+    """Points the branch to the snapshot and keeps its retention properties."""
     ref = metadata.refs.get(branch)
     kept = {} if ref is None else msgspec.to_builtins(ref)
     kept |= {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": writer.snapshot_id}

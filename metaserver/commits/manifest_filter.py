@@ -1,0 +1,153 @@
+"""Removes files from a snapshot: finds them in the parent's manifests and rewrites these manifests without them.
+
+Only manifests that list a removed file are decoded and rewritten, with status EXISTING for the files that remain and
+DELETED for those that this snapshot removes, like Java's `ManifestFilterManager`. The next commit drops manifests
+without live files from the list. ManifestFilter a data file also removes its deletion vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from metaserver.commits.change import Remove
+from metaserver.commits.collision import Collision
+from metaserver.commits.manifests import Manifests
+from metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
+from metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
+from metaserver.iceberg.manifests.manifest import ManifestFile
+from metaserver.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
+from metaserver.iceberg.metadata.metadata import TableMetadata
+
+
+class RewrittenManifests(NamedTuple):
+    manifests: tuple[ManifestFile, ...]
+    """The remaining manifests of the parent, in their order."""
+    files: tuple[ContentFile, ...]
+
+
+def key_of(file: ContentFile) -> Remove:
+    """The key that identifies a file in a list of files to remove."""
+    return Remove(file.file_path, file.content_offset if file.is_deletion_vector else None)
+
+
+def live(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
+    """Leaves out manifests that are known to list no live file."""
+    return tuple(
+        manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
+    )
+
+
+class FilesToRemove(NamedTuple):
+    """Live files to remove, and the manifests that list them with all of their live entries."""
+
+    removed: frozenset[Remove]
+    listing: tuple[tuple[ManifestFile, Sequence[ManifestEntry]], ...]
+
+    @property
+    def files(self) -> list[ContentFile]:
+        return [entry.file for _, entries in self.listing for entry in entries if key_of(entry.file) in self.removed]
+
+
+async def find_files(
+    manifests: Manifests, listed: Sequence[ManifestFile], requested: Collection[Remove], metadata: TableMetadata
+) -> FilesToRemove:
+    """The files and, for data files, the delete files that apply to them alone. Collision when one is not live."""
+    if not requested:
+        return FilesToRemove(frozenset(), ())
+    listing: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
+    removed = set(requested)
+    missing, data = set(requested), set()
+    for manifest in await manifests.listing(live(listed), {remove.file_path for remove in requested}):
+        entries = await manifests.entries(manifest, metadata)
+        matches = {key_of(entry.file): entry.file for entry in entries if key_of(entry.file) in removed}
+        if matches:
+            listing[manifest.manifest_path] = manifest, entries
+            missing -= matches.keys()
+            data |= {file.file_path for file in matches.values() if file.content == DATA}
+    if missing:
+        raise Collision(
+            "file-removed",
+            f"{min(map(str, missing))[:1000]} is to be removed but is no longer in the table; compute the change "
+            "again from the current snapshot (a deletion vector is named by path and content-offset)",
+        )
+    for manifest, entries in await referring(manifests, listed, data, metadata):
+        attached = {key_of(entry.file) for entry in entries if _applies_to_one(entry.file, data)}
+        if attached:
+            listing.setdefault(manifest.manifest_path, (manifest, entries))
+            removed |= attached
+    return FilesToRemove(frozenset(removed), tuple(listing.values()))
+
+
+async def referring(
+    manifests: Manifests, listed: Sequence[ManifestFile], paths: Iterable[str], metadata: TableMetadata
+) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
+    """The delete manifests that may list a delete file of exactly one of these data files, with their live entries."""
+    deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
+    candidates = await manifests.listing(deletes, paths, referenced=True)
+    return [(manifest, await manifests.entries(manifest, metadata)) for manifest in candidates]
+
+
+def _applies_to_one(file: ContentFile, paths: Collection[str]) -> bool:
+    return file.content == POSITION_DELETES and file.referenced_data_file in paths
+
+
+class _Rewritten(NamedTuple):
+    removed: frozenset[Remove]
+    written: StoredManifest
+    files: tuple[ContentFile, ...]
+
+
+class ManifestFilter:
+    """Rewrites manifests for one commit. A later attempt reuses a manifest when it removes the same files from it."""
+
+    def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
+        self._writer = writer
+        self._manifests = manifests
+        self._made: dict[tuple[object, ...], _Rewritten] = {}
+
+    async def remove(
+        self,
+        parents: Sequence[ManifestFile],
+        found: FilesToRemove,
+        metadata: TableMetadata,
+        sequence_number: int,
+    ) -> RewrittenManifests:
+        """The parent's manifests without the files that `found` lists."""
+        replaced: dict[str, ManifestFile] = {}
+        files: list[ContentFile] = []
+        for manifest, entries in found.listing:
+            made = await self._rewritten(manifest, entries, found.removed, metadata)
+            replaced[manifest.manifest_path] = made.written.described(self._writer.snapshot_id, sequence_number)
+            files += made.files
+        fresh = list(replaced.values())
+        kept = [manifest for manifest in live(parents) if manifest.manifest_path not in replaced]
+        return RewrittenManifests((*fresh, *kept), tuple(files))
+
+    async def _rewritten(
+        self,
+        manifest: ManifestFile,
+        entries: Sequence[ManifestEntry],
+        removed: frozenset[Remove],
+        metadata: TableMetadata,
+    ) -> _Rewritten:
+        own = frozenset(named for entry in entries if (named := key_of(entry.file)) in removed)
+        # The new manifest stores what its files inherit.
+        key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
+        made = self._made.get(key)
+        if made is None or made.removed != own:
+            written = [self._carry_over(entry, key_of(entry.file) in own) for entry in entries]
+            content = 0 if entries[0].file.content == DATA else 1
+            stored = await self._writer.manifest(written, metadata, manifest.partition_spec_id, content)
+            files = tuple(entry.file for entry in entries if key_of(entry.file) in own)
+            made = self._made[key] = _Rewritten(own, stored, files)
+        return made
+
+    def _carry_over(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
+        return ManifestEntry(
+            DELETED if is_removed else EXISTING,
+            self._writer.snapshot_id if is_removed else entry.snapshot_id,
+            entry.sequence_number,
+            entry.file_sequence_number,
+            entry.file,
+        )

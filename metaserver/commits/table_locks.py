@@ -1,0 +1,106 @@
+"""Table locks: a change that has collided several times may commit before all others of its table for a short time.
+
+Located upserts could lose every race against a stream of other writers. The server counts the collisions of each change
+by the id that all of its attempts share. After a number of them it holds back the table's other changes until that
+change has committed or the lock expires. Only the change that has waited longest gets the lock. Locks affect the order
+of commits and never their correctness: they are local to this process and are not persisted.
+
+Bounds: a lock expires after `lock_s`, and no change waits longer than that for consecutive locks (`group_commit.py`).
+After a lock that was not used, the table has no other lock for some time, so that a client that collides on purpose can
+hold back others only for a small share of the time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+_CHANGES_MAX = 10_000
+"""The number of changes whose collisions are counted. The least recent changes are dropped."""
+_FORGET_S = 120.0
+_LEAST_S = 3.0
+"""The shortest lock. Clients wait up to two seconds before they try again."""
+_PAUSE_FACTOR = 10
+"""After an unused lock, the table has no lock for this multiple of the lock's length."""
+
+ChangeId = tuple[str, str]
+"""The caller, and the id that the caller chose for all attempts of one change."""
+
+
+class _Waiting:
+    __slots__ = ("collisions", "first_s", "last_s", "took_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.first_s = self.last_s = now_s
+        self.collisions = 0
+        self.took_s = 0.0
+
+
+class _Lock(NamedTuple):
+    change: ChangeId
+    end_s: float
+    length_s: float
+
+
+class TableLocks:
+    """The locks of all tables, by table UUID. Times are monotonic clock readings in seconds."""
+
+    def __init__(self, *, after: int, lock_s: float) -> None:
+        """`after`: the number of collisions that earns a lock. With `lock_s` 0 no change gets one."""
+        self._after = after
+        self._lock_s = lock_s
+        self._waiting: OrderedDict[tuple[str, ChangeId], _Waiting] = OrderedDict()
+        self._locks: dict[str, _Lock] = {}
+        self._pauses: OrderedDict[str, float] = OrderedDict()
+
+    def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
+        """Counts a collision. Grants the lock, if it is free, to the change that has waited longest."""
+        key = (table, change)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = _Waiting(now_s)
+        waiting.collisions += 1
+        waiting.took_s, waiting.last_s = now_s - waiting.last_s, now_s
+        self._waiting.move_to_end(key)
+        while len(self._waiting) > _CHANGES_MAX or self._oldest_s() < now_s - _FORGET_S:
+            self._waiting.popitem(last=False)
+        self._grant(table, now_s)
+
+    def release(self, table: str, change: ChangeId, now_s: float) -> None:
+        """Ends the count and the lock of a change that has committed or is not tried again."""
+        self._waiting.pop((table, change), None)
+        lock = self._locks.get(table)
+        if lock is not None and lock.change == change:
+            del self._locks[table]
+            self._grant(table, now_s)
+
+    def holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
+        """The change that holds the lock, and its remaining seconds."""
+        lock = self._locks.get(table)
+        if lock is None:
+            return None
+        if now_s < lock.end_s:
+            return lock.change, lock.end_s - now_s
+        del self._locks[table]
+        self._waiting.pop((table, lock.change), None)
+        self._pauses[table] = now_s + _PAUSE_FACTOR * lock.length_s
+        while len(self._pauses) > _CHANGES_MAX:
+            self._pauses.popitem(last=False)
+        return None
+
+    def _oldest_s(self) -> float:
+        return next(iter(self._waiting.values())).last_s
+
+    def _grant(self, table: str, now_s: float) -> None:
+        if self._lock_s <= 0 or self.holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
+            return
+        self._pauses.pop(table, None)
+        waiting = [
+            (waiter.first_s, change, waiter)
+            for (waited_for, change), waiter in self._waiting.items()
+            if waited_for == table and waiter.collisions >= self._after
+        ]
+        if waiting:
+            _, change, longest = min(waiting, key=lambda candidate: candidate[0])
+            length_s = min(self._lock_s, _LEAST_S + 2 * longest.took_s)
+            self._locks[table] = _Lock(change, now_s + length_s, length_s)
