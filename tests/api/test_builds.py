@@ -338,7 +338,7 @@ async def test_a_paused_index_is_not_built(table: Api) -> None:
 async def test_a_build_of_what_was_defined_anew_goes_on_nowhere(table: Api) -> None:
     build = await begin(table)
     await define(table, fpp=0.5)
-    assert "defined anew" in (await table("GET", at(build, "/files"))).error[2]
+    assert "redefined" in (await table("GET", at(build, "/files"))).error[2]
     assert (await register(table, build, write(build, "a", index_bytes(build, FILES)))).error[0] == 409
     assert (await table("POST", at(build, "/finish"), {"outcome": "rolled-back"})).status == 200
 

@@ -168,7 +168,7 @@ async def test_files_that_match_a_filter_are_replaced_and_half_matches_are_refus
     await lake.append([(7, 0, "e"), (None, 0, "f")])
     half = await lake.send({"replace": {"filter": {"type": "gt", "term": "id", "value": 5}}})
     assert half.status == 400
-    assert "some may match the filter and some not" in half.error[2]
+    assert "may match the filter" in half.error[2]
     await lake.commit({"replace": {"filter": True}})
     assert await seen(lake) == []
 
@@ -368,7 +368,7 @@ async def test_while_buckets_are_doubled_writers_of_others_go_on(api: Api) -> No
     check(metadata)
     half = await lake.send({"add": [_in(lake.data([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}})
     assert half.status == 400
-    assert "was written by the partition spec 0" in half.error[2]
+    assert "has partition spec 0" in half.error[2]
     whole = await lake.commit({"add": [_in(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}})
     assert whole["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
     check(await lake.metadata())

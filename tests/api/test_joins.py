@@ -194,7 +194,7 @@ def nested(levels: int) -> dict[str, Any]:
         ([{"table": ["db", "supplier"], "on": {"nosuch": "s_key"}}], "'nosuch'"),
         ([{"table": ["db", "supplier"], "on": {"f_supplier": "nosuch"}}], "'nosuch'"),
         ([{"table": ["db", "supplier"], "on": {}}], "on 0 columns"),
-        ([{"table": ["supplier"], "on": {"f_supplier": "s_key"}}], "name the levels"),
+        ([{"table": ["supplier"], "on": {"f_supplier": "s_key"}}], "needs the levels"),
         ([{"table": ["db", ""], "on": {"f_supplier": "s_key"}}], "Empty"),
         ([{"table": ["db", "supplier"]}], "on"),
         ([{**supplier(), "where": "true"}], "where"),

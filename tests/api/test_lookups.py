@@ -286,12 +286,12 @@ async def test_bad_keys_are_named(api: Api, body: dict[str, Any], status: int, t
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
-        (b"", 400, "no Arrow IPC stream"),
-        (b"nonsense" * 100, 400, "no Arrow IPC stream"),
+        (b"", 400, "not an Arrow IPC stream"),
+        (b"nonsense" * 100, 400, "not an Arrow IPC stream"),
         (stream(pa.table({"id": [1]})), 400, "No record index is on id"),
         (stream(pa.table({"id": ["x"], "name": ["a"]})), 400, "The column id of the keys"),
         (stream(pa.table({"id": [1], "name": ["a"]}), compression="zstd"), 400, "compressed buffers"),
-        (stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "no Arrow IPC stream"),
+        (stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "not an Arrow IPC stream"),
         (stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
     ],
 )

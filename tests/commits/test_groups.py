@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.commits import applying
+from metaserver.commits import change_application
 from metaserver.commits.change import Change
 from metaserver.commits.snapshot_producer import Produced
 from metaserver.commits.snapshot_writer import Writer
@@ -84,7 +84,7 @@ async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
 async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    produce = applying.produce
+    produce = change_application.produce
 
     async def broken(writer: Writer, change: Change, *more: Any, **named: Any) -> Produced:
         if change.operation == "overwrite":
@@ -93,7 +93,7 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
 
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
-        monkeypatch.setattr(applying, "produce", broken)
+        monkeypatch.setattr(change_application, "produce", broken)
         async with server.parts.catalog.committer.lock(("db",), "t"):
             # The first is a group by itself; all that come while it waits are another.
             bodies = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]

@@ -11,7 +11,7 @@ import pytest
 
 from metaserver.commits import overlap
 from metaserver.commits.overlap import PartitionOverlap, Targets
-from metaserver.commits.overwrite import rest
+from metaserver.commits.overwrite import negation
 from metaserver.iceberg.expressions.binding import bind
 from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from metaserver.iceberg.expressions.expression_json import parse_expression
@@ -261,7 +261,7 @@ def test_every_row_that_a_filter_leaves_out_is_in_the_rest() -> None:
     for _ in range(400):
         json = _some_filter(rng)
         bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)
-        others = rest(bound, table)
+        others = negation(bound, table)
         for value in (None, math.nan, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
             assert _matches(bound, value) or _matches(others, value), (seed, json, value)
             ordinary = value is not None and not math.isnan(value)

@@ -281,7 +281,7 @@ def test_the_command_tells_of_definitions_that_make_no_sense_and_fails(client: I
     done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
     assert (done.exit_code, "no such column" in done.output) == (1, True)
     done = CliRunner().invoke(cli, ["index", "show", "db.t", "b"], env={"SEAMARK_URL": client.url})
-    assert "seamark index list tells what there is" in done.output
+    assert "seamark index list" in done.output
 
 
 def test_the_command_tells_what_stops_it(client: IndexClient) -> None:

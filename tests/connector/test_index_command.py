@@ -123,7 +123,7 @@ def test_the_client_defines_and_builds(url: str) -> None:
     assert list(client.build_files("db.t", "i", build["build-id"])) == []
     assert client.build("db.t", "i", build["build-id"])["state"] == "inflight"
     assert client.finish_build("db.t", "i", build["build-id"])["state"] == "completed"
-    with pytest.raises(Refused, match="begin another"):
+    with pytest.raises(Refused, match="start another build"):
         client.finish_build("db.t", "i", build["build-id"], outcome="rolled-back")
     (found,) = client.indexes("db.t")
     assert (found.health, found.size_bytes) == ("ok", sent["size-in-bytes"])

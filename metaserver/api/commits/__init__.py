@@ -1,1 +1,1 @@
-"""Native commits, the timeline, and dropped tables."""
+"""Routes of changes, of the timeline and of dropped entries."""

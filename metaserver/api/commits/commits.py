@@ -1,7 +1,6 @@
-"""Our own route for writers: a change to a table, of which the server makes the snapshot (docs/design/0004).
+"""The commit route: a writer sends a change to a table, and the server creates the snapshot (docs/design/0004).
 
-The answer to a repeat, by idempotency key or producer, is the first one's, but for the metadata file: that is where the
-table stands when it is asked again.
+A repeat, by idempotency key or producer, gets the first answer with the current metadata location of the table.
 """
 
 from __future__ import annotations
@@ -38,47 +37,47 @@ from metaserver.store.port import Entry, NamespacePath, RegisteredIndexFile
 from metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8
-"""Index files of one change."""
+"""Index files of one change that are read concurrently."""
 _LOCATION = "metadata-location"
 _COUNT = {"type": "integer"}
 _ID = {"type": ["integer", "null"]}
-_FILTER: dict[str, Any] = {"description": "An expression of the Iceberg REST standard."}
+_FILTER: dict[str, Any] = {"description": "An expression of the Iceberg REST specification."}
 _KEY = Parameter(
-    HEADER, "header", "UUID of version 7: a repeat with the same key gets the first answer.", {"type": "string"}
+    HEADER, "header", "A UUID of version 7: a repeat with the same key gets the first answer.", {"type": "string"}
 )
 
 _BODY: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
     "properties": {
-        "table-uuid": {"type": ["string", "null"], "description": "409 where the name leads to another table."},
+        "table-uuid": {"type": ["string", "null"], "description": "409 if the name refers to another table."},
         "branch": {"type": "string", "default": "main"},
         "producer": {
             "type": ["object", "null"],
             "required": ["id", "sequence"],
             "additionalProperties": False,
             "properties": {"id": {"type": "string"}, "sequence": {"type": "integer", "minimum": 0}},
-            "description": "Who writes, and its how-manieth change this is: each sequence is committed once.",
+            "description": "The writer and the sequence number of this change: each sequence is committed once.",
         },
         "change-id": {
             "type": ["string", "null"],
-            "description": "The same for all attempts of one change. One that has collided several times has the turn "
-            "for a while: others of the table wait for it.",
+            "description": "Shared by all attempts of one change. After several collisions, the change gets a table "
+            "lock for some time, and other changes to the table wait.",
         },
         "operation": {
             "enum": [*OPERATIONS, None],
-            "description": "As Iceberg names it; by default what the change does.",
+            "description": "The operation of the snapshot (Iceberg specification); by default derived from the change.",
         },
         "read-snapshot-id": {
             **_ID,
-            "description": "What the change was computed from, null for the empty table. Needed where files are "
-            "removed, position deletes or deletion vectors added, or a scope is given.",
+            "description": "The snapshot that the change was computed from; null for an empty table. Required with "
+            "removed files, position deletes, deletion vectors or a scope.",
         },
         "isolation": {"enum": list(ISOLATIONS), "default": "serializable"},
         "schema-id": {
             **_ID,
-            "description": "By whose names the filters are, the current schema's by default. Where another is current "
-            "by now, 409 for a change with the filter of a scope: its rows may be others.",
+            "description": "The schema that resolves names in filters; by default the current schema. 409 when another "
+            "schema is current now and the scope has a filter, because its names may mean other columns.",
         },
         "scope": {
             "type": ["object", "null"],
@@ -95,13 +94,14 @@ _BODY: dict[str, Any] = {
                     },
                 },
             },
-            "description": "The rows that the change has read, one of the two; by default, where it removes files or "
-            "adds position deletes or deletion vectors, all.",
+            "description": "The rows that the change has read, as a filter or as partitions. Default: all rows when "
+            "the "
+            "change removes files or adds position deletes or deletion vectors, otherwise none.",
         },
         "add": {
             "type": "array",
             "items": {"type": "object"},
-            "description": "Data and delete files, each a ContentFile of the Iceberg REST standard.",
+            "description": "Data and delete files, each a ContentFile of the Iceberg REST specification.",
         },
         "remove": {
             "type": "array",
@@ -111,14 +111,14 @@ _BODY: dict[str, Any] = {
                 "additionalProperties": False,
                 "properties": {"file-path": {"type": "string"}, "content-offset": {"type": ["integer", "null"]}},
             },
-            "description": "Live files; a deletion vector by its offset, too.",
+            "description": "Live files. A deletion vector is named by its path and its offset.",
         },
         "replace": {
             "type": ["object", "null"],
             "additionalProperties": False,
             "properties": {"filter": _FILTER, "partitions": {"enum": [WRITTEN]}},
-            "description": "Every live file whose rows all match the filter, or that lies in a partition of an added "
-            "file, goes, too.",
+            "description": "Removes every live file whose rows all match the filter, or every live file in the "
+            "partitions of the added files.",
         },
         "index-files": {
             "type": "array",
@@ -129,7 +129,8 @@ _BODY: dict[str, Any] = {
                 "additionalProperties": False,
                 "properties": {"location": {"type": "string"}, "size-in-bytes": _COUNT},
             },
-            "description": f"Registered with the snapshot; below {INDEX_FOLDER} of the table.",
+            "description": f"Index files that are registered with the snapshot; stored below {INDEX_FOLDER} of the "
+            "table.",
         },
         "summary": {"type": "object", "additionalProperties": {"type": "string"}},
     },
@@ -155,7 +156,7 @@ COMMITTED_SCHEMA: dict[str, Any] = {
         "table-uuid": {"type": "string"},
         "duplicate": {
             "type": "boolean",
-            "description": "The producer had committed this before; what is null has expired since.",
+            "description": "The producer had committed this change before; null fields have expired since.",
         },
         "summary": {"type": "object", "additionalProperties": {"type": "string"}},
     },
@@ -187,37 +188,37 @@ async def commit_change(request: web.Request) -> web.Response:
             caller, namespace, name, change, partial(_index_files, request, change)
         )
 
-    async def answer(landed: CommitResult) -> web.Response:
-        return json_answer({**msgspec.to_builtins(landed.committed), _LOCATION: landed.metadata_location})
+    async def answer(result: CommitResult) -> web.Response:
+        return json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location})
 
     return await _located(request, await once(request, work, answer), namespace, name)
 
 
 async def _located(request: web.Request, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
-    """What was remembered of a first answer, with the metadata file that stands now."""
+    """A recorded answer with the current metadata location."""
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)
-    said = msgspec.json.decode(response.body, type=dict[str, Any])
-    if _LOCATION in said:
+    recorded = msgspec.json.decode(response.body, type=dict[str, Any])
+    if _LOCATION in recorded:
         return response
     try:
         entry = await request.app[CATALOG].tables.entry(namespace, name)
     except NotFound:
         entry = None
-    if entry is None or entry.uuid != said["table-uuid"]:
+    if entry is None or entry.uuid != recorded["table-uuid"]:
         raise moved_on(namespace, name)
-    return json_answer({**said, _LOCATION: entry.metadata_location})
+    return json_answer({**recorded, _LOCATION: entry.metadata_location})
 
 
 async def _index_files(
     request: web.Request, change: ChangeRequest, entry: Entry, metadata: TableMetadata
 ) -> list[RegisteredIndexFile]:
-    """Those that come with the change, each read. BadRequest for one that is none of this table's."""
+    """Reads the index files of the change. BadRequest for a file that does not belong to the table."""
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     slots = asyncio.Semaphore(_READ_AT_ONCE)
 
-    async def one(location: str, size_bytes: int) -> RegisteredIndexFile:
+    async def registered(location: str, size_bytes: int) -> RegisteredIndexFile:
         async with slots:
             file = await read_index_file(
                 request.app[READER],
@@ -234,9 +235,9 @@ async def _index_files(
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         return file
 
-    return await asyncio.gather(*(one(given.location, given.size_in_bytes) for given in change.index_files))
+    return await asyncio.gather(*(registered(given.location, given.size_in_bytes) for given in change.index_files))
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/commit", commit_change)

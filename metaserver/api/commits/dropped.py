@@ -1,4 +1,4 @@
-"""Our own routes on what the catalog keeps beside tables: the dropped (list, undrop, purge) and engines' reports."""
+"""Routes for dropped entries (list, undrop, purge) and for reports of engines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DROPPED_SCHEMA: dict[str, Any] = {
         "id": {"type": "string"},
         **_ENTRY,
         "dropped-ms": {"type": "integer"},
-        "expires-ms": {"type": "integer", "description": "Until then it can be undropped."},
-        "purge": {"type": "boolean", "description": "Whether its files go, too, once it has expired."},
+        "expires-ms": {"type": "integer", "description": "The end of the retention; until then undrop is possible."},
+        "purge": {"type": "boolean", "description": "Whether the files are deleted after the retention."},
         "who": {"type": "string"},
     },
 }
@@ -44,19 +44,19 @@ REPORT_SCHEMA: dict[str, Any] = {
         "snapshot-id": {"type": ["integer", "null"]},
         "received-ms": {"type": "integer"},
         "who": {"type": "string"},
-        "report": {"type": "object", "description": "As the engine sent it."},
+        "report": {"type": "object", "description": "The report as the engine sent it."},
     },
 }
 _UNDROP_BODY: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
     "properties": {
-        "namespace": {"type": ["array", "null"], "items": {"type": "string"}, "description": "Instead of the old one."},
-        "name": {"type": ["string", "null"], "description": "Instead of the old one."},
+        "namespace": {"type": ["array", "null"], "items": {"type": "string"}, "description": "A new namespace."},
+        "name": {"type": ["string", "null"], "description": "A new name."},
     },
 }
-_ID = Parameter("id", "path", "Id of what was dropped, as listed.", {"type": "string"}, True)
-_NOT_FOUND = ResponseSpec(404, "Nothing dropped has this id, or its retention has ended")
+_ID = Parameter("id", "path", "The id of the dropped entry, as listed.", {"type": "string"}, True)
+_NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
 
 
 class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,9 +97,9 @@ async def list_dropped(request: web.Request) -> web.Response:
 async def undrop(request: web.Request) -> web.Response:
     allow_somewhere(request)
     body = await read_body(request)
-    wanted = decode_as(body, UndropBody, "The body") if body else UndropBody()
-    namespace = check_namespace(tuple(wanted.namespace)) if wanted.namespace is not None else None
-    name = check_name(wanted.name, "name") if wanted.name is not None else None
+    change = decode_as(body, UndropBody, "The body") if body else UndropBody()
+    namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
+    name = check_name(change.name, "name") if change.name is not None else None
     dropped = request.app[CATALOG].dropped
     row = await _row(request)
     allow(request, row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
@@ -140,7 +140,7 @@ async def list_table_metrics(request: web.Request) -> web.Response:
 
 
 async def _row(request: web.Request) -> DroppedEntry:
-    """What the path names. NotFound also where the caller may not list it: a refusal would name its namespace."""
+    """The dropped entry in the path. NotFound also when the caller may not list it: a refusal would reveal it."""
     row = await request.app[CATALOG].dropped.get(path_name(request, "id"))
     if not request.app[AUTHORIZER].allows(request[PRINCIPAL], "listDropped", row.entry.namespace):
         raise no_such_dropped(row.id)

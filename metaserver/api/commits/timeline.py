@@ -1,8 +1,8 @@
-"""Our own routes on what happened: the timeline (read, long-poll, event stream).
+"""Routes of the timeline: read, long-poll and event stream.
 
-Namespaces stand in paths as in the Iceberg REST standard: levels joined by 0x1F (`%1F`). Field names are in the
-standard's style, too (kebab-case). `since` is a position as found in an answer; a reader that continues with
-`next-since` misses nothing, however many replicas write.
+Namespaces in paths have the form of the Iceberg REST specification: levels joined by 0x1F (`%1F`). Field names have its
+style as well (kebab-case). `since` is a position from an answer; a reader that continues with `next-since` misses no
+instant, with any number of replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STATES = frozenset(state.value for state in InstantState)
 LATEST = "latest"
 EVENT_STREAM = "text/event-stream"
 HEARTBEAT_S = 15.0
-"""A comment this often keeps proxies from closing a quiet stream, and shows us a client that is gone."""
+"""The interval of comments, which keep proxies from closing an idle stream and detect closed connections."""
 DEFAULT_LIMIT = 100
 _SSE_BATCH = 100
 
@@ -43,7 +43,7 @@ INSTANT_SCHEMA: dict[str, Any] = {
     "required": ["id", "position", "action", "state", "kind", "namespace", "name", "uuid", "requested-ms", "who"],
     "properties": {
         "id": {"type": "string", "format": "uuid"},
-        "position": {"type": "string", "description": "Opaque; pass it as `since` to read on from here."},
+        "position": {"type": "string", "description": "Opaque; pass it as `since` to continue from here."},
         "action": {"type": "string", "examples": ["create", "commit", "drop", "undrop", "purge", "rename"]},
         "state": {"enum": [state.value for state in InstantState]},
         "kind": {"enum": [kind.value for kind in EntryKind]},
@@ -65,8 +65,8 @@ _PAGE_SCHEMA: dict[str, Any] = {
         "instants": {"type": "array", "items": {"$ref": "#/components/schemas/Instant"}},
         "next-since": {
             "type": ["string", "null"],
-            "description": "Pass it as `since` to continue. Null: newest first has reached the beginning, "
-            "or oldest first has found nothing yet.",
+            "description": "Pass it as `since` to continue. Null: the first instant was reached (newest first), "
+            "or there is none yet (oldest first).",
         },
     },
 }
@@ -74,20 +74,25 @@ _FILTERS = (
     Parameter(
         "since",
         "query",
-        "Position to read on from, exclusive. Left out: from the beginning; `latest`: only what comes after now.",
+        "The position to continue from, exclusive. Omitted: from the first instant; `latest`: only new instants.",
         {"type": "string"},
     ),
-    Parameter("limit", "query", f"Most instants answered; default {DEFAULT_LIMIT}.", {"type": "integer", "minimum": 1}),
+    Parameter(
+        "limit",
+        "query",
+        f"The largest number of instants; default {DEFAULT_LIMIT}.",
+        {"type": "integer", "minimum": 1},
+    ),
     Parameter("action", "query", "Only this action.", {"type": "string"}),
     Parameter("state", "query", "Only this state.", {"enum": [state.value for state in InstantState]}),
     Parameter("order", "query", "asc: oldest first (default); desc: newest first.", {"enum": ["asc", "desc"]}),
     Parameter(
         "wait",
         "query",
-        "Seconds to hold the answer open until something matches (long-poll); at most the setting watch_timeout_s.",
+        "Seconds to wait for a matching instant (long-poll); at most the setting watch_timeout_s.",
         {"type": "number", "minimum": 0},
     ),
-    Parameter("Last-Event-ID", "header", "Event streams only: as `since`.", {"type": "string"}),
+    Parameter("Last-Event-ID", "header", "Event streams only: the same as `since`.", {"type": "string"}),
 )
 _ANSWERS = (
     ResponseSpec(200, "Instants in order; with `Accept: text/event-stream` a stream of events instead.", _PAGE_SCHEMA),
@@ -122,7 +127,7 @@ async def list_table_timeline(request: web.Request) -> web.StreamResponse:
 
 
 async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
-    """By UUID where the name stands for something now, so that history survives renames; else by name."""
+    """By UUID if the name resolves, so that the history includes earlier names; otherwise by name."""
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         entry = await store.entry(kind, namespace, name)
         if entry is not None:
@@ -134,7 +139,7 @@ async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> In
 
 
 async def _answer(request: web.Request, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
-    """`namespace`: where the rights to see this timeline come from."""
+    """`namespace`: the namespace whose rights apply to this timeline."""
     timeline = request.app[TIMELINE]
     where, limit, wait_s = _read_query(request, where)
     if where.since == LATEST:
@@ -142,21 +147,21 @@ async def _answer(request: web.Request, where: InstantFilter, namespace: Namespa
     if EVENT_STREAM in request.headers.get("Accept", ""):
         return await _stream(request, timeline, where, namespace)
     if wait_s > 0:
-        found = await timeline.watch(where, limit, wait_s)
-        await recheck(request, namespace)  # a token may have ended while the answer was held open
+        instants = await timeline.watch(where, limit, wait_s)
+        await recheck(request, namespace)  # a token may have expired during the wait
     else:
-        found = await timeline.read(where, limit)
-    next_since = found[-1].position if found else (None if where.newest_first else where.since)
-    shown = [_shown(request, instant) for instant in found if may_do(request, instant.namespace)]
+        instants = await timeline.read(where, limit)
+    next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
+    shown = [_shown(request, instant) for instant in instants if may_do(request, instant.namespace)]
     return json_answer({"instants": shown, "next-since": next_since})
 
 
 def _shown(request: web.Request, instant: Instant) -> dict[str, Any]:
-    """The instant without the new name of a table that was moved to a namespace which the caller may not see."""
+    """The instant, without the new name of a table that was moved to a namespace that the caller may not see."""
     made = instant_json(instant)
     if "to" not in instant.summary:
         return made
-    # Instants recorded before the levels were: only a reader of the whole catalog is sure to see the namespace.
+    # Older instants lack the levels; then only readers of the whole catalog see the name.
     levels = instant.summary.get("to-namespace")
     authorizer, principal = request.app[AUTHORIZER], request[PRINCIPAL]
     visible = authorizer.holds(principal, Role.READER, ()) if levels is None else may_see(request, tuple(levels))
@@ -166,25 +171,25 @@ def _shown(request: web.Request, instant: Instant) -> dict[str, Any]:
 
 
 def _read_query(request: web.Request, where: InstantFilter) -> tuple[InstantFilter, int, float]:
-    """(filter, limit, seconds to wait). BadRequest names the parameter and what it may be."""
+    """(filter, limit, seconds to wait). BadRequest names the invalid parameter and its allowed values."""
     query = request.query
     settings = request.app[SETTINGS]
     stream = EVENT_STREAM in request.headers.get("Accept", "")
     since = (request.headers.get("Last-Event-ID") if stream else None) or query.get("since")
     if since not in (None, LATEST) and not POSITION.fullmatch(since):
-        raise BadRequest(f"since {since[:40]!r} is no position this server gave out; leave it out to start again")
+        raise BadRequest(f"since is {since[:40]!r}, which this server did not issue; omit it to start again")
     action = query.get("action")
     if action is not None:
         check_name(action, "action")
     state = query.get("state")
     if state is not None and state not in _STATES:
-        raise BadRequest(f"state {state[:40]!r} must be one of {', '.join(InstantState)}")
+        raise BadRequest(f"state is {state[:40]!r}; it must be one of {', '.join(InstantState)}")
     order = query.get("order", "asc")
     if order not in ("asc", "desc"):
-        raise BadRequest(f"order {order[:40]!r} must be asc or desc")
+        raise BadRequest(f"order is {order[:40]!r}; it must be asc or desc")
     wait_s = _number(query.get("wait", "0"), "wait")
     if order == "desc" and (wait_s > 0 or stream):
-        raise BadRequest("Waiting for what comes next goes oldest first: leave out order=desc")
+        raise BadRequest("order=desc cannot wait for new instants; omit it")
     limit = page_size(query.get("limit", str(DEFAULT_LIMIT)), "limit", settings.page_limit)
     where = msgspec.structs.replace(
         where,
@@ -200,19 +205,20 @@ def _number(text: str, name: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise BadRequest(f"{name} {text[:40]!r} must be a number of seconds") from None
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be a number of seconds") from None
     if not math.isfinite(number) or number < 0:
-        raise BadRequest(f"{name} {text[:40]!r} must be a number of seconds, 0 or more")
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be a number of seconds, 0 or more")
     return number
 
 
 async def _stream(
     request: web.Request, timeline: Timeline, where: InstantFilter, namespace: NamespacePath
 ) -> web.StreamResponse:
-    """Server-sent events (WHATWG HTML, 9.2): one event an instant, `id` its position, until the client or we go.
+    """Server-sent events (WHATWG HTML, 9.2): one event an instant with its position as `id`, until the connection or
+    the server closes.
 
-    Login and rights are checked again before anything is sent, and every `rights_recheck_s` while nothing is. Where
-    they have ended, so does the stream, with an event `error` that holds the refusal."""
+    Login and rights are checked before each write, and every `rights_recheck_s` in between. When they end, the stream
+    ends with an event `error` that contains the refusal."""
     async with timeline.watching(where) as watcher:
         response = web.StreamResponse(
             headers={
@@ -226,16 +232,17 @@ async def _stream(
         try:
             await response.write(b"retry: 1000\n\n")
             while not request.app[DRAIN].is_set():
-                found = await _next_instants(request, timeline, watcher, namespace)
-                await response.write(_events(request, [one for one in found if may_do(request, one.namespace)]))
+                instants = await _next_instants(request, timeline, watcher, namespace)
+                visible = [instant for instant in instants if may_do(request, instant.namespace)]
+                await response.write(_events(request, visible))
         except ConnectionError:
-            pass  # the client is gone; that is how streams end
+            pass  # the client has closed the connection, the usual end of a stream
         except (Unauthenticated, Forbidden) as error:
             _log.info("event stream ends", error=error.message, request_id=request[REQUEST_ID])
             with suppress(ConnectionError):
                 await response.write(b"event: error\ndata: %b\n\n" % error_body(error.code, error.type, error.message))
         except SeamarkError as error:
-            # The status is sent already. The client reconnects with Last-Event-ID and is then told what is wrong.
+            # The status was sent already. The client reconnects with Last-Event-ID and then receives the error.
             _log.warning("event stream ends", error=error.message, request_id=request[REQUEST_ID])
         return response
 
@@ -243,27 +250,27 @@ async def _stream(
 async def _next_instants(
     request: web.Request, timeline: Timeline, watcher: Watcher, namespace: NamespacePath
 ) -> list[Instant]:
-    """What happens next; empty after HEARTBEAT_S without anything. Unauthenticated or Forbidden once the login or the
-    right to see this timeline has ended, found before anything is returned."""
+    """The next instants; empty after HEARTBEAT_S without any. Unauthenticated or Forbidden once the login or the right
+    to see this timeline has ended; checked before instants are returned."""
     clock, pause_s = request.app[CLOCK], request.app[SETTINGS].rights_recheck_s
     until_s = clock.monotonic() + HEARTBEAT_S
-    found: list[Instant] = []
-    while not found and (left_s := until_s - clock.monotonic()) > 0:
+    instants: list[Instant] = []
+    while not instants and (left_s := until_s - clock.monotonic()) > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause_s, left_s)):
-                found = await timeline.next(watcher, _SSE_BATCH)
+                instants = await timeline.next(watcher, _SSE_BATCH)
         await recheck(request, namespace)
         if request.app[DRAIN].is_set():
             break
-    return found
+    return instants
 
 
-def _events(request: web.Request, found: list[Instant]) -> bytes:
-    if not found:
+def _events(request: web.Request, instants: list[Instant]) -> bytes:
+    if not instants:
         return b": still here\n\n"
     return b"".join(
         b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(request, instant)))
-        for instant in found
+        for instant in instants
     )
 
 

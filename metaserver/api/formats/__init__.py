@@ -1,1 +1,1 @@
-"""Wire formats: Arrow and JSON listings, answers sent in pieces."""
+"""Wire formats: listings as Arrow and JSON, and streamed answers."""

@@ -1,7 +1,7 @@
-"""Columns of numpy arrays as Arrow, and tables as Arrow IPC streams; what is there already is not copied.
+"""Converts numpy columns to Arrow without copies where possible, and tables to Arrow IPC streams.
 
-Types are those of Iceberg's (spec: "Parquet", whose logical types are Arrow's); UUIDs and fixed are bytes. Metadata of
-an answer, as the token of its next page, is metadata of the stream's schema.
+Types correspond to Iceberg types (specification: "Parquet", whose logical types are Arrow's); UUIDs and fixed are
+bytes. Metadata of an answer, such as the token of its next page, is metadata of the stream's schema.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OFFSET_MAX = 2**31 - 1
 
 
 def wants_arrow(request: web.Request) -> bool:
-    """Whether the answer is to be an Arrow IPC stream rather than JSON. NotAcceptable for anything else (RFC 9110)."""
+    """Whether to answer with an Arrow IPC stream instead of JSON. NotAcceptable for other types (RFC 9110)."""
     accepted = request.headers.get("Accept", "*/*")
     best, arrow = 0.0, False
     for part in accepted.split(","):
@@ -35,7 +35,7 @@ def wants_arrow(request: web.Request) -> bool:
         if (is_arrow or name in _JSON_RANGES) and weight > best:
             best, arrow = weight, is_arrow
     if best == 0:
-        raise NotAcceptable(f"Accept is {accepted[:100]!r}; there are application/json and {ARROW_STREAM}")
+        raise NotAcceptable(f"Accept is {accepted[:100]!r}; available: application/json and {ARROW_STREAM}")
     return arrow
 
 
@@ -50,7 +50,7 @@ def _weight(parameters: Sequence[str]) -> float:
 
 
 def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
-    """One record batch, whose columns have _ for - in their names."""
+    """A stream with one record batch. Column names have _ instead of -."""
     fields = [pa.field(name.replace("-", "_"), array.type) for name, array in columns.items()]
     schema = pa.schema(fields, metadata=dict(metadata))
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
@@ -62,37 +62,37 @@ def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> byte
 
 
 def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
-    """int64[rows], MISSING as null, as `kind` (int64 by default): a type of 32 or 64 bits that is an integer inside."""
-    wanted = kind or pa.int64()
+    """int64[rows] with MISSING as null, as `kind` (default int64): a type of 32 or 64 bits with integer storage."""
+    arrow = kind or pa.int64()
     present = values != MISSING
-    if pa.types.is_boolean(wanted):
+    if pa.types.is_boolean(arrow):
         return pa.array(values == 1, mask=~present)
-    narrow = np.where(present, values, 0).astype(np.int32) if wanted.bit_width == 32 else np.ascontiguousarray(values)
-    return pa.Array.from_buffers(wanted, len(values), [_validity(present), pa.py_buffer(narrow)])
+    narrow = np.where(present, values, 0).astype(np.int32) if arrow.bit_width == 32 else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(arrow, len(values), [_validity(present), pa.py_buffer(narrow)])
 
 
 def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
-    """TooLarge where they do not fit one array."""
+    """A string array. TooLarge when the strings do not fit one array."""
     if strings.ends[-1] > _OFFSET_MAX:
-        raise TooLarge("The page's texts are larger than 2 GiB; ask for a smaller limit")
+        raise TooLarge("The strings of the page are larger than 2 GiB; use a smaller limit")
     buffers = [
         _validity(strings.present != 0),
         pa.py_buffer(strings.ends.astype(np.int32)),
         pa.py_buffer(strings.data),
     ]
-    found = pa.Array.from_buffers(kind or pa.string(), len(strings.present), buffers)
+    array = pa.Array.from_buffers(kind or pa.string(), len(strings.present), buffers)
     if kind is None or pa.types.is_string(kind):
         try:
-            found.validate(full=True)
-        except pa.ArrowInvalid:  # a writer that cut a character in two
+            array.validate(full=True)
+        except pa.ArrowInvalid:  # a writer has truncated a value within a character
             return pa.array(
                 [None if string is None else string.decode("utf-8", "replace") for string in strings.values()]
             )
-    return found
+    return array
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Of an Iceberg type's bounds, which may be shorter than its values; null for one without an order."""
+    """The type of an Iceberg type's bounds, which may be shorter than its values; null for types without an order."""
     if base_name(kind) in ("uuid", "fixed"):
         return pa.binary()
     try:
@@ -102,36 +102,36 @@ def arrow_type(kind: str) -> pa.DataType:
 
 
 def is_integer(kind: pa.DataType) -> bool:
-    """Whether values of the type are integers of 32 or 64 bits inside: numbers, dates and times."""
+    """Whether the storage of the type is an integer of 32 or 64 bits: numbers, dates and times."""
     return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
 
 
 def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
-    """What `Stats.bounds` found, as the column's type."""
-    wanted = arrow_type(kind)
-    if pa.types.is_null(wanted):
+    """The bounds of `Stats.bounds` as an array of the column's type."""
+    arrow = arrow_type(kind)
+    if pa.types.is_null(arrow):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
     if isinstance(values, Strings):
-        return _long_decimals(values, wanted) if pa.types.is_decimal(wanted) else texts(values, wanted)
+        return _long_decimals(values, arrow) if pa.types.is_decimal(arrow) else texts(values, arrow)
     if values.dtype == np.float64:
-        narrow = np.ascontiguousarray(values, dtype=np.float32 if wanted.bit_width == 32 else np.float64)
-        return pa.Array.from_buffers(wanted, len(values), [_validity(~np.isnan(values)), pa.py_buffer(narrow)])
+        narrow = np.ascontiguousarray(values, dtype=np.float32 if arrow.bit_width == 32 else np.float64)
+        return pa.Array.from_buffers(arrow, len(values), [_validity(~np.isnan(values)), pa.py_buffer(narrow)])
     longs = values.astype(np.int64, copy=False)
-    if pa.types.is_decimal(wanted):
+    if pa.types.is_decimal(arrow):
         wide = np.stack([longs, longs >> np.int64(63)], axis=1)
-        return pa.Array.from_buffers(wanted, len(longs), [_validity(longs != MISSING), pa.py_buffer(wide)])
-    return integers(longs, wanted)
+        return pa.Array.from_buffers(arrow, len(longs), [_validity(longs != MISSING), pa.py_buffer(wide)])
+    return integers(longs, arrow)
 
 
-def _long_decimals(values: Strings, wanted: pa.DataType) -> pa.Array:
-    """From big-endian plus 2**127 to little-endian."""
-    there = values.present != 0
-    matrix = np.zeros((len(there), 2), dtype=np.uint64)
-    matrix[there] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
-    matrix[there, 1] ^= np.uint64(1 << 63)
-    return pa.Array.from_buffers(wanted, len(there), [_validity(there), pa.py_buffer(matrix)])
+def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
+    """Converts big-endian plus 2**127 to little-endian."""
+    present = values.present != 0
+    matrix = np.zeros((len(present), 2), dtype=np.uint64)
+    matrix[present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
+    matrix[present, 1] ^= np.uint64(1 << 63)
+    return pa.Array.from_buffers(arrow, len(present), [_validity(present), pa.py_buffer(matrix)])
 
 
 def _validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """None where every value is there."""
+    """None if no value is null."""
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

@@ -1,8 +1,8 @@
-"""Arrow IPC streams that clients send, read with suspicion.
+"""Decodes Arrow IPC streams from clients, which are not trusted.
 
-The rule it keeps: nothing is decoded before it is known that it inflates to nothing and how many rows it claims, and
-nothing is used before Arrow has validated it. So a small body cannot become a large one: streams with compressed
-buffers are refused (what a body needs, `Content-Encoding` does).
+The rule: before anything is decoded, the stream is checked for compression and its rows are counted, and no value is
+used before Arrow has validated it. A small body therefore cannot become a large one: streams with compressed buffers
+are refused (a client may use `Content-Encoding` instead).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from metaserver.errors import BadRequest, TooLarge
 
 _U16, _I32, _U32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
 _HEADER_TYPE, _HEADER = 1, 2
-"""Fields of a Message, by their places in its table (Arrow's Message.fbs)."""
+"""Fields of a Message, by their positions in its table (Arrow's Message.fbs)."""
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 _BATCH_OF_DICTIONARY = 1
 _LENGTH, _COMPRESSION = 0, 3
@@ -23,7 +23,7 @@ _LENGTH, _COMPRESSION = 0, 3
 
 
 def read_stream(body: bytes, what: str, *, rows_max: int) -> pa.Table:
-    """All of a stream. BadRequest for what is none; TooLarge for more than `rows_max` rows."""
+    """Decodes the whole stream. BadRequest for invalid data; TooLarge for more than `rows_max` rows."""
     source = pa.py_buffer(body)
     try:
         rows = 0
@@ -34,12 +34,12 @@ def read_stream(body: bytes, what: str, *, rows_max: int) -> pa.Table:
         table = pa.ipc.open_stream(source).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise BadRequest(f"{what} is no Arrow IPC stream: {(str(error).splitlines() or [''])[0][:200]}") from None
+        raise BadRequest(f"{what} is not an Arrow IPC stream: {(str(error).splitlines() or [''])[0][:200]}") from None
     return table
 
 
 def _rows_of(message: memoryview, what: str) -> int:
-    """Rows that a message claims; 0 for one that is no record batch."""
+    """The rows that a message states; 0 for other messages than record batches."""
     root = _U32.unpack_from(message)[0]
     at = _field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
@@ -49,7 +49,7 @@ def _rows_of(message: memoryview, what: str) -> int:
     if kind == _DICTIONARY_BATCH:
         batch = _table(message, batch, _BATCH_OF_DICTIONARY)
     if _field(message, batch, _COMPRESSION):
-        raise BadRequest(f"{what} has compressed buffers; write it without, and compress the body with gzip instead")
+        raise BadRequest(f"{what} has compressed buffers; write it uncompressed and compress the body with gzip")
     at = _field(message, batch, _LENGTH)
     length: int = _I64.unpack_from(message, at)[0] if at else 0
     return length
@@ -58,15 +58,15 @@ def _rows_of(message: memoryview, what: str) -> int:
 def _table(message: memoryview, table: int, number: int) -> int:
     at = _field(message, table, number)
     if not at:
-        raise ValueError("a batch is missing in a message")
+        raise ValueError("a message has no batch")
     return int(at + _U32.unpack_from(message, at)[0])
 
 
 def _field(message: memoryview, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table lies; 0 where it is left out."""
+    """The position of a field in a flatbuffer's table; 0 when it is absent."""
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:
-        raise ValueError("a message's table lies outside of it")
+        raise ValueError("the table of a message is outside the message")
     place = 4 + 2 * number
     if place >= _U16.unpack_from(message, vtable)[0]:
         return 0

@@ -1,8 +1,8 @@
-"""One record batch as an Arrow IPC stream in one piece of memory, into which columns are written where they go out.
+"""Writes one record batch as an Arrow IPC stream in a single buffer; columns are decoded directly into it.
 
-Arrow's own writer takes columns that were put together before and copies them. Here the message's head is laid out
-first (Arrow, "Serialization and Interprocess Communication": Message.fbs is a FlatBuffer, whose tables may lie in any
-order; ours always lie in the same), and columns that blocks hold packed are unpacked behind it.
+Arrow's writer takes complete arrays and copies them. Here the head of the message is computed first (Arrow,
+"Serialization and Interprocess Communication": Message.fbs is a FlatBuffer, whose tables may have any order; here the
+order is fixed), and packed columns of blocks are unpacked behind it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _END = _CONTINUES + bytes(4)
 _VERSION_5, _RECORD_BATCH = 4, 3
 _TABLES = struct.Struct("<I 6H 5H 6x iIqhB5x iIqI4x 4xI")
 """Offset of the message; its vtable and the batch's; message (vtable, header, body's length, version, kind of header);
-batch (vtable, nodes, rows, buffers); how many nodes, which follow."""
+batch (vtable, nodes, rows, buffers); the number of the nodes, which follow."""
 _MESSAGE, _BATCH, _NODES = 32, 56, 84
 _MESSAGE_VTABLE, _BATCH_VTABLE = 4, 16
 
 
 class Columns:
-    """The columns of one batch, in their order. `rows` is how many values each has."""
+    """The columns of one batch, in order, with `rows` values each."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -38,12 +38,12 @@ class Columns:
         self._parts: list[Integers | pa.Array] = []
 
     def add(self, name: str, kind: pa.DataType, values: Integers | pa.Array) -> None:
-        """`kind` has 32 or 64 bits an integer where `values` are to be unpacked, else it is the array's."""
+        """`kind` is an integer type of 32 or 64 bits if `values` are packed integers, otherwise the array's type."""
         self._fields.append((name, kind))
         self._parts.append(values)
 
     def stream(self, about: Mapping[str, str]) -> bytearray:
-        """The stream, whose schema has `about` for metadata."""
+        """The stream. `about` is the metadata of its schema."""
         schema = _schema(tuple(self._fields), tuple(about.items()))
         sizes = [self._sizes(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
         offsets: list[tuple[int, int]] = []
@@ -64,13 +64,13 @@ class Columns:
         return made
 
     def _sizes(self, kind: pa.DataType, part: Integers | pa.Array) -> list[int]:
-        """Of the column's buffers; 0 for a bitmap that is not needed."""
+        """The sizes of the column's buffers; 0 for a validity bitmap that is not needed."""
         if isinstance(part, Integers):
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
         return [0 if buffer is None else buffer.size for buffer in _buffers(part)]
 
     def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
-        """How many values of each column are null."""
+        """Writes the columns and returns the number of nulls of each."""
         nulls = []
         places = iter(offsets)
         for (_, kind), part in zip(self._fields, self._parts, strict=True):
@@ -91,7 +91,7 @@ class Columns:
 
 
 def _buffers(array: pa.Array) -> list[pa.Buffer | None]:
-    """Nulls alone have none in a stream."""
+    """The buffers in a stream; an array of type null has none."""
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 
@@ -107,11 +107,11 @@ def _schema(fields: tuple[tuple[str, Any], ...], about: tuple[tuple[str, str], .
 
 
 def _head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], body_size: int) -> bytes:
-    """The encapsulated message of a record batch, up to its body."""
+    """The encapsulated message of a record batch, without its body."""
     nodes_end = _NODES + 4 + 16 * len(nulls)
     tables = _TABLES.pack(
         _MESSAGE,
-        *(12, 24, 16, 18, 4, 8),  # sizes of the vtable and of the table, then where each of its fields lies
+        *(12, 24, 16, 18, 4, 8),  # sizes of the vtable and the table, then the offset of each field
         *(10, 24, 8, 4, 16),
         *(_MESSAGE - _MESSAGE_VTABLE, _BATCH - (_MESSAGE + 4), body_size, _VERSION_5, _RECORD_BATCH),
         *(_BATCH - _BATCH_VTABLE, _NODES - (_BATCH + 4), rows, nodes_end + 4 - (_BATCH + 16)),

@@ -1,4 +1,4 @@
-"""What the metadata routes list: items of named columns, read for one page, as Arrow arrays or as lists for JSON."""
+"""Listings of the metadata routes: one page of items with named columns, as Arrow arrays or as lists for JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENTS = ("data", "position-deletes", "equality-deletes")
 _INTEGER = {"type": ["integer", "null"]}
 _PARTITION = {
     "type": "object",
-    "description": "Values by the names of partition fields; may be sent back as `partition`.",
+    "description": "Values by the names of partition fields; accepted as `partition` in requests.",
 }
 FILE_COLUMNS: dict[str, dict[str, Any]] = {
     "content": {"enum": list(CONTENTS)},
@@ -39,17 +39,19 @@ FILE_COLUMNS: dict[str, dict[str, Any]] = {
     "snapshot-id": {"type": ["integer", "null"], "description": "The snapshot that added the file."},
     "delete-files": {
         "type": ["integer", "null"],
-        "description": "How many delete files a reader has to apply; null for delete files.",
+        "description": "The number of delete files that apply to the file; null for delete files.",
     },
 }
 STATS_COLUMNS: dict[str, dict[str, Any]] = {
     "file": {
         "type": "integer",
-        "description": "Number of the file in its snapshot: its manifest, and its place in it.",
+        "description": "The number of the file in its snapshot: its manifest and its position in it.",
     },
     "file-path": {"type": "string"},
-    "lower-bound": {"description": "A value of the column's type (spec: JSON single-value serialization), or null."},
-    "upper-bound": {"description": "As lower-bound."},
+    "lower-bound": {
+        "description": "A value of the column's type (specification: JSON single-value serialization), or null."
+    },
+    "upper-bound": {"description": "The same as for lower-bound."},
     "value-count": _INTEGER,
     "null-value-count": _INTEGER,
     "nan-value-count": _INTEGER,
@@ -60,9 +62,9 @@ PARTITION_COLUMNS: dict[str, dict[str, Any]] = {
     "partition": _PARTITION,
     "record-count": {"type": "integer"},
     "file-count": {"type": "integer"},
-    "file-size-in-bytes": {"type": "integer", "description": "Of the data files."},
+    "file-size-in-bytes": {"type": "integer", "description": "The total size of the data files."},
     "position-delete-records": {"type": "integer"},
-    "position-delete-files": {"type": "integer", "description": "Deletion vectors included."},
+    "position-delete-files": {"type": "integer", "description": "Includes deletion vectors."},
     "equality-delete-records": {"type": "integer"},
     "equality-delete-files": {"type": "integer"},
     "last-updated-snapshot-id": _INTEGER,
@@ -71,27 +73,27 @@ PARTITION_COLUMNS: dict[str, dict[str, Any]] = {
 
 
 class Listing(Protocol):
-    """Items numbered from 0, in an order that depends on the snapshot alone."""
+    """Items numbered from 0. The order depends only on the snapshot."""
 
     @property
     def total(self) -> int: ...
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes | bytearray:
-        """An Arrow IPC stream of the items from `start` up to, not including, `end`: the columns of those names, with _
-        for -, and `about` as metadata of the schema."""
+        """An Arrow IPC stream of the items from `start` to `end`, exclusive: the named columns, with _ instead of -,
+        and `about` as metadata of the schema."""
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """The same columns as values for JSON, one list a name."""
+        """The same columns as JSON values, one list a column."""
 
 
 def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
-    """The items from number `start` up to, not including, `end`, for JSON."""
+    """The items from `start` to `end`, exclusive, as JSON objects."""
     columns = listing.lists(names, start, end)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 class FileListing:
-    """Data files, then delete files. `scan` is of the whole snapshot: who applies which delete files."""
+    """Data files, then delete files. `scan` covers the whole snapshot and gives the delete files of each data file."""
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: Scan | None) -> None:
         self._metadata = metadata
@@ -100,11 +102,11 @@ class FileListing:
         self.total = data.files + deletes.files
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
-        pages = [_FilesPage(self._metadata, found, scan) for found, scan in self._page(start, end)]
+        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._page(start, end)]
         return arrow.stream({name: pa.concat_arrays([page.array(name) for page in pages]) for name in names}, about)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        pages = [_FilesPage(self._metadata, found, scan) for found, scan in self._page(start, end)]
+        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._page(start, end)]
         return [[value for page in pages for value in page.values(name)] for name in names]
 
     def _page(self, start: int, end: int) -> list[tuple[FoundFiles, Scan | None]]:
@@ -114,16 +116,16 @@ class FileListing:
 
 
 class _FilesPage:
-    def __init__(self, metadata: TableMetadata, found: FoundFiles, scan: Scan | None) -> None:
+    def __init__(self, metadata: TableMetadata, files: FoundFiles, scan: Scan | None) -> None:
         self._metadata = metadata
-        self._found = found
+        self._files = files
         self._scan = scan
         self._grouped: FilesByPartition | None = None
 
     def array(self, name: str) -> pa.Array:
         match name:
             case "file-path":
-                return arrow.texts(self._found.texts("file_path"))
+                return arrow.texts(self._files.texts("file_path"))
             case "content":
                 return _chosen(self._contents(), CONTENTS)
             case "file-format" | "partition":
@@ -135,7 +137,7 @@ class _FilesPage:
     def values(self, name: str) -> list[Any]:
         match name:
             case "file-path":
-                return _decoded(self._found.texts("file_path"))
+                return _decoded(self._files.texts("file_path"))
             case "content":
                 return [CONTENTS[number] for number in self._contents().tolist()]
             case "file-format" | "partition":
@@ -144,62 +146,62 @@ class _FilesPage:
         return _nullable(self._longs(name))
 
     def _longs(self, name: str) -> Longs:
-        found = self._found
+        files = self._files
         match name:
             case "spec-id":
-                return found.by_segment([segment.block.spec_id for segment in found.segments])
+                return files.by_segment([segment.block.spec_id for segment in files.segments])
             case "sequence-number":
-                return found.sequence_numbers()
+                return files.sequence_numbers()
             case "snapshot-id":
-                return found.snapshot_ids()
+                return files.snapshot_ids()
             case "delete-files":
                 return self._delete_files()
-        return found.longs(name.replace("-", "_"))
+        return files.longs(name.replace("-", "_"))
 
     def _contents(self) -> Longs:
-        """Version 1 does not say."""
-        return np.clip(self._found.longs("content"), 0, len(CONTENTS) - 1)
+        """Manifests of format version 1 have no content column."""
+        return np.clip(self._files.longs("content"), 0, len(CONTENTS) - 1)
 
     def _formats(self) -> tuple[Longs, list[str]]:
         known: dict[str, int] = {}
-        names = [(text or b"").decode("utf-8", "replace").lower() for text in self._found.texts("file_format").values()]
+        names = [(text or b"").decode("utf-8", "replace").lower() for text in self._files.texts("file_format").values()]
         return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64), list(known)
 
     def _partitions(self) -> tuple[Longs, list[dict[str, object]]]:
         if self._grouped is None:
-            self._grouped = grouped(self._found)
+            self._grouped = grouped(self._files)
         values = [partition_json(self._metadata, partition) for partition in self._grouped.partitions]
         return self._grouped.numbers, values
 
     def _delete_files(self) -> Longs:
-        files = self._found.files
-        if files and self._found.segments[0].block.content != 0:
+        files = self._files.files
+        if files and self._files.segments[0].block.content != 0:
             return np.full(files, MISSING, dtype=np.int64)
         if self._scan is None:
             return np.zeros(files, dtype=np.int64)
-        applying = self._scan.deletes_of(self._found.rows())
+        applying = self._scan.deletes_of(self._files.rows())
         return np.array([len(deletes) for deletes in applying], dtype=np.int64)
 
 
 class ColumnStats:
-    """One column's statistics, file by file."""
+    """The statistics of one column for each file."""
 
-    def __init__(self, found: FoundFiles, column: RequestedColumn) -> None:
-        self._found = found
+    def __init__(self, files: FoundFiles, column: RequestedColumn) -> None:
+        self._files = files
         self._column = column
-        self.total = found.files
+        self.total = files.files
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
-        found = self._found.part(start, end)
-        stats = found.stats(self._column)
-        columns = Columns(found.files)
+        files = self._files.part(start, end)
+        stats = files.stats(self._column)
+        columns = Columns(files.files)
         for name in names:
             shown = name.replace("-", "_")
             if name == "file-path":
-                columns.add(shown, pa.string(), arrow.texts(found.texts("file_path")))
+                columns.add(shown, pa.string(), arrow.texts(files.texts("file_path")))
             elif name == "file":
-                rows = pa.py_buffer(found.rows())
-                columns.add(shown, pa.int64(), pa.Array.from_buffers(pa.int64(), found.files, [None, rows]))
+                rows = pa.py_buffer(files.rows())
+                columns.add(shown, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, shown, stats, side)
             else:
@@ -216,16 +218,16 @@ class ColumnStats:
             columns.add(name, values.type, values)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        found = self._found.part(start, end)
-        stats = found.stats(self._column)
+        files = self._files.part(start, end)
+        stats = files.stats(self._column)
         made: list[list[Any]] = []
         for name in names:
             if name == "file-path":
-                made.append(_decoded(found.texts("file_path")))
+                made.append(_decoded(files.texts("file_path")))
             elif side := _SIDES.get(name):
                 made.append(_values(stats.bounds(side), self._column.kind))
             else:
-                made.append(_nullable(found.rows() if name == "file" else stats.counts(_COUNTS[name])))
+                made.append(_nullable(files.rows() if name == "file" else stats.counts(_COUNTS[name])))
         return made
 
 
@@ -239,7 +241,7 @@ _COUNTS = {
 
 
 class PartitionListing:
-    """Partitions that hold a file, each with what its files add up to. Those of data files come first."""
+    """Partitions with at least one file, and the sums over their files. Partitions with data files come first."""
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles) -> None:
         self._metadata = metadata
@@ -265,20 +267,24 @@ class PartitionListing:
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
-    def _add_files(self, found: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
-        """Adds the files found, those of one `content` only, to the columns `names`: of records and of files."""
-        within = grouped(found)
-        counted = np.ones(found.files, dtype=np.int64) if only is None else (found.longs("content") == only).astype(int)
+    def _add_files(self, within_files: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
+        """Adds the files, or those of one `content`, to the columns `names` of records and of files."""
+        within = grouped(within_files)
+        counted = (
+            np.ones(within_files.files, dtype=np.int64)
+            if only is None
+            else (within_files.longs("content") == only).astype(int)
+        )
         items = [self._item(partition) for partition in within.partitions]
-        records, files = within.sums(found.longs("record_count") * counted), within.sums(counted)
-        sizes = within.sums(found.longs("file_size_in_bytes")) if only is None else [0] * len(items)
+        records, files = within.sums(within_files.longs("record_count") * counted), within.sums(counted)
+        sizes = within.sums(within_files.longs("file_size_in_bytes")) if only is None else [0] * len(items)
         for item, *more in zip(items, records, files, sizes, strict=True):
             for name, value in zip((*names, "file-size-in-bytes"), more, strict=True):
                 item[name] += value
-        self._update(found, within, items)
+        self._update(within_files, within, items)
 
     def _item(self, partition: PartitionTuple) -> dict[str, Any]:
-        """By what its partition looks like: two manifests may hold equal values in different types."""
+        """Keyed by the JSON form: two manifests may store equal values with different types."""
         shown = partition_json(self._metadata, partition)
         item = self._rows.get(key := (partition.spec_id, to_json(shown)))
         if item is None:
@@ -287,9 +293,9 @@ class PartitionListing:
             item |= {"last-updated-snapshot-id": None, "last-updated-ms": None}
         return item
 
-    def _update(self, found: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
-        """The latest snapshot, of those that are still known, that added one of the files."""
-        ids, which = np.unique(found.snapshot_ids(), return_inverse=True)
+    def _update(self, files: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
+        """Sets the latest known snapshot that added one of the files."""
+        ids, which = np.unique(files.snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(
             [MISSING if snapshot is None else snapshot.timestamp_ms for snapshot in snapshots], dtype=np.int64
@@ -305,22 +311,22 @@ class PartitionListing:
 
 
 def partition_json(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
-    """Values by name in the order of the table's spec, as JSON single values of the types that the fields have now."""
+    """Values by name in the order of the table's spec, as JSON single values of the current field types."""
     stored = {field.field_id: field for field in partition.fields}
     spec = metadata.spec(partition.spec_id)
     made: dict[str, object] = {}
     for field in () if spec is None else spec.fields:
-        found = stored.get(field.field_id or 0)
-        if found is None or found.value is None:
+        value = stored.get(field.field_id or 0)
+        if value is None or value.value is None:
             made[field.name] = None
             continue
-        kind = field_kind(metadata, field) or found.kind
-        made[field.name] = _json(*_promoted(found.kind, kind, found.value))
+        kind = field_kind(metadata, field) or value.kind
+        made[field.name] = _json(*_promoted(value.kind, kind, value.value))
     return made
 
 
 def _promoted(stored: str, kind: str, value: Value) -> tuple[str, Value]:
-    """A date of a column that holds times now (spec, "Schema Evolution")."""
+    """Converts a date of a column that is a timestamp now (specification, "Schema Evolution")."""
     if stored == "date" and kind in ("timestamp", "timestamp_ns"):
         assert isinstance(value, int)
         return kind, value * MICROS_PER_DAY * (NANOS_PER_MICRO if kind == "timestamp_ns" else 1)
@@ -328,30 +334,34 @@ def _promoted(stored: str, kind: str, value: Value) -> tuple[str, Value]:
 
 
 def _json(kind: str, value: Value) -> object:
-    """None for bytes that are no value of the type, as truncated bounds of UUIDs."""
+    """None for bytes that are no value of the type, such as truncated bounds of UUIDs."""
     try:
         return encode_json(kind, value)
     except ValueError:
         return None
 
 
-def _values(found: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
+def _values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
     """Bounds as JSON single values."""
-    if isinstance(found, Strings):
-        return [None if one is None else _json(kind, value_of(Form.STRINGS, kind, one)) for one in found.values()]
-    if found.dtype == np.float64:
-        return [None if math.isnan(one) else _json(kind, one) for one in found.tolist()]
-    return [None if one == MISSING else _json(kind, value_of(Form.INTEGERS, kind, one)) for one in found.tolist()]
+    if isinstance(values, Strings):
+        return [
+            None if string is None else _json(kind, value_of(Form.STRINGS, kind, string)) for string in values.values()
+        ]
+    if values.dtype == np.float64:
+        return [None if math.isnan(number) else _json(kind, number) for number in values.tolist()]
+    return [
+        None if number == MISSING else _json(kind, value_of(Form.INTEGERS, kind, number)) for number in values.tolist()
+    ]
 
 
-def _nullable(found: Longs) -> list[int | None]:
-    return [None if one == MISSING else one for one in found.tolist()]
+def _nullable(values: Longs) -> list[int | None]:
+    return [None if value == MISSING else value for value in values.tolist()]
 
 
-def _decoded(found: Strings) -> list[str | None]:
-    return [None if one is None else one.decode("utf-8", "replace") for one in found.values()]
+def _decoded(strings: Strings) -> list[str | None]:
+    return [None if string is None else string.decode("utf-8", "replace") for string in strings.values()]
 
 
 def _chosen(numbers: Longs, values: Sequence[str]) -> pa.Array:
-    """Few values, each written once."""
+    """Dictionary-encodes few distinct values."""
     return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), pa.array(values, pa.string()))

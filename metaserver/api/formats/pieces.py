@@ -1,7 +1,7 @@
-"""Sends an answer that comes in pieces, such that the event loop is never held up for long.
+"""Sends an answer that is generated in pieces, without blocking the event loop for long.
 
-Small ones become one body. Large ones are gathered, so that one that fails is an error, and then written piece by
-piece; from `STREAM_FROM_BYTES` on they are sent as they come.
+Small answers become one body. Large answers are buffered, so that an error still becomes an error answer, and then
+written piece by piece. From `STREAM_FROM_BYTES` on they are streamed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from metaserver.api.http.keys import CLOCK, REQUEST_ID
 from metaserver.api.http.render import GZIP_FROM_BYTES, accepts_gzip
 
 STREAM_FROM_BYTES = 4 << 20
-"""Answers are gathered up to this, and sent as they come beyond it."""
+"""Answers are buffered up to this size and streamed beyond it."""
 BODY_BYTES_MAX = 512 << 10
-"""Larger answers are not joined to one body: to join megabytes and to hand them over takes milliseconds."""
-TURN_S = 0.001
-"""How long an answer is written before others have their turn."""
+"""Larger answers are not joined: joining and writing megabytes blocks the event loop for milliseconds."""
+SLICE_S = 0.001
+"""How long an answer is written before the event loop runs other tasks."""
 _GZIP = 31
 """zlib's window bits for gzip."""
 _HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
 
 
 class _Encoder:
-    """Gathers an answer, packed from the moment that it is worth it."""
+    """Buffers an answer, compressed once it is large enough."""
 
     def __init__(self, *, gzip: bool) -> None:
         self._gzip = gzip
@@ -51,33 +51,33 @@ class _Encoder:
         return _HEADERS if self._packer is None else {**_HEADERS, "Content-Encoding": "gzip"}
 
     def take(self) -> list[bytes]:
-        """What was gathered since the last time."""
+        """Returns and clears the buffer."""
         taken, self._pieces = self._pieces, []
         self.size_bytes = 0
         return taken
 
     def finish(self) -> list[bytes]:
-        """The rest."""
+        """The remaining pieces."""
         if self._packer is not None:
             self._pieces.append(self._packer.flush())
         return self.take()
 
 
 async def send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """The pieces as one JSON answer; others have their turn after each `TURN_S` of work.
+    """Sends the pieces as one JSON answer; the event loop runs other tasks after each `SLICE_S` of work.
 
-    One that fails before it has `STREAM_FROM_BYTES` is an error.
+    An error within the first `STREAM_FROM_BYTES` becomes an error answer.
     """
     encoder = _Encoder(gzip=accepts_gzip(request))
     monotonic = request.app[CLOCK].monotonic
-    until_s = monotonic() + TURN_S
+    until_s = monotonic() + SLICE_S
     for piece in pieces:
         encoder.add(piece)
         if encoder.size_bytes >= STREAM_FROM_BYTES:
             return await _stream(request, encoder, pieces)
         if monotonic() >= until_s:
             await asyncio.sleep(0)
-            until_s = monotonic() + TURN_S
+            until_s = monotonic() + SLICE_S
     gathered = encoder.finish()
     size = sum(map(len, gathered))
     if size <= BODY_BYTES_MAX:
@@ -90,7 +90,7 @@ async def send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamRespo
 
 
 async def _stream(request: web.Request, encoder: _Encoder, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """Sends what was gathered, and the rest as it comes."""
+    """Sends the buffer, then the other pieces as they are generated."""
     response = await _begin(request, encoder)
     with _cut_off(request):
         await _write(response, encoder.take())
@@ -103,7 +103,7 @@ async def _stream(request: web.Request, encoder: _Encoder, pieces: Iterator[byte
 
 
 async def _write(response: web.StreamResponse, pieces: list[bytes]) -> None:
-    """Others have their turn between two of them."""
+    """Lets the event loop run other tasks between two pieces."""
     for piece in pieces:
         await response.write(piece)
         await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def _begin(request: web.Request, encoder: _Encoder, size: int | None = Non
 
 @contextlib.contextmanager
 def _cut_off(request: web.Request) -> Iterator[None]:
-    """Whoever reads an answer that fails half-way must not take it for a whole one."""
+    """Aborts the connection on an error, so that no client takes a partial answer for a complete one."""
     try:
         yield
     except BaseException:

@@ -1,1 +1,1 @@
-"""Index definitions, builds and audits."""
+"""Routes of index definitions, builds and audits."""

@@ -1,7 +1,7 @@
-"""What a build of an index is: an instant `indexing` on the timeline, what its summary says, and how far it has come.
+"""The state of an index build: an instant `indexing` on the timeline, its summary and its progress.
 
-Whoever has its id can go on with it. It excludes others of its index as long as it is heard of, and is rolled back when
-nothing was heard of it for long; what it has registered stays.
+Any client that has the id of a build can continue it. A build excludes other builds of its index while it is active,
+and is rolled back after a long inactivity. The index files that it has registered are kept.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from metaserver.store.port import Instant, InstantFilter, InstantState, MoveInst
 
 ACTION = "indexing"
 ABANDONED_MS = 3_600_000
-"""A build that was silent for so long is rolled back when the next one on its table begins."""
-HEARD_OF_MS = 300_000
-"""As long a build excludes others after it was last heard of: after that its builder is taken to be gone."""
+"""A build that is inactive for this long is rolled back when the next build of its table begins."""
+EXCLUSIVE_MS = 300_000
+"""How long a build excludes others after its last activity. After that the builder is assumed to have died."""
 _UNDER_WAY_MAX = 1000
 _COUNT = {"type": "integer"}
 _log = structlog.get_logger("seamark.indexes")
@@ -34,14 +34,14 @@ _PROGRESS: dict[str, Any] = {
     "required": ["files-done", "files-total", "rows-done", "rows-total", "index-files", "size-in-bytes", "eta-ms"],
     "properties": {
         "files-done": {"type": "integer", "description": "Data files in the index files that this build registered."},
-        "files-total": {"type": "integer", "description": "Data files that were missing when it began."},
+        "files-total": {"type": "integer", "description": "Data files without index at the beginning of the build."},
         "rows-done": _COUNT,
         "rows-total": _COUNT,
         "index-files": _COUNT,
         "size-in-bytes": _COUNT,
         "eta-ms": {
             "type": ["integer", "null"],
-            "description": "When it will be done, at its speed so far, in ms since the epoch; null at first.",
+            "description": "Estimated end in ms since the epoch, from the speed so far; null at first.",
         },
     },
 }
@@ -49,14 +49,14 @@ BUILD_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["build-id", "index", "state", "snapshot-id", "table-uuid", "folder", "definition-id", "progress"],
     "properties": {
-        "build-id": {"type": "string", "description": "Id of its instant on the table's timeline."},
+        "build-id": {"type": "string", "description": "The id of the build's instant on the table's timeline."},
         "index": {"type": "string"},
         "state": {"enum": [state.value for state in InstantState]},
-        "reason": {"type": ["string", "null"], "description": "Why it was rolled back."},
-        "snapshot-id": {"type": ["integer", "null"], "description": "The current snapshot when it began."},
-        "table-uuid": {"type": "string", "description": "What index files name."},
-        "folder": {"type": "string", "description": "Where its index files go, under names not used before."},
-        "definition-id": {"type": "string", "description": "What index files carry."},
+        "reason": {"type": ["string", "null"], "description": "The reason for the rollback."},
+        "snapshot-id": {"type": ["integer", "null"], "description": "The current snapshot at the beginning."},
+        "table-uuid": {"type": "string", "description": "The table UUID that index files must contain."},
+        "folder": {"type": "string", "description": "The folder for the index files, with new names."},
+        "definition-id": {"type": "string", "description": "The definition id that index files must contain."},
         "kind": {"type": "string"},
         "terms": {
             "type": "array",
@@ -64,10 +64,10 @@ BUILD_SCHEMA: dict[str, Any] = {
                 "type": "object",
                 "properties": {
                     "field-id": _COUNT,
-                    "name": {"type": "string", "description": "The column's, now."},
+                    "name": {"type": "string", "description": "The current name of the column."},
                     "transform": {"type": "string"},
                     "source-type": {"type": "string"},
-                    "type": {"type": "string", "description": "Of the term's values."},
+                    "type": {"type": "string", "description": "The type of the term's values."},
                 },
             },
         },
@@ -89,46 +89,48 @@ class Build:
 
 
 async def load_build(request: web.Request, *, inflight: bool = False) -> Build:
-    """NotFound unless it is a build of this index of this table; CommitConflict where it has ended, and must not."""
+    """NotFound unless it is a build of this index and table; CommitConflict if it has ended but must be in flight."""
     name, build_id = path_name(request, "index"), path_name(request, "build")
     table = await load(request, path_namespace(request), path_name(request, "table"))
     instant = await request.app[STORE].instant(build_id)
-    mine = instant is not None and instant.action == ACTION and instant.uuid == table.entry.uuid
-    if instant is None or not mine or instant.summary.get("index") != name:
-        raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; begin one with seamark index build")
+    belongs = instant is not None and instant.action == ACTION and instant.uuid == table.entry.uuid
+    if instant is None or not belongs or instant.summary.get("index") != name:
+        raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
     definition = defined_index(table.metadata, name)
     if inflight:
         require_inflight(instant)
         if definition.id != instant.summary["definition"]:
-            raise CommitConflict(f"The index {name} was defined anew since the build {build_id} began; begin another")
+            raise CommitConflict(
+                f"The index {name} was redefined after the build {build_id} began; start another build"
+            )
     return Build(table, definition, instant)
 
 
 def require_inflight(instant: Instant) -> None:
     if instant.state is not InstantState.INFLIGHT:
-        raise CommitConflict(f"The build {instant.id} is {instant.state.value}; begin another")
+        raise CommitConflict(f"The build {instant.id} is {instant.state.value}; start another build")
 
 
 def progress_of(build: Build) -> dict[str, Any]:
-    """By what is registered of the build's folder, whatever became of it since."""
-    mine = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
-    said, began_ms = build.instant.summary, build.instant.requested_ms
-    done = sum(one.rows for one in mine)
-    latest_ms = max((one.created_ms for one in mine), default=began_ms)
-    left = max(0, said["rows-total"] - done)
+    """Computed from the registered index files in the build's folder, in any state."""
+    files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
+    summary, began_ms = build.instant.summary, build.instant.requested_ms
+    done = sum(file.rows for file in files)
+    latest_ms = max((file.created_ms for file in files), default=began_ms)
+    left = max(0, summary["rows-total"] - done)
     return {
-        "files-done": sum(one.files for one in mine),
-        "files-total": said["files-total"],
+        "files-done": sum(file.files for file in files),
+        "files-total": summary["files-total"],
         "rows-done": done,
-        "rows-total": said["rows-total"],
-        "index-files": len(mine),
-        "size-in-bytes": sum(one.size_bytes for one in mine),
+        "rows-total": summary["rows-total"],
+        "index-files": len(files),
+        "size-in-bytes": sum(file.size_bytes for file in files),
         "eta-ms": latest_ms + left * (latest_ms - began_ms) // done if done else None,
     }
 
 
-async def tell_progress(request: web.Request, build: Build) -> None:
-    """On the timeline, for those who watch. Of several at once, one may be told last that is not the furthest."""
+async def record_progress(request: web.Request, build: Build) -> None:
+    """Records the progress on the timeline. Of concurrent updates, the last may not be the furthest."""
     try:
         await move(request, build.instant, InstantState.INFLIGHT, progress_of(build))
     except CommitConflict:
@@ -145,41 +147,43 @@ async def move(request: web.Request, instant: Instant, state: InstantState, more
 
 
 async def require_alone(request: web.Request, table: TableIndexes, name: str, *, but: str = "") -> None:
-    """CommitConflict while another build of the index is under way."""
-    since_ms = request.app[CLOCK].now_ms() - HEARD_OF_MS
-    for one in await _under_way(request, table):
-        if one.id != but and one.summary["index"] == name and one.summary["active-ms"] >= since_ms:
-            raise CommitConflict(f"The build {one.id} of the index {name}, by {one.who}, is under way; try again later")
+    """CommitConflict while another build of the index is in progress."""
+    since_ms = request.app[CLOCK].now_ms() - EXCLUSIVE_MS
+    for build in await _in_flight(request, table):
+        if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
+            raise CommitConflict(
+                f"The build {build.id} of the index {name}, by {build.who}, is in progress; try again later"
+            )
 
 
-async def _under_way(request: web.Request, table: TableIndexes) -> list[Instant]:
+async def _in_flight(request: web.Request, table: TableIndexes) -> list[Instant]:
     where = InstantFilter(uuid=table.entry.uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
     return await request.app[STORE].instants(where, _UNDER_WAY_MAX)
 
 
 async def roll_back_abandoned(request: web.Request, table: TableIndexes) -> None:
-    """Builds of this table whose builder died long ago; what they registered stays."""
+    """Rolls back builds of this table that were abandoned long ago. Their index files stay registered."""
     silent_since_ms = request.app[CLOCK].now_ms() - ABANDONED_MS
-    for instant in await _under_way(request, table):
+    for instant in await _in_flight(request, table):
         if instant.summary["active-ms"] < silent_since_ms:
-            reason = f"abandoned: nothing was heard of it for {ABANDONED_MS // 60_000} minutes"
+            reason = f"abandoned: inactive for {ABANDONED_MS // 60_000} minutes"
             try:
                 await move(request, instant, InstantState.ROLLED_BACK, {"reason": reason})
             except CommitConflict:
-                continue  # it ended, or began to speak
+                continue  # it has ended or become active
 
 
 def shown(build: Build) -> dict[str, Any]:
-    said = build.instant.summary
+    summary = build.instant.summary
     return {
         "build-id": build.instant.id,
-        "index": said["index"],
+        "index": summary["index"],
         "state": build.instant.state.value,
-        "reason": said.get("reason"),
+        "reason": summary.get("reason"),
         "snapshot-id": build.instant.snapshot_id,
         "table-uuid": build.instant.uuid,
         "folder": build.folder,
-        "definition-id": said["definition"],
+        "definition-id": summary["definition"],
         "kind": build.definition.kind,
         "terms": [
             {

@@ -1,12 +1,12 @@
-"""Our own routes to build an index: begin, ask which files are missing, register index files, finish.
+"""Routes of index builds: begin, list the files without index, register index files, finish.
 
-A build is an instant `indexing` on the table's timeline, and nothing else is kept of it: whoever has its id can go on
-with it after any crash, on any worker. What is missing is asked of the table as it is now, so a builder that asks until
-nothing is left has caught up with what was committed meanwhile. Index files lie in the build's own folder, and what the
-registry lists of that folder is its progress; registering the same file twice does nothing.
+The only state of a build is an instant `indexing` on the table's timeline. Any client that has its id can continue it
+after a crash, on any worker. The missing files are computed from the current table, so that a builder that asks until
+none is left has indexed concurrent commits, too. Index files are written to the build's folder, and the registered
+files of that folder are its progress; registering a file twice has no further effect.
 
-The server believes no builder: it reads the footer and the files table of each index file before plans may use it.
-Writers are never waited for and never wait.
+Builders are not trusted: the server reads the footer and the files table of each index file before plans use it.
+Builds neither wait for writers nor delay them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ from metaserver.api.indexes.build_state import (
     load_build,
     move,
     progress_of,
+    record_progress,
     require_alone,
     require_inflight,
     roll_back_abandoned,
     shown,
-    tell_progress,
 )
-from metaserver.api.indexes.index_state import READER, SnapshotFiles, held_files, load, missing, snapshots_named
+from metaserver.api.indexes.index_state import (
+    READER,
+    SnapshotFiles,
+    load,
+    missing,
+    new_files_by_snapshot,
+    snapshots_named,
+)
 from metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
 from metaserver.errors import BadRequest, CommitConflict
 from metaserver.iceberg.metadata.metadata import TableMetadata
@@ -55,15 +62,15 @@ from metaserver.store.port import (
 from metaserver.wire import INDEX_FOLDER, decode_as
 
 REGISTERED_MAX = 1000
-"""Index files in one request."""
+"""The limit of index files in one request."""
 _FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
 _COUNT = {"type": "integer"}
 
-_BUILD = Parameter("build", "path", "Id of the build.", {"type": "string"}, True)
+_BUILD = Parameter("build", "path", "The id of the build.", {"type": "string"}, True)
 _AT = (NAMESPACE, TABLE, INDEX, _BUILD)
-_ONE = ResponseSpec(200, "The build as it stands", {"$ref": "#/components/schemas/IndexBuild"})
+_ONE = ResponseSpec(200, "The current state of the build", {"$ref": "#/components/schemas/IndexBuild"})
 _NO_BUILD = ResponseSpec(404, "No such table, index or build")
-_ENDED = ResponseSpec(409, "The build has ended, or others replaced an index file first")
+_ENDED = ResponseSpec(409, "The build has ended, or another request has replaced an index file first")
 
 
 class _RegisteredFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -86,8 +93,8 @@ class FinishBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a view keep their numbers while files become covered, so pages neither miss nor repeat any. The listing
-    goes on with row `row` of the snapshot at `at`."""
+    """Rows of a view keep their numbers while files are indexed, so that pages neither skip nor repeat files. The
+    listing continues with row `row` of snapshot number `at`."""
 
     build: str
     snapshots: tuple[int, ...]
@@ -126,13 +133,13 @@ async def start_index_build(request: web.Request) -> web.Response:
     table = await load(request, namespace, path_name(request, "table"))
     definition = defined_index(table.metadata, name)
     if not definition.enabled:
-        raise BadRequest(f"The index {name} is paused; resume it before it is built")
+        raise BadRequest(f"The index {name} is paused; resume it before you build it")
     await roll_back_abandoned(request, table)
     if body.exclusive:
         await require_alone(request, table, name)
-    held = await held_files(request, table.metadata, snapshots_named(table.metadata))
+    new_files = await new_files_by_snapshot(request, table.metadata, snapshots_named(table.metadata))
     live = table.registered.live(definition.id)
-    lag = [(one.files, await missing(request, one, live)) for one in held]
+    lag = [(new.files, await missing(request, new, live)) for new in new_files]
     clock = request.app[CLOCK]
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -158,17 +165,17 @@ async def start_index_build(request: web.Request) -> web.Response:
         metadata_location=table.entry.metadata_location,
         summary=summary,
     )
-    # In one transaction: what is only requested, a builder that was never answered would leave behind.
+    # In one transaction: otherwise a lost answer could leave a requested instant behind.
     begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
     await request.app[STORE].transact([RecordInstant(instant=instant), begin])
     request.app[TIMELINE].notify()
     instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
     if body.exclusive:
-        # Again, now that others can see this one: of two that begin at once at least one gives way.
+        # Checked again now that others see this build: of two builds that begin together, at least one is rolled back.
         try:
             await require_alone(request, table, name, but=build_id)
         except CommitConflict:
-            await move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was under way"})
+            await move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
             raise
     return json_answer(shown(Build(table, definition, instant)))
 
@@ -227,15 +234,15 @@ async def list_index_build_files(request: web.Request) -> web.Response:
     build = await load_build(request, inflight=True)
     metadata = build.table.metadata
     token = _token(request, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
-    held = await held_files(request, metadata, token.snapshots)
+    new_files = await new_files_by_snapshot(request, metadata, token.snapshots)
     live = build.table.registered.live(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
     following = None
-    for at in range(token.at, len(held)):
-        rows = np.flatnonzero(await missing(request, held[at], live))
+    for at in range(token.at, len(new_files)):
+        rows = np.flatnonzero(await missing(request, new_files[at], live))
         rows = rows[rows >= token.row] if at == token.at else rows
         chosen, limit = rows[:limit], limit - min(limit, len(rows))
-        page.append((held[at].files, chosen))
+        page.append((new_files[at].files, chosen))
         if len(rows) > len(chosen):
             following = _Token(token.build, token.snapshots, at, int(rows[len(chosen)]))
             break
@@ -243,7 +250,7 @@ async def list_index_build_files(request: web.Request) -> web.Response:
     def answer() -> dict[str, Any]:
         return {
             "snapshot-id": token.snapshots[0] if token.snapshots else None,
-            "files": [manifest for files, rows in page for manifest in _listed(metadata, files, rows)],
+            "files": [manifest for files, rows in page for manifest in _items(metadata, files, rows)],
             "next-page-token": None
             if following is None
             else request.app[PAGES].encode(msgspec.json.encode(following).decode()),
@@ -252,8 +259,8 @@ async def list_index_build_files(request: web.Request) -> web.Response:
     return json_answer(await asyncio.to_thread(answer))
 
 
-def _listed(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
-    """As the answer shows these rows of a view."""
+def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
+    """The answer's items for these rows of a view."""
     named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.rows_of, range(len(files.view.blocks)))])
     none = files_at(TableView((), ()), named[:0])
     return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
@@ -297,15 +304,15 @@ async def register_index_files(request: web.Request) -> web.Response:
     allow(request, path_namespace(request))
     body = await read_json(request, RegisterBody)
     if max(len(body.index_files), len(body.replaces)) > REGISTERED_MAX:
-        raise BadRequest(f"At most {REGISTERED_MAX} index files can be registered or replaced in one request")
+        raise BadRequest(f"The request has more than {REGISTERED_MAX} index files; send them in several requests")
     if not body.index_files:
-        raise BadRequest("index-files is empty; name what the build has written")
+        raise BadRequest("index-files is empty; name the files that the build has written")
     build = await load_build(request, inflight=True)
     add = await asyncio.gather(*(_checked(request, build, file) for file in body.index_files))
     registry = request.app[REGISTRY]
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
     build = await load_build(request)
-    await tell_progress(request, build)
+    await record_progress(request, build)
     return json_answer(shown(build))
 
 
@@ -332,7 +339,7 @@ async def finish_index_build(request: web.Request) -> web.Response:
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
     build = await load_build(request)
-    if build.instant.state is not states[body.outcome]:  # else it was said before
+    if build.instant.state is not states[body.outcome]:  # otherwise it is a repeat
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
         await move(request, build.instant, states[body.outcome], {**progress_of(build), **reason})
@@ -340,19 +347,21 @@ async def finish_index_build(request: web.Request) -> web.Response:
     return json_answer(shown(build))
 
 
-async def _checked(request: web.Request, build: Build, wanted: _RegisteredFile) -> RegisteredIndexFile:
-    """The index file as the registry will list it, from what it says itself. BadRequest where it is another."""
+async def _checked(request: web.Request, build: Build, file_body: _RegisteredFile) -> RegisteredIndexFile:
+    """The registry's record of the index file, read from the file itself. BadRequest if it does not fit the build."""
     file = await read_index_file(
         request.app[READER],
-        wanted.location,
-        wanted.size_in_bytes,
+        file_body.location,
+        file_body.size_in_bytes,
         folder=build.folder,
         table_uuid=build.table.entry.uuid,
         snapshot_id=build.instant.snapshot_id,
         now_ms=request.app[CLOCK].now_ms(),
     )
     if (file.definition, file.kind) != (build.definition.id, build.definition.kind):
-        raise BadRequest(f"Cannot register {file.location}: it is of the index {file.kind} {file.definition[:500]}")
+        raise BadRequest(
+            f"Cannot register {file.location}: it belongs to the index {file.kind} {file.definition[:500]}"
+        )
     return file
 
 
@@ -366,17 +375,15 @@ def _token(request: web.Request, build: Build) -> _Token | None:
     except (BadRequest, msgspec.DecodeError):
         token = None
     if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):
-        raise BadRequest(f"page-token {text[:40]!r} is not one of this listing; begin it again without")
+        raise BadRequest(f"page-token is {text[:40]!r}, which is not of this listing; start again without it")
     for snapshot_id in token.snapshots:
         if build.table.metadata.snapshot(snapshot_id) is None:
-            raise BadRequest(
-                f"The snapshot {snapshot_id} of the listing has expired; begin it again without page-token"
-            )
+            raise BadRequest(f"The snapshot {snapshot_id} of the listing has expired; start again without page-token")
     return token
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     builds = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes/{index:[^/]+}/builds"
     app.router.add_post(builds, start_index_build)
     build = f"{builds}/{{build:[^/]+}}"

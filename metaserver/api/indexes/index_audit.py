@@ -1,11 +1,11 @@
-"""Our own routes for what an audit finds: an index file that is wrong is put aside, one that was forgotten is listed.
+"""Routes for the results of audits: quarantine a damaged index file, record an audit, rebuild the registry.
 
-That an index was audited is an instant `auditing` on the table's timeline, from which listings tell when.
+An audit of an index is an instant `auditing` on the table's timeline, from which listings take its time.
 
-The list of index files in the pointer store is a registry, not the truth: each file says of itself all that the
-registry knows. So a registry that was lost with its database is made anew from the table's folder. What is registered
-again is believed no further than what a builder registers; where several files describe the same data files, the
-merged and the newer ones are taken. What was quarantined and is still listed stays so.
+The list of index files in the pointer store is a registry that can be rebuilt: each file contains everything that the
+registry records. After the loss of the database it is rebuilt from the table's folder. Rediscovered files are checked
+like files of a builder. When several files describe the same data files, merged and newer files are preferred.
+Quarantined files that are still listed stay quarantined.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from metaserver.wire import INDEX_FOLDER
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000
-"""More files than that in the folder of a table's indexes are not looked through."""
+"""A folder of indexes with more files is not searched."""
 _READ_AT_ONCE = 32
 _REGISTERED_AT_ONCE = 1000
-_TOLD_MAX = 100
+_LEFT_OUT_MAX = 100
 _COUNT = {"type": "integer"}
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -55,15 +55,15 @@ class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
     check: bool = False
 
 
-class _Found(NamedTuple):
-    """An index file in the folder, with what it says of itself."""
+class _FolderFile(NamedTuple):
+    """An index file in the folder, and the summary in its footer."""
 
     info: ObjectInfo
     described: IndexFileSummary
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """The merged before what they were merged of, then the newest."""
+        """Sorts merged files before the files they were merged from, then newer files first."""
         return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
 
 
@@ -109,7 +109,7 @@ async def quarantine_index_file(request: web.Request) -> web.Response:
     allow(request, namespace)
     body = await read_json(request, QuarantineBody)
     if not body.reason.strip():
-        raise BadRequest("reason is empty; say what is wrong with the index file")
+        raise BadRequest("reason is empty; describe what is wrong with the index file")
     table = await load(request, namespace, path_name(request, "table"))
     definition = defined_index(table.metadata, name)
     file = _registered(table, definition, body.location)
@@ -127,7 +127,7 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
         if (file.location, file.definition) == (location, definition.id):
             return file
     raise NotFound(
-        f"The index {definition.name} has no index file {location[:500]!r}; seamark index show tells which it has"
+        f"The index {definition.name} has no index file {location[:500]!r}; list its files with seamark index show"
     )
 
 
@@ -227,7 +227,8 @@ async def record_index_audit(request: web.Request) -> web.Response:
                     },
                     "left-out": {
                         "type": "array",
-                        "description": f"What is no index file of this table that can be used; the first {_TOLD_MAX}.",
+                        "description": "What is no index file of this table that can be used; the first "
+                        f"{_LEFT_OUT_MAX}.",
                         "items": {
                             "type": "object",
                             "required": ["location", "reason"],
@@ -249,39 +250,45 @@ async def rebuild_index_registry(request: web.Request) -> web.Response:
     folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     known = {file.location for file in table.registered.files}
     listed = await _listed(request, folder)
-    definitions = {one.id: one for one in read_definitions(table.metadata).by_name.values()}
-    found, left_out = await _described(
-        request, table, definitions, [manifest for manifest in listed if manifest.location not in known]
+    definitions = {definition.id: definition for definition in read_definitions(table.metadata).by_name.values()}
+    files, left_out = await _described(
+        request, table, definitions, [info for info in listed if info.location not in known]
     )
     registered, redundant = [], 0
     for definition in definitions.values():
-        mine = sorted((one for one in found if one.described.header.definition == definition.id), key=lambda f: f.rank)
-        needed = await _needed(request, table, definition, mine)
-        redundant += len(mine) - len(needed)
+        candidates = sorted(
+            (file for file in files if file.described.header.definition == definition.id), key=lambda file: file.rank
+        )
+        needed = await _needed(request, table, definition, candidates)
+        redundant += len(candidates) - len(needed)
         if needed:
             await _register(request, table, definition, needed)
-            registered.append(_told(definition, needed))
+            registered.append(_shown(definition, needed))
     return json_answer(
         {
             "folder": folder,
-            "known": sum(manifest.location in known for manifest in listed),
+            "known": sum(info.location in known for info in listed),
             "registered": registered,
             "redundant": redundant,
-            "left-out": [{"location": one, "reason": why} for one, why in sorted(left_out.items())[:_TOLD_MAX]],
+            "left-out": [
+                {"location": location, "reason": why} for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]
+            ],
             "left-out-files": len(left_out),
         }
     )
 
 
 async def _listed(request: web.Request, folder: str) -> list[ObjectInfo]:
-    """Without what somebody is writing: names that begin with a dot."""
-    found: list[ObjectInfo] = []
-    async for one in request.app[OBJECTS].list(folder):
-        if not one.location.rpartition("/")[2].startswith("."):
-            found.append(one)
-        if len(found) > FOLDER_FILES_MAX:
-            raise TooLarge(f"{folder} holds more than {FOLDER_FILES_MAX:,} files; delete it and build the indexes anew")
-    return found
+    """Without files that are being written, whose names begin with a dot."""
+    listed: list[ObjectInfo] = []
+    async for info in request.app[OBJECTS].list(folder):
+        if not info.location.rpartition("/")[2].startswith("."):
+            listed.append(info)
+        if len(listed) > FOLDER_FILES_MAX:
+            raise TooLarge(
+                f"{folder} has more than {FOLDER_FILES_MAX:,} files; delete the folder and build the indexes again"
+            )
+    return listed
 
 
 async def _described(
@@ -289,62 +296,62 @@ async def _described(
     table: TableIndexes,
     definitions: Mapping[str, IndexDefinition],
     files: Sequence[ObjectInfo],
-) -> tuple[list[_Found], dict[str, str]]:
-    """Those that are of the table and of one of its indexes; of the others, by location, what is wrong."""
+) -> tuple[list[_FolderFile], dict[str, str]]:
+    """The files of the table's indexes and, by location, the reasons why the others were left out."""
     at_once = asyncio.Semaphore(_READ_AT_ONCE)
 
-    async def described(one: ObjectInfo) -> IndexFileSummary | str:
+    async def described(info: ObjectInfo) -> IndexFileSummary | str:
         async with at_once:
             try:
-                found = await request.app[READER].describe(one.location, one.size_bytes)
+                summary = await request.app[READER].describe(info.location, info.size_bytes)
             except (Corrupt, ObjectMissing) as error:
                 return error.message
             except UnknownVersion as error:
                 return str(error)
-        header = found.header
+        header = summary.header
         if header.table_uuid != table.entry.uuid:
-            return f"it is of the table {header.table_uuid}"
+            return f"it belongs to table {header.table_uuid}"
         definition = definitions.get(header.definition)
         if definition is None or definition.kind != header.kind:
-            return f"no index of the table is {header.kind} {header.definition[:500]}"
-        return found
+            return f"the table has no index {header.kind} {header.definition[:500]}"
+        return summary
 
-    found: list[_Found] = []
+    folder_files: list[_FolderFile] = []
     left_out: dict[str, str] = {}
-    for one, said in zip(files, await asyncio.gather(*map(described, files)), strict=True):
-        if isinstance(said, str):
-            left_out[one.location] = said
+    for info, result in zip(files, await asyncio.gather(*map(described, files)), strict=True):
+        if isinstance(result, str):
+            left_out[info.location] = result
         else:
-            found.append(_Found(one, said))
-    return found, left_out
+            folder_files.append(_FolderFile(info, result))
+    return folder_files, left_out
 
 
 async def _needed(
-    request: web.Request, table: TableIndexes, definition: IndexDefinition, found: Sequence[_Found]
-) -> list[_Found]:
-    """Of these, in their order, each that describes a data file that neither a live one nor one before it does.
+    request: web.Request, table: TableIndexes, definition: IndexDefinition, candidates: Sequence[_FolderFile]
+) -> list[_FolderFile]:
+    """The candidates, in their order, that describe a data file that no live file and no earlier candidate describes.
 
-    Data files are told apart by half of their identity: should two agree in it, one is indexed anew.
+    Data files are compared by half of their identity; when two are equal in it, one of them is indexed again.
     """
-    if not found:
+    if not candidates:
         return []
     live = []
-    for one in table.registered.live(definition.id):
-        # One that cannot be read describes nothing; whoever plans with it next puts it aside.
+    for file in table.registered.live(definition.id):
+        # An unreadable file describes nothing; the next plan that uses it quarantines it.
         with suppress(Corrupt, ObjectMissing, UnknownVersion):
-            live.append(await request.app[READER].describe(one.location, one.size_bytes))
-    ids = [one.ids[:, 0] for one in (*live, *(one.described for one in found))]
+            live.append(await request.app[READER].describe(file.location, file.size_bytes))
+    ids = [summary.ids[:, 0] for summary in (*live, *(candidate.described for candidate in candidates))]
 
-    def choose() -> list[_Found]:
+    def choose() -> list[_FolderFile]:
         owners = np.repeat(np.arange(len(ids)), [len(id_) for id_ in ids])
         _, first = np.unique(np.concatenate(ids), return_index=True)
-        return [found[number - len(live)] for number in np.unique(owners[first]).tolist() if number >= len(live)]
+        return [candidates[number - len(live)] for number in np.unique(owners[first]).tolist() if number >= len(live)]
 
     return await asyncio.to_thread(choose)
 
 
 async def _register(
-    request: web.Request, table: TableIndexes, definition: IndexDefinition, files: Sequence[_Found]
+    request: web.Request, table: TableIndexes, definition: IndexDefinition, files: Sequence[_FolderFile]
 ) -> None:
     now_ms = request.app[CLOCK].now_ms()
     add = [
@@ -368,7 +375,7 @@ async def _register(
         await request.app[REGISTRY].replace(table.entry.uuid, definition.id, add=part)
 
 
-def _told(definition: IndexDefinition, files: Sequence[_Found]) -> dict[str, Any]:
+def _shown(definition: IndexDefinition, files: Sequence[_FolderFile]) -> dict[str, Any]:
     headers = [file.described.header for file in files]
     return {
         "index": definition.name,
@@ -380,7 +387,7 @@ def _told(definition: IndexDefinition, files: Sequence[_Found]) -> dict[str, Any
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     indexes = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes"
     app.router.add_post(f"{indexes}/rebuild-registry", rebuild_index_registry)
     app.router.add_post(f"{indexes}/{{index:[^/]+}}/quarantine", quarantine_index_file)

@@ -1,7 +1,7 @@
-"""How indexes stand: which files of a snapshot each covers, from the registry, the index files and the view.
+"""The state of indexes: which files of a snapshot each index covers, from the registry, the index files and the view.
 
-Shared by the listing of indexes and by builds, so that what is listed as missing is what a build is told to index.
-An index file that turns out to be damaged or gone is quarantined at once: its data files are missing then.
+Shared by the listing of indexes and by builds, so that builds index exactly the files that are listed as missing. A
+damaged or missing index file is quarantined at once; its data files then count as not indexed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from metaserver.store.port import Entry, InstantFilter, NamespacePath, Registere
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000
 SNAPSHOTS_MAX = 32
-"""Snapshots of branches and tags whose files are to be indexed; of more, those of the oldest are not."""
+"""The number of snapshots of branches and tags that are indexed; the oldest beyond it are not."""
 AUDITING = "auditing"
 _AUDITS_MAX = 1000
 
@@ -42,7 +42,7 @@ _log = structlog.get_logger("seamark.indexes")
 
 @dataclass(frozen=True)
 class TableIndexes:
-    """A table with what is registered for it. `entry` is where it stood when it was read."""
+    """A table and its registered index files. `entry` is the pointer at the time of the read."""
 
     entry: Entry
     metadata: TableMetadata
@@ -51,7 +51,7 @@ class TableIndexes:
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """The files of a snapshot. `records` int64[rows], negative where nobody counted."""
+    """The files of a snapshot. `records` int64[rows], negative when unknown."""
 
     view: TableView
     ids: FileIds
@@ -62,15 +62,15 @@ class SnapshotFiles:
 
 
 class NewFiles(NamedTuple):
-    """The files of a snapshot, and bool[rows]: those that none of the snapshots before it has."""
+    """The files of a snapshot, and bool[rows] that selects those that no earlier snapshot of the list has."""
 
     files: SnapshotFiles
     fresh: Mask
 
 
 async def load(request: web.Request, namespace: NamespacePath, name: str) -> TableIndexes:
-    """NoSuchTable. Forbidden where the table's metadata lead to another's places: index files are listed and written
-    below its location."""
+    """NoSuchTable. Forbidden when the metadata names a location that the table does not claim: index files are listed
+    and written below it."""
     loaded: LoadedTable = await request.app[CATALOG].tables.load(namespace, name)
     assert loaded.entry is not None
     await request.app[CATALOG].check_writable(loaded)
@@ -78,14 +78,14 @@ async def load(request: web.Request, namespace: NamespacePath, name: str) -> Tab
 
 
 async def view_of(request: web.Request, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
-    """Of a snapshot; empty where the table has none."""
+    """The view of a snapshot; empty when the table has none."""
     if snapshot_id is None:
         return TableView((), ())
     return await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
 
 
 async def files_of(request: web.Request, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
-    """Of a snapshot; none where the table has none."""
+    """The files of a snapshot; none when the table has none."""
     view = await view_of(request, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
@@ -95,29 +95,33 @@ async def files_of(request: web.Request, metadata: TableMetadata, snapshot_id: i
 
 
 def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
-    """The current snapshot, then what branches and tags name otherwise, the newest first; at most SNAPSHOTS_MAX."""
+    """The current snapshot, then the other snapshots of branches and tags, newest first; at most SNAPSHOTS_MAX."""
     named = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
-    others = [one for one in (metadata.snapshot(snapshot_id) for snapshot_id in named) if one is not None]
-    others.sort(key=lambda one: (-one.timestamp_ms, one.snapshot_id))
+    others = [
+        snapshot for snapshot in (metadata.snapshot(snapshot_id) for snapshot_id in named) if snapshot is not None
+    ]
+    others.sort(key=lambda snapshot: (-snapshot.timestamp_ms, snapshot.snapshot_id))
     current = () if metadata.current_snapshot_id is None else (metadata.current_snapshot_id,)
     return (*current, *(other.snapshot_id for other in others))[:SNAPSHOTS_MAX]
 
 
-async def held_files(request: web.Request, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
-    """Of each snapshot in turn, every file once."""
-    held: list[NewFiles] = []
+async def new_files_by_snapshot(
+    request: web.Request, metadata: TableMetadata, snapshots: Sequence[int]
+) -> list[NewFiles]:
+    """The new files of each snapshot, in order, so that each file occurs once."""
+    new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
         files = await files_of(request, metadata, snapshot_id)
         fresh = np.ones(files.ids.rows, dtype=np.bool_)
-        for before in held:
+        for before in new_files:
             fresh &= ~await asyncio.to_thread(files.ids.described, before.files.ids.ids)
-        held.append(NewFiles(files, fresh))
-    return held
+        new_files.append(NewFiles(files, fresh))
+    return new_files
 
 
 async def covered(request: web.Request, files: SnapshotFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
-    """bool[rows]: which of the files these index files describe."""
-    described = await asyncio.gather(*(_described(request, one) for one in live))
+    """bool[rows]: the files that these index files describe."""
+    described = await asyncio.gather(*(_described(request, file) for file in live))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.rows + len(ids) <= _IN_THREAD_FILES:
         return files.ids.described(ids)
@@ -125,26 +129,25 @@ async def covered(request: web.Request, files: SnapshotFiles, live: tuple[Regist
 
 
 async def audited_ms(request: web.Request, table: TableIndexes) -> dict[str, int]:
-    """By definition id, when the index was last audited, in ms since the epoch; of those whose audit is among the last
-    of the table's."""
+    """The time of the last audit by definition id, in ms since the epoch, among the last audits of the table."""
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
-    found: dict[str, int] = {}
+    audits: dict[str, int] = {}
     for instant in await request.app[STORE].instants(where, _AUDITS_MAX):
-        found.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
-    return found
+        audits.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
+    return audits
 
 
-async def missing(request: web.Request, held: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
-    """bool[rows]: files that none before has, and that these index files do not describe and could."""
-    return ~await covered(request, held.files, live) & held.files.ids.identified & held.fresh
+async def missing(request: web.Request, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+    """bool[rows]: new files that these index files do not describe and could describe."""
+    return ~await covered(request, new.files, live) & new.files.ids.identified & new.fresh
 
 
 async def _described(request: web.Request, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
     try:
-        found = await request.app[READER].describe(file.location, file.size_bytes)
-        if (found.header.table_uuid, found.header.definition) == (file.uuid, file.definition):
-            return found.ids
-        reason = f"{file.location}: is of another table or index"
+        summary = await request.app[READER].describe(file.location, file.size_bytes)
+        if (summary.header.table_uuid, summary.header.definition) == (file.uuid, file.definition):
+            return summary.ids
+        reason = f"{file.location} belongs to another table or index"
     except (Corrupt, ObjectMissing) as error:
         reason = error.message
     except UnknownVersion as error:
@@ -156,6 +159,6 @@ async def _described(request: web.Request, file: RegisteredIndexFile) -> npt.NDA
 
 
 def add_parts(app: web.Application) -> None:
-    """What these routes keep for themselves; nothing in an application that is only to be described."""
+    """Registers the parts of these routes; none in an application that only generates the OpenAPI document."""
     if OBJECTS in app:
         app[READER] = IndexReader(app[OBJECTS])

@@ -1,7 +1,8 @@
-"""Our own route that tells a merge what to leave out: data files of index files that no snapshot of the table holds.
+"""The route that lists unreferenced entries for a merge: data files of index files that are in no snapshot of the
+table.
 
-An entry serves every snapshot, so it may go only when the last snapshot that holds its data file has expired. Of a
-table with very many snapshots nothing is told: then everything is kept, which is always right.
+An entry serves every snapshot, so it can be removed only when the last snapshot with its data file has expired. For a
+table with very many snapshots the answer is empty; keeping every entry is always correct.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from metaserver.planner.indexes.coverage import file_ids_of
 from metaserver.planner.view.view import TableView
 
 FILES_MAX = 1000
-"""Index files in one request."""
+"""The limit of index files in one request."""
 SNAPSHOTS_MAX = 1000
 SECONDS_MAX = 20.0
-"""Of looking through snapshots; whatever was not seen by then counts as held."""
+"""The time limit for searching snapshots; entries that were not reached count as referenced."""
 
 
 class UnheldBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -72,35 +73,35 @@ async def list_unheld_files(request: web.Request) -> web.Response:
     allow(request, path_namespace(request))
     body = await read_json(request, UnheldBody)
     if len(body.index_files) > FILES_MAX:
-        raise BadRequest(f"At most {FILES_MAX} index files can be asked about in one request")
+        raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(request, path_namespace(request), path_name(request, "table"))
     definition = defined_index(table.metadata, path_name(request, "index"))
-    live = {one.location: one for one in table.registered.live(definition.id)}
+    live = {file.location: file for file in table.registered.live(definition.id)}
     absent = [location for location in body.index_files if location not in live]
     if absent:
         raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
     chosen = [live[location] for location in dict.fromkeys(body.index_files)]
-    described = [await request.app[READER].describe(one.location, one.size_bytes) for one in chosen]
-    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(one.ids for one in described)])
+    described = [await request.app[READER].describe(file.location, file.size_bytes) for file in chosen]
+    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(summary.ids for summary in described)])
     unheld = await _unheld(request, table, ids)
-    told: dict[str, list[int]] = {}
+    numbers_by_location: dict[str, list[int]] = {}
     if unheld is not None:
-        starts = np.cumsum([0, *(len(one.ids) for one in described)]).tolist()
-        for one, first, end in zip(chosen, starts, starts[1:], strict=False):
+        starts = np.cumsum([0, *(len(summary.ids) for summary in described)]).tolist()
+        for file, first, end in zip(chosen, starts, starts[1:], strict=False):
             if numbers := np.flatnonzero(unheld[first:end]).tolist():
-                told[one.location] = numbers
-    answer: dict[str, Any] = {"unheld": told, "complete": unheld is not None}
+                numbers_by_location[file.location] = numbers
+    answer: dict[str, Any] = {"unheld": numbers_by_location, "complete": unheld is not None}
     return json_answer(answer)
 
 
 async def _unheld(
     request: web.Request, table: TableIndexes, ids: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_] | None:
-    """bool[n]: in no snapshot; None where that would take too long to know. The current snapshot has most of them."""
+    """bool[n]: in no snapshot; None when the search would take too long. Newest first: it has most of the files."""
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:
         return None
-    newest_first = sorted(metadata.snapshots, key=lambda one: -one.timestamp_ms)
+    newest_first = sorted(metadata.snapshots, key=lambda snapshot: -snapshot.timestamp_ms)
     clock = request.app[CLOCK]
     until_s = clock.monotonic() + SECONDS_MAX
     unheld = np.ones(len(ids), dtype=np.bool_)
@@ -111,8 +112,8 @@ async def _unheld(
             return None
         view = await view_of(request, metadata, snapshot.snapshot_id)
         left = np.flatnonzero(unheld)
-        found = await asyncio.to_thread(_find, view, ids[left])
-        unheld[left[found >= 0]] = False
+        rows = await asyncio.to_thread(_find, view, ids[left])
+        unheld[left[rows >= 0]] = False
     return unheld
 
 

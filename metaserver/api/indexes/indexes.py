@@ -1,8 +1,7 @@
-"""Our own routes on a table's indexes: what is defined and how it stands, to define, pause and drop.
+"""Routes of a table's indexes: list, define, pause and drop.
 
-A definition is a property of the table, so defining commits to the table as any client would, with what it read (the
-table's UUID and the schema that names were looked up in) as requirements. Builds have routes of their own
-(`builds.py`).
+A definition is a table property, so that defining an index is a commit to the table, with the state that was read (the
+table's UUID and the schema that resolved names) as requirements. Builds have other routes (`builds.py`).
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from metaserver.api.indexes.index_state import (
     audited_ms,
     covered,
     files_of,
-    held_files,
     load,
     missing,
+    new_files_by_snapshot,
     snapshots_named,
 )
 from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
@@ -60,61 +59,60 @@ _REGISTERED_SCHEMA: dict[str, Any] = {
         "location": {"type": "string"},
         "level": {"type": "integer"},
         "state": {"enum": [state.value for state in IndexFileState]},
-        "files": {"type": "integer", "description": "Data files that it describes, of any snapshot."},
+        "files": {"type": "integer", "description": "Data files that it describes, in any snapshot."},
         "rows": _COUNT,
         "size-in-bytes": _COUNT,
         "snapshot-id": {"type": ["integer", "null"]},
         "created-ms": _COUNT,
-        "reason": {"type": ["string", "null"], "description": "Why it is quarantined."},
+        "reason": {"type": ["string", "null"], "description": "The reason for the quarantine."},
     },
 }
 _COUNT_OR_NULL = {"type": ["integer", "null"]}
 _OF_AN_INDEX: dict[str, Any] = {
-    "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for those that the partition spec makes."},
+    "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for indexes from bucket partition fields."},
     "kind": {"enum": [*DEFINABLE, "bucket", None]},
     "state": {"enum": [*STATES, None]},
     "health": {
         "enum": ["ok", "behind", "damaged", "paused", "broken"],
-        "description": "behind: files are missing; damaged: an index file is quarantined and what it described is "
-        "missing; broken: the table's property makes no sense, see problem.",
+        "description": "behind: files are not indexed; damaged: an index file is quarantined and its data files are "
+        "not indexed; broken: the table property is invalid, see problem.",
     },
     "problem": {"type": ["string", "null"]},
     "definition": {
         "type": ["string", "null"],
-        "description": "As people write it.",
+        "description": "The definition in readable form.",
         "examples": ["bloom(user_id, fpp=0.01)"],
     },
-    "definition-id": {"type": ["string", "null"], "description": "What its index files carry."},
+    "definition-id": {"type": ["string", "null"], "description": "The id that its index files contain."},
     "columns": {"type": ["array", "null"], "items": {"type": "string"}},
     "field-ids": {"type": ["array", "null"], "items": {"type": "integer"}},
-    "fpp": {"type": "number", "description": "Of bloom: the share of false positives."},
-    "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that it covers."},
+    "fpp": {"type": "number", "description": "For bloom: the false positive probability."},
+    "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that the index covers."},
     "files-total": _COUNT_OR_NULL,
     "rows": _COUNT_OR_NULL,
     "rows-total": _COUNT_OR_NULL,
     "lag-files": {
         "type": ["integer", "null"],
-        "description": "Files of the current snapshot that are to be indexed yet.",
+        "description": "Files of the current snapshot that are not indexed yet.",
     },
     "lag-files-of-refs": {
         "type": ["integer", "null"],
-        "description": "Files that only snapshots of other branches and of tags have, and that are to be indexed yet.",
+        "description": "Files that are only in snapshots of other branches and of tags, and are not indexed yet.",
     },
-    "size-in-bytes": {"type": ["integer", "null"], "description": "Of its live index files."},
+    "size-in-bytes": {"type": ["integer", "null"], "description": "The total size of the live index files."},
     "levels": {
         "type": ["object", "null"],
         "additionalProperties": _COUNT,
-        "description": "Live index files by level; a merge makes few of a higher one out of many.",
+        "description": "Live index files by level; a merge replaces many files by few of a higher level.",
     },
-    "quarantined": {"type": ["integer", "null"], "description": "Index files found damaged."},
+    "quarantined": {"type": ["integer", "null"], "description": "The number of quarantined index files."},
     "audited-ms": {
         "type": ["integer", "null"],
-        "description": "When all its index files were last verified, in ms since the epoch; null where they were "
-        "not, or long ago.",
+        "description": "When all index files were last verified, in ms since the epoch; null if never or long ago.",
     },
     "used": {
         "type": ["object", "null"],
-        "description": "What plans of this worker made of it since its start; null where none did.",
+        "description": "The use of the index by plans of this worker since its start; null without any.",
         "properties": {"last-ms": _COUNT, "plans": _COUNT, "files-in": _COUNT, "files-removed": _COUNT},
     },
     "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
@@ -123,7 +121,7 @@ _OF_EACH = [name for name in _OF_AN_INDEX if name not in ("fpp", "index-files")]
 INDEX_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": _OF_EACH,
-    "description": "Of one that is broken all is null but name, health and problem.",
+    "description": "For a broken index, all fields except name, health and problem are null.",
     "properties": _OF_AN_INDEX,
 }
 _BODY: dict[str, Any] = {
@@ -140,10 +138,10 @@ _BODY: dict[str, Any] = {
         "state": {"enum": list(STATES)},
     },
 }
-INDEX = Parameter("index", "path", "Name of the index.", {"type": "string"}, True)
+INDEX = Parameter("index", "path", "The name of the index.", {"type": "string"}, True)
 NO_INDEX = ResponseSpec(404, "No such table, or no such index")
-_ONE = ResponseSpec(200, "The index as it stands", {"$ref": "#/components/schemas/Index"})
-_CONFLICT = ResponseSpec(409, "Others kept committing to the table; try again")
+_ONE = ResponseSpec(200, "The current state of the index", {"$ref": "#/components/schemas/Index"})
+_CONFLICT = ResponseSpec(409, "Other commits to the table came first; try again")
 
 
 class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -179,11 +177,11 @@ async def list_indexes(request: web.Request) -> web.Response:
     allow(request, namespace)
     table = await load(request, namespace, path_name(request, "table"))
     defined = read_definitions(table.metadata)
-    stand = await _stand(request, table)
-    listed = [await _index(request, table, stand, one) for one in defined.by_name.values()]
+    state = await _table_state(request, table)
+    listed = [await _index(request, table, state, definition) for definition in defined.by_name.values()]
     listed += [_broken(name, problem) for name, problem in defined.problems.items()]
-    listed.sort(key=lambda one: str(one["name"]))
-    listed += [_bucket(table.metadata, stand.files, definition) for definition in bucket_definitions(table.metadata)]
+    listed.sort(key=lambda index: str(index["name"]))
+    listed += [_bucket(table.metadata, state.files, definition) for definition in bucket_definitions(table.metadata)]
     return json_answer({"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed})
 
 
@@ -216,13 +214,13 @@ async def put_index(request: web.Request) -> web.Response:
 
     def changed(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
-        wanted = _wanted(name, body, defined, metadata)
+        definition = _definition(name, body, defined, metadata)
         limit = request.app[SETTINGS].indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
-            raise BadRequest(f"The table has {limit} indexes, the most that one may have; drop one first")
-        if defined.by_name.get(name) == wanted:
+            raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
+        if defined.by_name.get(name) == definition:
             return None
-        return {"action": "set-properties", "updates": {PREFIX + name: wanted.property_text}}
+        return {"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}
 
     await _commit(request, changed)
     table = await load(request, namespace, path_name(request, "table"))
@@ -251,27 +249,31 @@ async def drop_index(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-def _wanted(name: str, body: IndexBody, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
-    """What the body makes of the definition that there is."""
+def _definition(name: str, body: IndexBody, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
+    """The definition, if any, with the changes of the body."""
     before = defined.by_name.get(name)
     kind = body.kind if body.kind is not None else before.kind if before else None
     if kind is None or (before is None and body.columns is None):
         if name in defined.problems:
-            raise BadRequest(f"The index {name} cannot be changed, only defined anew: {defined.problems[name]}")
-        raise BadRequest(f"There is no index {name} yet: say its kind ({', '.join(DEFINABLE)}) and its columns")
+            raise BadRequest(f"The index {name} is invalid ({defined.problems[name]}); define it again completely")
+        raise BadRequest(
+            f"The index {name} does not exist; to define it, set kind ({', '.join(DEFINABLE)}) and columns"
+        )
     columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
     parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
     parameters |= {} if body.fpp is None else {"fpp": body.fpp}
     state = body.state if body.state is not None else before.state if before else ENABLED
-    wanted = define(name, kind, columns, metadata.current_schema, parameters=parameters, state=state)
-    twin = next((one for one in defined.by_name.values() if one.id == wanted.id and one.name != name), None)
+    definition = define(name, kind, columns, metadata.current_schema, parameters=parameters, state=state)
+    twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
     if twin is not None:
-        raise AlreadyExists(f"The index {twin.name} is the same, {wanted.text}; change that one, or drop it first")
-    return wanted
+        raise AlreadyExists(
+            f"The index {twin.name} has the same definition, {definition.text}; change that index, or drop it first"
+        )
+    return definition
 
 
 async def _commit(request: web.Request, changed: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
-    """Commits what `changed` makes of the table, made anew for each conflict. CommitConflict after many."""
+    """Commits the updates that `changed` computes, again after each conflict. CommitConflict after many."""
     namespace, table = path_namespace(request), path_name(request, "table")
     tables = request.app[CATALOG].tables
     for attempt in range(1, COMMIT_TRIES + 1):
@@ -302,38 +304,38 @@ async def _shown(request: web.Request, table: TableIndexes, name: str) -> dict[s
     )
     if definition is None and name not in buckets:
         raise _missing(name)
-    stand = await _stand(request, table)
+    state = await _table_state(request, table)
     if definition is None:
-        return _bucket(table.metadata, stand.files, buckets[name])
-    mine = [file for file in table.registered.files if file.definition == definition.id]
-    shown = [_registered(one) for one in mine[-_LISTED_FILES_MAX:]]
-    return {**await _index(request, table, stand, definition), "index-files": shown}
+        return _bucket(table.metadata, state.files, buckets[name])
+    files = [file for file in table.registered.files if file.definition == definition.id]
+    shown = [_registered(file) for file in files[-_LISTED_FILES_MAX:]]
+    return {**await _index(request, table, state, definition), "index-files": shown}
 
 
-class _Stand(NamedTuple):
-    """A table as its indexes are held against it: the files of its current snapshot, of those that refs name otherwise,
-    and when each index was audited, by definition id."""
+class _TableState(NamedTuple):
+    """The files of a table that indexes are compared with: those of its current snapshot, those that only other
+    snapshots of refs have, and the time of each index's last audit by definition id."""
 
     files: SnapshotFiles
     others: Sequence[NewFiles]
     audits: Mapping[str, int]
 
 
-async def _stand(request: web.Request, table: TableIndexes) -> _Stand:
+async def _table_state(request: web.Request, table: TableIndexes) -> _TableState:
     metadata = table.metadata
-    held = await held_files(request, metadata, snapshots_named(metadata))
+    new_files = await new_files_by_snapshot(request, metadata, snapshots_named(metadata))
     audits = await audited_ms(request, table)
     if metadata.current_snapshot_id is None:
-        return _Stand(await files_of(request, metadata, None), held, audits)
-    return _Stand(held[0].files, held[1:], audits)
+        return _TableState(await files_of(request, metadata, None), new_files, audits)
+    return _TableState(new_files[0].files, new_files[1:], audits)
 
 
 async def _index(
-    request: web.Request, table: TableIndexes, stand: _Stand, definition: IndexDefinition
+    request: web.Request, table: TableIndexes, state: _TableState, definition: IndexDefinition
 ) -> dict[str, Any]:
-    live, files = table.registered.live(definition.id), stand.files
+    live, files = table.registered.live(definition.id), state.files
     mask = await covered(request, files, live)
-    of_refs = sum([int((await missing(request, other, live)).sum()) for other in stand.others])
+    of_refs = sum([int((await missing(request, other, live)).sum()) for other in state.others])
     indexed, total = int(mask.sum()), files.ids.rows
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
@@ -354,10 +356,10 @@ async def _index(
         "rows-total": files.rows_in(np.ones(total, dtype=np.bool_)),
         "lag-files": lag,
         "lag-files-of-refs": of_refs,
-        "size-in-bytes": sum(one.size_bytes for one in live),
-        "levels": {str(level): count for level, count in sorted(Counter(one.level for one in live).items())},
+        "size-in-bytes": sum(file.size_bytes for file in live),
+        "levels": {str(level): count for level, count in sorted(Counter(file.level for file in live).items())},
         "quarantined": quarantined,
-        "audited-ms": stand.audits.get(definition.id),
+        "audited-ms": state.audits.get(definition.id),
         "used": None
         if used is None
         else {
@@ -370,7 +372,7 @@ async def _index(
 
 
 def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition) -> dict[str, Any]:
-    """Covers the files of every spec that has this bucket."""
+    """A bucket index covers the files of every partition spec with this bucket."""
     term = definition.terms[0]
     specs = [
         spec.spec_id
@@ -411,7 +413,7 @@ def _defined(definition: IndexDefinition) -> dict[str, Any]:
 
 
 def _broken(name: str, problem: str) -> dict[str, Any]:
-    """What others say and it cannot is null."""
+    """A broken index; all other fields are null."""
     return {**dict.fromkeys(_OF_EACH), "name": name, "health": "broken", "problem": problem}
 
 
@@ -430,14 +432,14 @@ def _registered(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _missing(name: str) -> NotFound:
-    return NotFound(f"The table has no index {name[:200]!r}; seamark index list tells what there is")
+    return NotFound(f"The table has no index {name[:200]!r}; list its indexes with seamark index list")
 
 
 def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
-    """One that can be built. NotFound; BadRequest for a property that makes no sense, and for a bucket."""
+    """An index that can be built. NotFound; BadRequest for an invalid property and for a bucket index."""
     defined = read_definitions(metadata)
     if name in defined.problems:
-        raise BadRequest(f"The index {name} is not well defined: {defined.problems[name]}")
+        raise BadRequest(f"The definition of the index {name} is invalid: {defined.problems[name]}; define it again")
     if name not in defined.by_name:
         if name.startswith(BUCKET_PREFIX):
             check_name(name)
@@ -447,7 +449,7 @@ def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
 
 def add_routes(app: web.Application) -> None:
     add_parts(app)
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     indexes = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes"
     app.router.add_get(indexes, list_indexes)
     app.router.add_get(f"{indexes}/{{index:[^/]+}}", load_index)
