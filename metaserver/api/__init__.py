@@ -1,1 +1,1 @@
-"""Routes and wire formats only: Iceberg REST and our own /api/v1."""
+"""Routes and wire formats of the HTTP API: Iceberg REST under /v1, and Seamark's API under /api/v1."""

@@ -1,4 +1,4 @@
-"""Builds the web application from parts that somebody else opened; knows no lifecycle."""
+"""Builds the web application from opened parts; it does not manage their lifecycle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from metaserver.catalog.quotas import Quota
 
 
 def build_app(parts: ServerParts) -> web.Application:
-    """All routes over `parts`. The application may be started and stopped once, as aiohttp's are."""
+    """The application with all routes. It may be started and stopped once, like aiohttp's applications."""
     settings = parts.settings
     bounds = Bounds(
         requests=settings.requests_limit, watchers=settings.watchers_limit, body_bytes=settings.bodies_memory_bytes
@@ -54,7 +54,7 @@ def build_app(parts: ServerParts) -> web.Application:
 
 
 def add_routes(app: web.Application) -> None:
-    """All routes; the document that describes them last. Needs no parts but the settings."""
+    """Registers all routes, the OpenAPI document last. Needs no parts except the settings."""
     own = (
         timeline,
         metadata,

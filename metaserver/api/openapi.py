@@ -1,7 +1,7 @@
-"""GET /api/v1/openapi.json: OpenAPI 3.1 of our own surface, built from what the handlers say about themselves.
+"""GET /api/v1/openapi.json: OpenAPI 3.1 of Seamark's API, built from the descriptions of the handlers.
 
-The Iceberg routes under /v1 are described by the Iceberg REST specification and not repeated here. The file
-`docs/reference/openapi.json` is this document; a test compares them.
+The Iceberg routes under /v1 are specified by the Iceberg REST specification and not repeated here. The file
+`docs/reference/openapi.json` contains this document; a test compares them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def openapi(request: web.Request) -> web.Response:
 
 
 def build_document(app: web.Application) -> dict[str, Any]:
-    """The document of every described route of `app`, paths in order of their names."""
+    """The document for all described routes of `app`, sorted by path."""
     paths: dict[str, dict[str, Any]] = {}
     for route in app.router.routes():
         if route.resource is None or route.method == "HEAD" or not is_described(route.handler):
@@ -72,7 +72,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
         "info": {
             "title": "Seamark",
             "version": importlib.metadata.version("seamark"),
-            "description": "What Seamark adds to the Iceberg REST catalog standard, which it serves under /v1.",
+            "description": "Seamark's routes in addition to the Iceberg REST specification, which is served under /v1.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": dict(sorted(paths.items())),
@@ -110,7 +110,10 @@ def _operation(described: Description) -> dict[str, Any]:
         "tags": list(described.tags),
         "responses": {str(answer.status): _response(answer, described.waits) for answer in described.answers},
     }
-    operation["responses"]["default"] = {"description": "An error, in the standard's shape", "content": _ERROR_CONTENT}
+    operation["responses"]["default"] = {
+        "description": "An error, in the form of the Iceberg REST specification",
+        "content": _ERROR_CONTENT,
+    }
     if described.parameters:
         operation["parameters"] = [_parameter(parameter) for parameter in described.parameters]
     if described.body is not None:
@@ -142,6 +145,6 @@ def _response(answer: ResponseSpec, streams: bool) -> dict[str, Any]:
 
 
 def add_routes(app: web.Application) -> None:
-    """Last of all: the document holds the routes that are there by now."""
+    """Registered last: the document contains the routes registered before."""
     app.router.add_get("/api/v1/openapi.json", openapi)
     app[DOCUMENT] = build_document(app)

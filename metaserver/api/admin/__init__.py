@@ -1,1 +1,1 @@
-"""Operation: health, logins, tokens, grants, audit."""
+"""Routes of operation: health, logins, tokens, grants and audit."""

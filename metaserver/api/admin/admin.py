@@ -1,8 +1,8 @@
-"""Our own routes for who may do what: tokens, grants, and the audit log.
+"""Routes of access control: tokens, grants and the audit log.
 
-Tokens and the log are the whole catalog's, so they need an admin of it. Grants are of a namespace: an admin there gives
-and takes them there and below, and sees no others. A token's secret is in the answer that creates it and nowhere else;
-digests are never shown.
+Tokens and the log belong to the whole catalog, so that they require an admin of the catalog. Grants belong to a
+namespace: its admin grants and revokes roles on it and below, and sees no other grants. The secret of a token is only
+in the answer that creates it; digests are never returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metaserver.errors import BadRequest
 from metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
 from metaserver.wire import check_name, parse_namespace
 
-_NAMES = {"type": "array", "items": {"type": "string"}, "description": "Levels; none for the whole catalog."}
+_NAMES = {"type": "array", "items": {"type": "string"}, "description": "The levels; none for the whole catalog."}
 _ROLE = {"enum": list(RANKS)}
 TOKEN_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -67,7 +67,7 @@ _CREATE_BODY: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
         "name": {"type": "string"},
-        "expires-in-s": {"type": ["integer", "null"], "minimum": 1, "description": "Null or left out: never."},
+        "expires-in-s": {"type": ["integer", "null"], "minimum": 1, "description": "Null or absent: no expiry."},
         "grants": {
             "type": ["array", "null"],
             "items": {
@@ -76,24 +76,24 @@ _CREATE_BODY: dict[str, Any] = {
                 "additionalProperties": False,
                 "properties": {"role": _ROLE, "namespace": _NAMES},
             },
-            "description": "All that the name may do from now on. Null or left out: what it may do already.",
+            "description": "All grants of the name from now on. Null or absent: its grants stay unchanged.",
         },
     },
 }
 _CREATED_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["name", "token"],
-    "properties": {"name": {"type": "string"}, "token": {"type": "string", "description": "Shown this once."}},
+    "properties": {"name": {"type": "string"}, "token": {"type": "string", "description": "Shown only here."}},
 }
 _GRANT_QUERY = (
     Parameter("principal", "query", "Whose.", {"type": "string"}, True),
     Parameter("role", "query", "Which.", _ROLE, True),
-    Parameter("namespace", "query", "Levels joined by 0x1F; left out for the whole catalog.", {"type": "string"}),
+    Parameter("namespace", "query", "Levels joined by 0x1F; absent for the whole catalog.", {"type": "string"}),
 )
-_FORBIDDEN = ResponseSpec(403, "Needs the role admin")
+_FORBIDDEN = ResponseSpec(403, "Requires the role admin")
 
 
-class _WantedGrant(msgspec.Struct, forbid_unknown_fields=True):
+class _GrantSpec(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     namespace: tuple[str, ...] = ()
 
@@ -101,7 +101,7 @@ class _WantedGrant(msgspec.Struct, forbid_unknown_fields=True):
 class _CreateToken(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     name: str
     expires_in_s: int | None = None
-    grants: list[_WantedGrant] | None = None
+    grants: list[_GrantSpec] | None = None
 
 
 class _Grant(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,9 +121,9 @@ async def list_tokens(request: web.Request) -> web.Response:
     allow(request, ())
     now_ms = request.app[CLOCK].now_ms()
     after, size = _paging(request)
-    # A name cannot hold a space, so that the pairs sort as the text does.
-    found = sorted((f"{token.name} {token.id}", token) for token in await request.app[STORE].tokens())
-    rest = [(key, token) for key, token in found if after is None or key > after]
+    # A name contains no space, so that the pairs sort like the text.
+    tokens = sorted((f"{token.name} {token.id}", token) for token in await request.app[STORE].tokens())
+    rest = [(key, token) for key, token in tokens if after is None or key > after]
     page, more = rest[:size], len(rest) > size
     return json_answer(
         {
@@ -149,7 +149,7 @@ async def create(request: web.Request) -> web.Response:
     body = await read_json(request, _CreateToken)
     grants = None
     if body.grants is not None:
-        grants = [make_grant(body.name, wanted.role, wanted.namespace) for wanted in body.grants]
+        grants = [make_grant(body.name, spec.role, spec.namespace) for spec in body.grants]
     secret = await create_token(request.app[STORE], request.app[CLOCK], body.name, body.expires_in_s, grants)
     response = json_answer({"name": body.name, "token": secret}, 201)
     response.headers["Cache-Control"] = "no-store"
@@ -180,17 +180,17 @@ async def revoke(request: web.Request) -> web.Response:
 async def list_grants(request: web.Request) -> web.Response:
     allow(request, ())
     me, authorizer = request[PRINCIPAL], request.app[AUTHORIZER]
-    wanted = request.query.get("principal")
-    if wanted is not None:
-        check_name(wanted, "principal")
+    principal = request.query.get("principal")
+    if principal is not None:
+        check_name(principal, "principal")
     after, size = _paging(request)
     rows = [
         grant
-        for grant in await request.app[STORE].grants(wanted)
+        for grant in await request.app[STORE].grants(principal)
         if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
     ]
-    found = sorted((_grant_key(grant), grant) for grant in rows)
-    rest = [(key, grant) for key, grant in found if after is None or key > after]
+    keyed = sorted((_grant_key(grant), grant) for grant in rows)
+    rest = [(key, grant) for key, grant in keyed if after is None or key > after]
     page, more = rest[:size], len(rest) > size
     return json_answer(
         {
@@ -249,8 +249,8 @@ async def remove_grant(request: web.Request) -> web.Response:
 async def list_audit(request: web.Request) -> web.Response:
     allow(request, ())
     after, size = _paging(request)
-    found = await request.app[STORE].audit(after, size + 1)
-    page, more = found[:size], len(found) > size
+    records = await request.app[STORE].audit(after, size + 1)
+    page, more = records[:size], len(records) > size
     return json_answer(
         {
             "records": [_audit(record) for record in page],
@@ -260,7 +260,7 @@ async def list_audit(request: web.Request) -> web.Response:
 
 
 def _paging(request: web.Request) -> tuple[str | None, int]:
-    """(position after which the page begins, size)."""
+    """(position before the page, size)."""
     token, size = paging(request)
     return request.app[PAGES].decode(token or ""), size
 
@@ -281,7 +281,7 @@ def _grant(grant: Grant) -> dict[str, Any]:
 
 
 def _grant_key(grant: Grant) -> str:
-    """Orders grants and tells them apart: no part holds a control character."""
+    """A unique sort key: no part contains a control character."""
     return "\x1f".join((grant.principal, grant.role, *grant.namespace))
 
 

@@ -1,8 +1,8 @@
-"""GET /healthz: the process lives. GET /readyz: it can serve now: store and storage answer and can be written.
+"""GET /healthz: the process is alive. GET /readyz: it can serve, because store and storage answer and can be written.
 
-Kept apart because the remedies differ: an unhealthy process is restarted, an unready one only gets no traffic. A
-database that is away must not make an orchestrator restart all replicas. Neither needs a login or tells more than yes
-or no and why.
+They are separate because the remedies differ: an unhealthy process is restarted, an unready process gets no traffic. An
+unavailable database must not make an orchestrator restart all replicas. Neither needs a login or returns more than the
+state and its reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metaserver.errors import SeamarkError
 from metaserver.wire import encode_json
 
 PING_TIMEOUT_S = 2.0
-"""Below the second or so after which most probes give up by themselves three times in a row."""
+"""Below one second or so, after which most probes fail."""
 
 _log = structlog.get_logger("seamark.health")
 
@@ -67,7 +67,7 @@ async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
     except TimeoutError:
         return f"no answer within {PING_TIMEOUT_S:g} s"
     except (SeamarkError, OSError) as error:
-        # the message may name hosts and paths, which an anonymous prober need not learn
+        # The message may contain hosts and paths, which must not reach an unauthenticated probe.
         _log.warning("not ready", part=part, error=str(error))
         return "failing"
     return "ok"

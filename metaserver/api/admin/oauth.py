@@ -1,18 +1,19 @@
 """POST /v1/oauth/tokens: OAuth 2.0 for clients that are configured with a `credential`.
 
-Deprecated in the Iceberg REST specification, and what Spark, Trino, Flink, PyIceberg and DuckDB still use. Two grants:
+Deprecated in the Iceberg REST specification, but still used by Spark, Trino, Flink, PyIceberg and DuckDB. Two grants:
 
 - client credentials (RFC 6749, 4.4): `client_id` is the name of a bearer token of this server, `client_secret` the
-  token itself, in the form or as HTTP Basic. Clients configured with a secret only send no id; the secret is enough.
-- token exchange (RFC 8693), by which Java clients refresh. An access token alone gives one that ends when it does: who
-  does not show the secret cannot prolong a login, so a stolen access token ends by itself. With Basic credentials
-  beside it, as Java sends them once the token has run out, also an expired one of the same holder gives a full new one.
-  A bearer token of this server comes back as it is (it is the secret), and so does a token of the OIDC issuer, since
-  only its issuer can prolong it.
+  token itself, in the form or as HTTP Basic. Clients that are configured with a secret only send no id, which is
+  accepted.
+- token exchange (RFC 8693), with which Java clients refresh. An access token alone yields one with the same expiry:
+  without the secret a login cannot be prolonged, so that a stolen access token expires. With Basic credentials, which
+  Java sends once the token has expired, an access token of the same holder yields one with a full lifetime, even if it
+  has expired. A bearer token of this server is returned unchanged, because it is the secret, and so is a token of the
+  OIDC issuer, because only the issuer can prolong it.
 
-What is answered is a JWT (`access/issued.py`) that ends with the bearer token it was made from. Without a login (auth =
-none) any credentials are taken, for the clients that insist on having some. Errors are in OAuth's own form (RFC 6749,
-5.2), which clients parse here instead of the catalog's.
+The answer is a JWT (`access/issued.py`) that expires with the bearer token it was created from. Without logins (auth =
+none) any credentials are accepted, for clients that require some. Errors have OAuth's form (RFC 6749, 5.2), which
+clients expect here instead of the catalog's.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _REFUSAL_SCHEMA = {
 
 
 class _Refusal(Exception):
-    """An OAuth error on its way to the client: 401 for credentials that are not believed, else 400."""
+    """An OAuth error for the client: 401 for invalid credentials, otherwise 400."""
 
     def __init__(self, error: str, description: str) -> None:
         super().__init__(description)
@@ -102,7 +103,7 @@ async def _answer(request: web.Request) -> tuple[str, int]:
     if grant == _EXCHANGE:
         return await _exchange(request, form["subject_token"], client)
     if client is None:
-        raise _Refusal("invalid_client", "client_secret is missing: it is a token from seamark token create")
+        raise _Refusal("invalid_client", "client_secret is missing; set it to a token from seamark token create")
     login = await _login(authenticator, *client)
     request[PRINCIPAL] = login.principal
     return authenticator.issuer.issue(login.token)
@@ -132,20 +133,21 @@ async def _read_form(request: web.Request) -> dict[str, str]:
 
 
 def _credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
-    """(client id if given, secret) from the form or HTTP Basic; None without any. Both at once must agree."""
+    """(client id if present, secret) from the form or HTTP Basic; None without both. If both are present they must be
+    equal."""
     given = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        return given  # a bearer token here is what the client has now; it proves nothing that the form does not
+        return given  # a bearer token in this header is the client's current token and proves no more than the form
     try:
         name, _, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         raise _Refusal("invalid_client", "The Authorization header is not Basic credentials in base64") from None
     basic = (unquote_plus(name) or None, unquote_plus(secret))
-    if not secret:  # a credential without an id, as some clients encode it
+    if not secret:  # some clients encode a credential without an id this way
         basic = (None, unquote_plus(name))
     if given is not None and given != basic:
-        raise _Refusal("invalid_request", "The form and the Authorization header carry different credentials")
+        raise _Refusal("invalid_request", "The form and the Authorization header have different credentials")
     return basic
 
 
@@ -155,8 +157,8 @@ async def _login(authenticator: Authenticator, name: str | None, secret: str) ->
     except Unauthenticated as error:
         raise _Refusal("invalid_client", error.message) from None
     if name is not None and name != login.principal.name:
-        # no word on whose secret it is
-        raise _Refusal("invalid_client", "The client_secret is not that of this client_id")
+        # The message must not reveal whose secret it is.
+        raise _Refusal("invalid_client", "The client_secret does not belong to this client_id")
     return login
 
 
@@ -166,7 +168,7 @@ def _check_exchange(form: dict[str, str]) -> None:
     if form.get("subject_token_type") not in (_ACCESS_TOKEN, _JWT, _ID_TOKEN):
         raise _Refusal("invalid_request", f"subject_token_type must be {_ACCESS_TOKEN}, {_JWT} or {_ID_TOKEN}")
     if form.get("requested_token_type", _ACCESS_TOKEN) not in (_ACCESS_TOKEN, _JWT):
-        raise _Refusal("invalid_request", f"requested_token_type can only be {_ACCESS_TOKEN}")
+        raise _Refusal("invalid_request", f"requested_token_type must be {_ACCESS_TOKEN}")
 
 
 async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
@@ -195,7 +197,7 @@ async def _login_subject(authenticator: Authenticator, subject: str, holder: Log
     except Unauthenticated as error:
         raise _Refusal("invalid_grant", error.message) from None
     if login.token is not None and holder.token is not None and login.token.id != holder.token.id:
-        raise _Refusal("invalid_grant", "The subject_token is not of this client")
+        raise _Refusal("invalid_grant", "The subject_token belongs to another client")
     return login
 
 

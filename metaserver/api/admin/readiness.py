@@ -1,7 +1,7 @@
-"""Whether this server can write: the part of GET /readyz that costs something, so it is asked once in a while.
+"""Whether this server can write: the expensive part of GET /readyz, cached for some seconds.
 
-A server on a full disk answers reads and fails every commit; a load balancer must send those elsewhere. So readiness
-means a write that the database took, and room on the disks of the home and of a local warehouse.
+A server with a full disk answers reads and fails every commit, so that a load balancer must not send requests to it.
+Readiness therefore includes a write to the database, and free space on the disks of the home and of a local warehouse.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metaserver.settings import Settings
 from metaserver.store.port import PointerStore, TakeLease
 
 INTERVAL_S = 5.0
-"""How long an answer serves; one that says no, a fifth of it."""
+"""How long a positive answer is cached; a negative answer for a fifth of it."""
 TIMEOUT_S = 2.0
 _SMALL_SHARE = 20
 _LEASE = "readiness"
@@ -28,7 +28,7 @@ _log = structlog.get_logger("seamark.health")
 
 
 class Readiness:
-    """Belongs to one worker. Many probes at once ask once."""
+    """Belongs to one worker. Concurrent probes share one check."""
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class Readiness:
         self._holder = str(clock.uuid4())
 
     async def check(self) -> dict[str, str]:
-        """By part, ok or what is wrong, without hosts and paths."""
+        """ok or the problem by part, without hosts and paths."""
         if self._clock.monotonic() < self._until_s:
             return self._answers
         async with self._asking:
@@ -72,7 +72,7 @@ class Readiness:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await self._store.transact([probe])
-        except CommitConflict:  # another replica's write went through
+        except CommitConflict:  # another replica has written
             return "ok"
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"
@@ -83,19 +83,19 @@ class Readiness:
 
 
 def _folders(settings: Settings) -> list[Path]:
-    """Where the server writes on local disks."""
-    found = [settings.home]
+    """The folders on local disks that the server writes to."""
+    folders = [settings.home]
     for url in (settings.warehouse_uri(), settings.database_url()):
         parts = urlsplit(url)
         if parts.scheme in ("file", "sqlite"):
             path = Path(unquote(parts.path))
-            found.append(path.parent if parts.scheme == "sqlite" else path)
-    return found
+            folders.append(path.parent if parts.scheme == "sqlite" else path)
+    return folders
 
 
 def _lacking_bytes(folders: Iterable[Path], least: int) -> int:
-    """Of the fullest of these disks: how far its free space is below `least`, or a twentieth of a small disk. A folder
-    that is not there yet counts by the nearest one above it."""
+    """How far the free space of the fullest disk is below `least`, or below a twentieth of a small disk. For a folder
+    that does not exist yet, its nearest existing parent counts."""
     lacking = []
     for folder in folders:
         while not folder.exists() and folder != folder.parent:

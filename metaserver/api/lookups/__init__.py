@@ -1,1 +1,1 @@
-"""Lookups of files, statistics, rows and bitmaps."""
+"""Routes of look-ups: files, statistics, rows by key and rows by bitmap."""

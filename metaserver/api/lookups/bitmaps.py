@@ -1,14 +1,14 @@
-"""Our own route that tells which rows of which files match a predicate, as bitmap indexes have it.
+"""The route that selects the rows that match a predicate in each file, from bitmap indexes.
 
-The rule it keeps: no row that matches is left out, and where other rows may be in, the file's answer is not `exact`.
-Positions are those of rows in the file; rows that deletes took are among them unless `deletes` is asked for, and then
-those of which that is not known are counted as `undecided`.
+The rule: no matching row is left out, and an answer for a file that may contain other rows is not `exact`. Positions
+are those of rows in the file. They include deleted rows unless the request sets `deletes`; then rows for which the
+deletes could not be evaluated are counted as `undecided`.
 
-Answers come in pages, as many files as fit the limit, the bytes and the time budget; the token of the next page names
-the last file. A page that time cuts short is followed by another: nothing is cut off.
+Answers are paged, with as many files as the limit, the byte limit and the time budget allow; the token of the next page
+names the last file. A page that ends by its time budget is followed by another, so that the listing is complete.
 
-Record counts are what writers claim: nothing is allocated by them alone. That all rows of a file match takes no bits to
-say, and beyond ROWS_JUDGED_MAX rows none are held against deletes.
+Record counts come from writers and are not trusted: they alone allocate no memory. A result of all rows of a file needs
+no bits, and above ROWS_JUDGED_MAX rows a file's deletes are not evaluated.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ else:
     sql = Deferred("metaserver.iceberg.expressions.sql")
 
 FILES_MAX = 10_000
-"""Of one page."""
+"""The limit for file page."""
 PAGE_BYTES = 16 << 20
-"""Of rows in one page, after which no further file is begun. A list of positions of one file has no more."""
+"""The size of the rows of a page after which no further file is started. Also the limit of file file's positions."""
 CANDIDATES_MAX = 4_000_000
-"""Rows of one page that are held against deletes, after which no further file is begun; and so many at once."""
+"""The number of rows of a page that are compared with deletes, after which no further file is started; also the
+batch."""
 ROWS_JUDGED_MAX = 1 << 27
-"""Rows of one file that are held against deletes; where there are more, all of them are undecided."""
+"""The limit of a file's rows that are compared with deletes. Above it, all rows are undecided."""
 _FILES_AT_ONCE = 16
-"""Between looks at the clock."""
+"""Files between two checks of the time budget."""
 _COUNT = {"type": "integer"}
 
 BITMAP_SCHEMA: dict[str, Any] = {
@@ -75,16 +76,17 @@ BITMAP_SCHEMA: dict[str, Any] = {
     "properties": {
         "snapshot-id": {"type": ["integer", "null"]},
         "meaning": {"enum": ["sql", "iceberg"]},
-        "deletes": {"type": "boolean", "description": "Whether deleted rows were taken out."},
-        "exact": {"type": "boolean", "description": "Whether the answer of every file of this page is."},
+        "deletes": {"type": "boolean", "description": "Whether deleted rows were removed."},
+        "exact": {"type": "boolean", "description": "Whether the answers of all files of this page are exact."},
         "not-used": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "Parts of the SQL that no expression can say; taken as true.",
+            "description": "Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as "
+            "true.",
         },
         "files": {
             "type": "array",
-            "description": "Files that may hold a matching row; no other does.",
+            "description": "Files that may contain a matching row; all other files contain none.",
             "items": {
                 "type": "object",
                 "required": ["file-path", "record-count", "rows", "count", "exact", "delete-files", "undecided"],
@@ -92,22 +94,23 @@ BITMAP_SCHEMA: dict[str, Any] = {
                     "file-path": {"type": "string"},
                     "record-count": _COUNT,
                     "rows": {
-                        "description": "Positions of the rows: a roaring bitmap of 32 bits in its portable form, in "
-                        "base64, or a list; null where any row may match.",
+                        "description": "Positions of the rows: a 32-bit roaring bitmap in its portable format, in "
+                        "base64, "
+                        "or a list; null when any row may match.",
                     },
-                    "count": {"type": ["integer", "null"], "description": "How many rows these are."},
-                    "exact": {"type": "boolean", "description": "False where some of these rows may not match."},
-                    "delete-files": {"type": "integer", "description": "How many delete files apply to the file."},
+                    "count": {"type": ["integer", "null"], "description": "The number of these rows."},
+                    "exact": {"type": "boolean", "description": "False when some of these rows may not match."},
+                    "delete-files": {"type": "integer", "description": "The number of delete files of the file."},
                     "undecided": {
                         "type": "integer",
-                        "description": "With deletes: rows among these that may be deleted.",
+                        "description": "With deletes: the number of these rows that may be deleted.",
                     },
                 },
             },
         },
         "problems": {
             "type": "array",
-            "description": "Files that could not be read, so that rows are undecided; the first of them.",
+            "description": "The first files that could not be read, which makes rows undecided.",
             "items": {
                 "type": "object",
                 "required": ["file-path", "problem"],
@@ -122,20 +125,20 @@ _BODY: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
         "where": {"type": "string", "description": "A predicate in SQL.", "examples": ["discount = 5 AND qty < 3"]},
-        "filter": {"description": "An expression of the Iceberg REST standard, instead of `where`."},
-        "case-sensitive": {"type": "boolean", "description": "Names in `filter`; default true."},
+        "filter": {"description": "An expression of the Iceberg REST specification, instead of `where`."},
+        "case-sensitive": {"type": "boolean", "description": "Whether names in `filter` are; default true."},
         "meaning": {
             "enum": ["sql", "iceberg"],
-            "description": "Of zeros and NaN; default: that of where the predicate comes from.",
+            "description": "How zeros and NaN compare; default: iceberg for `filter`, sql for `where`.",
         },
         "snapshot-id": _COUNT,
-        "schema-id": {"type": "integer", "description": "By whose names the predicate is; default: the current one's."},
+        "schema-id": {"type": "integer", "description": "The schema that resolves names; default: the current schema."},
         "ref": {"type": "string"},
         "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
-        "deletes": {"type": "boolean", "description": "Whether deleted rows are to be taken out; default false."},
-        "rows": {"enum": ["roaring", "positions"], "description": "The form of rows; default roaring."},
-        "limit": {"type": "integer", "minimum": 1, "description": f"Most files of a page; at most {FILES_MAX:,}."},
-        "page-token": {"type": "string", "description": "As in the last answer, with the same question."},
+        "deletes": {"type": "boolean", "description": "Whether to remove deleted rows; default false."},
+        "rows": {"enum": ["roaring", "positions"], "description": "The format of rows; default roaring."},
+        "limit": {"type": "integer", "minimum": 1, "description": f"The most files of a page; at most {FILES_MAX:,}."},
+        "page-token": {"type": "string", "description": "The next-page-token of the answer to the same request."},
     },
 }
 
@@ -174,8 +177,8 @@ class _Predicate:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """`after` is the last file of the page before, as a row of the view; `checksum` is of what a token is good for."""
+class _Selection:
+    """`after` is the last file of the previous page, as a row of the view; `checksum` covers what tokens depend on."""
 
     bound_scan: BoundScan
     predicate: _Predicate
@@ -185,8 +188,8 @@ class _Asked:
 
 
 @dataclass
-class _Marked:
-    """A file that may be in the answer: `bits` None for any row, or where that is exact for all."""
+class _CandidateFile:
+    """A candidate file. `bits` None: any row, or all rows if `exact`."""
 
     name: int
     records: int
@@ -201,8 +204,8 @@ class _Marked:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """A file of the answer. `rows` in the form that was asked for, None for any row."""
+class _AnswerFile:
+    """A file of the answer. `rows` in the requested format; None: any row."""
 
     name: int
     records: int
@@ -233,7 +236,7 @@ class _Told:
         ResponseSpec(400, "The predicate makes no sense; the message says where"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
-        ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in one file"),
+        ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in file file"),
     ),
 )
 async def select_rows(request: web.Request) -> web.Response:
@@ -243,249 +246,255 @@ async def select_rows(request: web.Request) -> web.Response:
     loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
-    wanted = await read_json(request, _Bitmap)
-    if wanted.rows not in ("roaring", "positions"):
-        raise BadRequest(f"rows is {wanted.rows[:40]!r}; it must be roaring or positions")
+    body = await read_json(request, _Bitmap)
+    if body.rows not in ("roaring", "positions"):
+        raise BadRequest(f"rows is {body.rows[:40]!r}; it must be roaring or positions")
     most = FILES_MAX if as_arrow else min(FILES_MAX, request.app[SETTINGS].page_limit)
-    if wanted.limit is not None and wanted.limit < 1:
-        raise BadRequest(f"limit is {wanted.limit}; it must be at least 1")
-    asked = await asyncio.to_thread(_asked, wanted, metadata)
-    scan = await request.app[PLANNER].plan(asked.bound_scan, entry)
-    page = _Page(request, scan, asked.predicate, wanted, min(wanted.limit or most, most))
-    await page.fill(asked.after, metadata, entry)
-    token = None if page.last is None else write_token(asked.checksum, asked.snapshot_id, page.last)
-    body = await asyncio.to_thread(page.arrow if as_arrow else page.json, asked.snapshot_id, token)
+    if body.limit is not None and body.limit < 1:
+        raise BadRequest(f"limit is {body.limit}; it must be at least 1")
+    selection = await asyncio.to_thread(_parse, body, metadata)
+    scan = await request.app[PLANNER].plan(selection.bound_scan, entry)
+    page = _Page(request, scan, selection.predicate, body, min(body.limit or most, most))
+    await page.fill(selection.after, metadata, entry)
+    token = None if page.last is None else write_token(selection.checksum, selection.snapshot_id, page.last)
+    encoded = await asyncio.to_thread(page.arrow if as_arrow else page.json, selection.snapshot_id, token)
     content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
-    return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
+    return web.Response(body=encoded, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _asked(wanted: _Bitmap, metadata: TableMetadata) -> _Asked:
-    """BadRequest. For a thread: a predicate may list hundreds of thousands of values."""
-    if wanted.schema_id is not None:
-        metadata = by_schema(metadata, wanted.schema_id)
-    checksum = _checksum(wanted, metadata)
-    snapshot_id, after = _start(wanted, metadata, checksum)
-    predicate = _predicate(wanted, metadata)
-    request = ScanRequest(predicate.expression, snapshot_id, case_sensitive=wanted.case_sensitive)
-    return _Asked(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
+def _parse(body: _Bitmap, metadata: TableMetadata) -> _Selection:
+    """BadRequest. Runs in a thread: a predicate may list hundreds of thousands of values."""
+    if body.schema_id is not None:
+        metadata = by_schema(metadata, body.schema_id)
+    checksum = _checksum(body, metadata)
+    snapshot_id, after = _start(body, metadata, checksum)
+    predicate = _predicate(body, metadata)
+    request = ScanRequest(predicate.expression, snapshot_id, case_sensitive=body.case_sensitive)
+    return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
 
 
-def _checksum(wanted: _Bitmap, metadata: TableMetadata) -> int:
-    said = (
+def _checksum(body: _Bitmap, metadata: TableMetadata) -> int:
+    parts = (
         metadata.table_uuid,
-        wanted.where,
-        bytes(wanted.filter).decode("utf-8", "replace"),
-        wanted.case_sensitive,
-        wanted.schema_id,
-        wanted.meaning,
-        wanted.deletes,
-        wanted.rows,
+        body.where,
+        bytes(body.filter).decode("utf-8", "replace"),
+        body.case_sensitive,
+        body.schema_id,
+        body.meaning,
+        body.deletes,
+        body.rows,
     )
-    return zlib.crc32(encode_json(said))
+    return zlib.crc32(encode_json(parts))
 
 
-def _start(wanted: _Bitmap, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
-    """(snapshot, the last file of the page before, as a row of the view; -1 for none). BadRequest."""
-    if wanted.page_token is None:
-        return snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of), -1
-    return read_token(wanted.page_token, checksum, metadata)
+def _start(body: _Bitmap, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
+    """(snapshot, the last file of the previous page as a row of the view; -1 for none). BadRequest."""
+    if body.page_token is None:
+        return snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of), -1
+    return read_token(body.page_token, checksum, metadata)
 
 
-def _predicate(wanted: _Bitmap, metadata: TableMetadata) -> _Predicate:
-    given = bytes(wanted.filter)
-    if wanted.meaning not in (None, "sql", "iceberg"):
-        raise BadRequest(f"meaning is {wanted.meaning[:40]!r}; it must be sql or iceberg")
-    if wanted.where is None:
-        meaning = ComparisonSemantics(wanted.meaning or "iceberg")
+def _predicate(body: _Bitmap, metadata: TableMetadata) -> _Predicate:
+    given = bytes(body.filter)
+    if body.meaning not in (None, "sql", "iceberg"):
+        raise BadRequest(f"meaning is {body.meaning[:40]!r}; it must be sql or iceberg")
+    if body.where is None:
+        meaning = ComparisonSemantics(body.meaning or "iceberg")
         expression = parse_expression(decode_json(given, "The filter")) if given else TRUE
         return _Predicate(expression, True, (), meaning)
     if given:
-        raise BadRequest("Give the predicate as where, in SQL, or as filter, an Iceberg expression, not as both")
-    read = sql.parse_sql(wanted.where, metadata.current_schema, metadata.schemas)
-    return _Predicate(read.expression, read.exact, read.unused, ComparisonSemantics(wanted.meaning or "sql"))
+        raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
+    read = sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
+    return _Predicate(read.expression, read.exact, read.unused, ComparisonSemantics(body.meaning or "sql"))
 
 
 class _Page:
-    """`last` is the last file that was looked at, where there are more."""
+    """`last` is the last file of the page when there are more."""
 
-    def __init__(self, request: web.Request, scan: Scan, predicate: _Predicate, wanted: _Bitmap, limit: int) -> None:
+    def __init__(self, request: web.Request, scan: Scan, predicate: _Predicate, body: _Bitmap, limit: int) -> None:
         self._covers = request.app[COVERS]
         self._evaluator: DeleteEvaluator = request.app[DELETED].evaluator_of(scan)
         self._clock = request.app[CLOCK]
         self._until_s = self._clock.monotonic() + request.app[SETTINGS].plan_time_budget_s
-        self._scan, self._predicate, self._wanted, self._limit = scan, predicate, wanted, limit
-        self._found: list[_Told] = []
+        self._scan, self._predicate, self._body, self._limit = scan, predicate, body, limit
+        self._files: list[_AnswerFile] = []
         self.last: int | None = None
 
     async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
-        """With the files behind `after`."""
-        marks = PredicateMatcher(
-            await self._indexes(metadata, entry), self._predicate.meaning, self._wanted.where is not None
+        """Adds the files after `after`."""
+        matcher = PredicateMatcher(
+            await self._indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
         names = self._scan.rows[np.searchsorted(self._scan.rows, after, side="right") :]
         records = files_at(self._scan.view, names).longs("record_count").clip(0, CANDIDATES_MAX + 1)
         size = candidates = start = 0
-        while start < len(names) and len(self._found) < self._limit:
+        while start < len(names) and len(self._files) < self._limit:
             if size > PAGE_BYTES or candidates > CANDIDATES_MAX:
                 break
             if start and self._clock.monotonic() >= self._until_s:
                 break
-            few = min(_FILES_AT_ONCE, self._limit - len(self._found))
+            few = min(_FILES_AT_ONCE, self._limit - len(self._files))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
             chosen = names[start : start + few]
             places = places_at(self._scan.view, chosen).tolist()
-            await asyncio.gather(*(self._covers.load(index, places) for index in marks.indexes.values()))
-            found = await asyncio.to_thread(self._mark, marks, chosen)
-            if self._wanted.deletes:
-                await self._take_out(found)
+            await asyncio.gather(*(self._covers.load(index, places) for index in matcher.indexes.values()))
+            matched = await asyncio.to_thread(self._match, matcher, chosen)
+            if self._body.deletes:
+                await self._remove_deleted(matched)
                 candidates += int(records[start : start + few].sum())
-            told = await asyncio.to_thread(self._tell, found)
-            self._found += told
-            size += sum(one.size_bytes for one in told)
+            answers = await asyncio.to_thread(self._answers, matched)
+            self._files += answers
+            size += sum(file.size_bytes for file in answers)
             start += len(chosen)
         self.last = int(names[start - 1]) if start < len(names) else None
-        await self._covers.suspect(entry, marks.damaged)
+        await self._covers.suspect(entry, matcher.damaged)
 
     async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
-        asked = {(one.column_id, one.transform) for one in predicates_of(self._scan.bound)}
+        requested = {(predicate.column_id, predicate.transform) for predicate in predicates_of(self._scan.bound)}
         made = {}
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
-            if definition.kind == BITMAP and key in asked:
+            if definition.kind == BITMAP and key in requested:
                 made[key] = await self._covers.bitmaps(self._scan.view, definition, entry)
         return made
 
-    def _mark(self, marks: PredicateMatcher, names: Longs) -> list[_Marked]:
+    def _match(self, matcher: PredicateMatcher, names: Longs) -> list[_CandidateFile]:
         places = places_at(self._scan.view, names).tolist()
         records = files_at(self._scan.view, names).longs("record_count").tolist()
-        found = []
+        files = []
         for name, place, count_of, deletes in zip(
             names.tolist(), places, records, self._scan.deletes_of(names), strict=True
         ):
             if count_of < 0:
-                found.append(_Marked(name, count_of, None, False, len(deletes)))
+                files.append(_CandidateFile(name, count_of, None, False, len(deletes)))
                 continue
-            bits, exact = marks.of(self._scan.residual(name), place, count_of)
+            bits, exact = matcher.of(self._scan.residual(name), place, count_of)
             sound = self._predicate.exact or (bits is not None and not bits.any())
-            found.append(_Marked(name, count_of, bits, exact and sound, len(deletes)))
-        return found
+            files.append(_CandidateFile(name, count_of, bits, exact and sound, len(deletes)))
+        return files
 
-    async def _take_out(self, found: list[_Marked]) -> None:
-        """Deleted rows, of files that have any. Those of a large file, which comes alone, some after others."""
-        deleted = await asyncio.to_thread(_evaluable, found)
+    async def _remove_deleted(self, files: list[_CandidateFile]) -> None:
+        """Removes deleted rows from files with deletes. A large file is the only file of its batch and is done in
+        parts."""
+        deleted = await asyncio.to_thread(_evaluable, files)
         step = CANDIDATES_MAX // 64
-        for start in range(0, max((words_of(one.records) for one in deleted), default=0), step):
+        for start in range(0, max((words_of(file.records) for file in deleted), default=0), step):
             part = slice(start, start + step)
             rows, places = await asyncio.to_thread(self._candidates, deleted, part)
             deletion = await self._evaluator.evaluate(places, np.concatenate(rows))
             await asyncio.to_thread(_apply, deleted, part, rows, deletion)
 
-    def _candidates(self, deleted: list[_Marked], part: slice) -> tuple[list[Longs], Longs]:
-        """The rows in these words of each file's bits, and the place of each one's file."""
-        rows = [positions(one.bits[part]) + 64 * part.start for one in deleted if one.bits is not None]
-        names = np.array([one.name for one in deleted], dtype=np.int64)
+    def _candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
+        """The rows in these words of each file's bits, and for each row the place of its file."""
+        rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
+        names = np.array([file.name for file in deleted], dtype=np.int64)
         return rows, np.repeat(places_at(self._scan.view, names), [len(row) for row in rows])
 
-    def _tell(self, found: list[_Marked]) -> list[_Told]:
-        """Those that may have a row. What is not told of bits is not kept. TooLarge for a list beyond PAGE_BYTES."""
-        told = []
-        for one in found:
-            open_to_any = one.bits is None and not one.exact
-            number = None if open_to_any else one.candidates
+    def _answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
+        """The files that may have a row. TooLarge for a list of positions beyond PAGE_BYTES."""
+        answers = []
+        for file in files:
+            open_to_any = file.bits is None and not file.exact
+            number = None if open_to_any else file.candidates
             if number == 0:
                 continue
             rows: bytes | Longs | None = None
-            if number is not None and self._wanted.rows == "positions":
+            if number is not None and self._body.rows == "positions":
                 if number > PAGE_BYTES >> 3:
-                    (path,) = self._paths([one])
-                    most = f"{number:,} rows of {path} match; a list has at most {PAGE_BYTES >> 3:,}"
-                    raise TooLarge(f"{most}: ask for rows in the form roaring")
-                rows = np.arange(number) if one.bits is None else positions(one.bits)
+                    (path,) = self._paths([file])
+                    most = f"{number:,} rows of {path} match; a list of positions has at most {PAGE_BYTES >> 3:,}"
+                    raise TooLarge(f"{most}; request rows in the format roaring")
+                rows = np.arange(number) if file.bits is None else positions(file.bits)
             elif number is not None:
-                rows = _serialized(pyroaring.BitMap(range(number)) if one.bits is None else roaring(one.bits))
-            told.append(_Told(one.name, one.records, rows, number, one.exact, one.delete_files, one.undecided))
-        return told
+                rows = _serialized(pyroaring.BitMap(range(number)) if file.bits is None else roaring(file.bits))
+            answers.append(
+                _AnswerFile(file.name, file.records, rows, number, file.exact, file.delete_files, file.undecided)
+            )
+        return answers
 
     def _about(self, snapshot_id: int | None, token: str | None) -> dict[str, Any]:
         return {
             "snapshot-id": snapshot_id,
             "meaning": self._predicate.meaning.value,
-            "deletes": self._wanted.deletes,
-            "exact": all(one.exact for one in self._found),
+            "deletes": self._body.deletes,
+            "exact": all(file.exact for file in self._files),
             "not-used": list(self._predicate.unused),
             "problems": [{"file-path": path, "problem": why} for path, why in self._evaluator.problems.items()],
             "next-page-token": token,
         }
 
-    def _paths(self, files: Sequence[_Told | _Marked]) -> list[str]:
+    def _paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
         names = np.array([file.name for file in files], dtype=np.int64)
         return paths_at(self._scan.view, places_at(self._scan.view, names)) if len(names) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []
-        for path, one in zip(self._paths(self._found), self._found, strict=True):
+        for path, file in zip(self._paths(self._files), self._files, strict=True):
             rows: str | list[int] | None = None
-            if isinstance(one.rows, np.ndarray):
-                rows = one.rows.tolist()
-            elif one.rows is not None:
-                rows = base64.b64encode(one.rows).decode()
-            shown = _File(path, one.records, rows, one.count, one.exact, one.delete_files, one.undecided)
+            if isinstance(file.rows, np.ndarray):
+                rows = file.rows.tolist()
+            elif file.rows is not None:
+                rows = base64.b64encode(file.rows).decode()
+            shown = _File(path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided)
             pieces.append(encode_json(shown))
         head = encode_json(self._about(snapshot_id, token))[:-1]
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
     def arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
-        found = self._found
+        files = self._files
         rows: pa.Array
-        if self._wanted.rows == "positions":
+        if self._body.rows == "positions":
             none = np.empty(0, np.int64)
-            spots = [one.rows if isinstance(one.rows, np.ndarray) else none for one in found]
+            spots = [file.rows if isinstance(file.rows, np.ndarray) else none for file in files]
             ends = np.cumsum([0, *map(len, spots)])
             values = pa.array(np.concatenate([none, *spots]))
-            mask = pa.array([one.rows is None for one in found], pa.bool_())
+            mask = pa.array([file.rows is None for file in files], pa.bool_())
             rows = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=mask)
         else:
-            rows = pa.array([one.rows for one in found], pa.large_binary())
+            rows = pa.array([file.rows for file in files], pa.large_binary())
         columns: dict[str, pa.Array] = {
-            "file-path": pa.array(self._paths(found), pa.string()),
-            "record-count": pa.array([one.records for one in found], pa.int64()),
+            "file-path": pa.array(self._paths(files), pa.string()),
+            "record-count": pa.array([file.records for file in files], pa.int64()),
             "rows": rows,
-            "count": pa.array([one.count for one in found], pa.int64()),
-            "exact": pa.array([one.exact for one in found], pa.bool_()),
-            "delete-files": pa.array([one.delete_files for one in found], pa.int64()),
-            "undecided": pa.array([one.undecided for one in found], pa.int64()),
+            "count": pa.array([file.count for file in files], pa.int64()),
+            "exact": pa.array([file.exact for file in files], pa.bool_()),
+            "delete-files": pa.array([file.delete_files for file in files], pa.int64()),
+            "undecided": pa.array([file.undecided for file in files], pa.int64()),
         }
         about = {name: value for name, value in self._about(snapshot_id, token).items() if value is not None}
-        texts = {name: one if isinstance(one, str) else encode_json(one).decode() for name, one in about.items()}
+        texts = {
+            name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
+        }
         return arrow.stream(columns, texts)
 
 
-def _evaluable(found: list[_Marked]) -> list[_Marked]:
-    """Files with deletes, with bits of their own to take rows out of. Of the rest of them all rows are undecided."""
+def _evaluable(files: list[_CandidateFile]) -> list[_CandidateFile]:
+    """The files whose deletes are evaluated, with a copy of their bits. In other files with deletes all rows are
+    undecided."""
     deleted = []
-    for one in found:
-        if not one.delete_files or one.records < 0:
+    for file in files:
+        if not file.delete_files or file.records < 0:
             continue
-        candidates = one.candidates
+        candidates = file.candidates
         if candidates > ROWS_JUDGED_MAX:
-            one.undecided, one.exact = candidates, False
+            file.undecided, file.exact = candidates, False
             continue
-        one.bits = all_of(one.records) if one.bits is None else one.bits.copy()
-        deleted.append(one)
+        file.bits = all_of(file.records) if file.bits is None else file.bits.copy()
+        deleted.append(file)
     return deleted
 
 
-def _apply(found: list[_Marked], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
+def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
     """`rows` are those of each file in this part of its words."""
     start = 0
-    for one, mine in zip(found, rows, strict=True):
-        own = slice(start, start + len(mine))
+    for file, file_rows in zip(files, rows, strict=True):
+        own = slice(start, start + len(file_rows))
         start = own.stop
         undecided = int(np.count_nonzero(deletion.undecided[own] & ~deletion.deleted[own]))
-        if one.bits is not None:
-            one.bits[part] = without(one.bits[part], mine[deletion.deleted[own]] - 64 * part.start)
-        one.undecided += undecided
-        one.exact &= not undecided
+        if file.bits is not None:
+            file.bits[part] = without(file.bits[part], file_rows[deletion.deleted[own]] - 64 * part.start)
+        file.undecided += undecided
+        file.exact &= not undecided
 
 
 def _serialized(made: pyroaring.BitMap) -> bytes:
@@ -495,5 +504,5 @@ def _serialized(made: pyroaring.BitMap) -> bytes:
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/bitmap", select_rows)

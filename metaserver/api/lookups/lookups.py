@@ -1,10 +1,10 @@
-"""Our own route that finds rows by their keys, as a record index has them, in a snapshot.
+"""The route that finds rows of a snapshot by their keys, from a record index.
 
-The rule it keeps: what the answer leaves open, it says. Rows of files that the index does not describe may be missing
-(`complete`, `uncovered-files`); a row that a delete may have taken, about which nothing certain could be read, is
-`undecided`. A key without a row is listed as missing, which is final only in a complete answer.
+The rule: the answer states what it does not cover. Rows of files that the index does not describe may be missing
+(`complete`, `uncovered-files`). A row is `undecided` when it is unknown whether a delete removed it. A key without a
+row is listed as missing, which is final only in a complete answer.
 
-Keys are JSON or an Arrow IPC stream, by Content-Type; answers likewise, by Accept. Up to a million keys come in Arrow.
+Keys are JSON or an Arrow IPC stream, by Content-Type; answers as well, by Accept. Arrow allows up to a million keys.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from metaserver.wire import decode_json, encode_json
 
 JSON_KEYS_MAX = 100_000
 JSON_BODY_BYTES = 4 << 20
-"""Decoding JSON holds Python's lock: 10 ms for so much. What is larger is sent as Arrow, which does not."""
+"""Decoding JSON holds the GIL, 10 ms for this size. Larger requests must be Arrow, which does not hold it."""
 JSON_ROWS_MAX = 100_000
 UNCOVERED_MAX = 1000
-"""Uncovered files that are named."""
+"""The number of uncovered files that the answer names."""
 _PIECE_BYTES = 1 << 18
 _ROWS_A_PIECE = 2_000
 _ROWS_A_BATCH = 1 << 16
 _QUICK_BODY = 64 << 10
 _IN_THREAD = 200
-"""Keys, or rows; more are worked on in a thread."""
+"""Above this number, keys or rows are processed in a thread."""
 
 LOCATOR: web.AppKey[Locator] = web.AppKey("locator", Locator)
 COVERS: web.AppKey[IndexResolver] = web.AppKey("covers", IndexResolver)
@@ -63,7 +63,7 @@ DELETED: web.AppKey[RowDeletes] = web.AppKey("deleted", RowDeletes)
 _COUNT = {"type": "integer"}
 _PROBLEMS_SCHEMA: dict[str, Any] = {
     "type": "array",
-    "description": "Files that could not be read, or not within bounds, so that rows are undecided; the first of them.",
+    "description": "The first files that could not be read within the limits, which makes rows undecided.",
     "items": {
         "type": "object",
         "required": ["file-path", "problem"],
@@ -88,43 +88,43 @@ LOOKUP_SCHEMA: dict[str, Any] = {
     "properties": {
         "snapshot-id": {"type": ["integer", "null"]},
         "index": {"type": "string"},
-        "columns": {"type": "array", "items": {"type": "string"}, "description": "What the index is on, in its order."},
-        "keys": {"type": "integer", "description": "How many keys were asked for."},
+        "columns": {"type": "array", "items": {"type": "string"}, "description": "The columns of the index, in order."},
+        "keys": {"type": "integer", "description": "The number of requested keys."},
         "complete": {
             "type": "boolean",
-            "description": "False where live files are not covered by the index: they may hold more rows.",
+            "description": "False when the index does not cover all live files; those may contain more rows.",
         },
         "uncovered-files": _COUNT,
         "uncovered": {
             "type": "array",
             "items": {"type": "string"},
-            "description": f"Paths of the uncovered files, the first {UNCOVERED_MAX}.",
+            "description": f"The paths of the first {UNCOVERED_MAX} uncovered files.",
         },
         "rows": {
             "type": "array",
-            "description": "All rows that have one of the keys and are not deleted, in the order of the keys.",
+            "description": "All rows with one of the keys that are not deleted, in the order of the keys.",
             "items": {
                 "type": "object",
                 "required": ["key", "file-path", "position"],
                 "properties": {
-                    "key": {"type": "integer", "description": "Number of the key in the request, from 0."},
+                    "key": {"type": "integer", "description": "The number of the key in the request, from 0."},
                     "file-path": {"type": "string"},
-                    "position": {"type": "integer", "description": "Of the row in the file, from 0."},
+                    "position": {"type": "integer", "description": "The position of the row in the file, from 0."},
                     "undecided": {
                         "type": "boolean",
-                        "description": "True where the row may be deleted; left out where it is not.",
+                        "description": "True when the row may be deleted; otherwise absent.",
                     },
-                    "spec-id": {"type": "integer", "description": "Where partitions were asked for."},
-                    "partition": {"type": "object", "description": "Where partitions were asked for."},
+                    "spec-id": {"type": "integer", "description": "Present when partitions are requested."},
+                    "partition": {"type": "object", "description": "Present when partitions are requested."},
                 },
             },
         },
         "missing": {
             "type": "array",
             "items": {"type": "integer"},
-            "description": "Numbers of the keys that no row has, as far as the index covers the files.",
+            "description": "The numbers of the keys without a row in the covered files.",
         },
-        "undecided": {"type": "integer", "description": "How many rows are undecided."},
+        "undecided": {"type": "integer", "description": "The number of undecided rows."},
         "problems": _PROBLEMS_SCHEMA,
     },
 }
@@ -133,22 +133,22 @@ _BODY: dict[str, Any] = {
     "required": ["keys"],
     "additionalProperties": False,
     "properties": {
-        "index": {"type": "string", "description": "Name of a record index; or say its columns."},
+        "index": {"type": "string", "description": "The name of a record index; alternatively set columns."},
         "columns": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "Columns of the index, in the order in which keys list their values.",
+            "description": "The columns of the index, in the order of the values in keys.",
         },
         "keys": {
             "type": "array",
             "maxItems": JSON_KEYS_MAX,
-            "description": "Each a list of values, an object by column, or of an index on one column its value.",
+            "description": "Each key is a list of values, an object by column or, for one column, the value.",
             "examples": [[17, 18], [["2024-01-01", 5]], [{"day": "2024-01-01", "id": 5}]],
         },
         "snapshot-id": _COUNT,
         "ref": {"type": "string"},
         "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
-        "partitions": {"type": "boolean", "description": "Whether rows tell the partition of their file."},
+        "partitions": {"type": "boolean", "description": "Whether rows contain the partition of their file."},
     },
 }
 
@@ -173,8 +173,8 @@ class _Row(msgspec.Struct, rename="kebab", omit_defaults=True, gc=False):
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """`given` is the request's keys: rows of JSON, or an Arrow table."""
+class _KeyQuery:
+    """`given` are the keys of the request: JSON rows or an Arrow table."""
 
     index: str | None
     columns: list[str] | None
@@ -215,79 +215,79 @@ async def lookup_keys(request: web.Request) -> web.Response:
     loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
-    asked = await _asked(request, metadata)
-    definition, terms = _record_index(metadata, asked)
-    columns, possible = await _keys(terms, asked.given)
+    query = await _parse(request, metadata)
+    definition, terms = _record_index(metadata, query)
+    columns, possible = await _keys(terms, query.given)
     in_order = [columns[terms.index(term)] for term in definition.terms]
-    scan = await request.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=asked.snapshot_id))
+    scan = await request.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await request.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
-    told = _Told(metadata, scan, definition, columns[0].rows, asked, located)
+    answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, query, located)
     if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
         rows = f"{len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
-        raise TooLarge(f"The keys have {rows}, ask for Arrow (Accept: {arrow.ARROW_STREAM})")
-    work: Callable[[], Sequence[bytes | memoryview]] = told.arrow if wants_arrow else told.json
-    small = len(located.query) + told.keys <= _IN_THREAD
+        raise TooLarge(f"The keys have {rows}; request Arrow (Accept: {arrow.ARROW_STREAM})")
+    work: Callable[[], Sequence[bytes | memoryview]] = answer.arrow if wants_arrow else answer.json
+    small = len(located.query) + answer.keys <= _IN_THREAD
     pieces = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
     body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _sent(pieces)
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-async def _asked(request: web.Request, metadata: TableMetadata) -> _Asked:
+async def _parse(request: web.Request, metadata: TableMetadata) -> _KeyQuery:
     body = await read_body(request)
     if request.content_type == arrow.ARROW_STREAM:
         snapshot_id = requested_snapshot(request, metadata)
         table = await asyncio.to_thread(read_stream, body, "The body", rows_max=KEYS_MAX)
         columns = None if "index" in request.query else list(table.column_names)
-        return _Asked(request.query.get("index"), columns, table, snapshot_id, boolean_query(request, "partitions"))
+        return _KeyQuery(request.query.get("index"), columns, table, snapshot_id, boolean_query(request, "partitions"))
     if len(body) > JSON_BODY_BYTES:
         most = f"at most {JSON_BODY_BYTES:,} bytes"
-        raise TooLarge(f"Keys in JSON have {most}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
-    wanted, rows = _read(body) if len(body) <= _QUICK_BODY else await asyncio.to_thread(_read, body)
+        raise TooLarge(f"Keys in JSON may have {most}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
+    lookup, rows = _read(body) if len(body) <= _QUICK_BODY else await asyncio.to_thread(_read, body)
     if len(rows) > JSON_KEYS_MAX:
-        raise TooLarge(f"{len(rows):,} keys are too many in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
-    columns = wanted.columns
-    if wanted.index is None and columns is None and rows and isinstance(rows[0], dict):
+        raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
+    columns = lookup.columns
+    if lookup.index is None and columns is None and rows and isinstance(rows[0], dict):
         columns = list(rows[0])
-    snapshot_id = snapshot_of(metadata, wanted.snapshot_id, wanted.ref, wanted.as_of)
-    return _Asked(wanted.index, columns, rows, snapshot_id, wanted.partitions)
+    snapshot_id = snapshot_of(metadata, lookup.snapshot_id, lookup.ref, lookup.as_of)
+    return _KeyQuery(lookup.index, columns, rows, snapshot_id, lookup.partitions)
 
 
 def _read(body: bytes) -> tuple[_Lookup, list[Any]]:
-    wanted = parse_body(body, _Lookup)
-    rows = decode_json(bytes(wanted.keys), "keys")
+    lookup = parse_body(body, _Lookup)
+    rows = decode_json(bytes(lookup.keys), "keys")
     if not isinstance(rows, list):
-        raise BadRequest(f"keys is to be a list, not {repr(rows)[:80]}")
-    return wanted, rows
+        raise BadRequest(f"keys is {repr(rows)[:80]}; it must be a list")
+    return lookup, rows
 
 
-def _record_index(metadata: TableMetadata, asked: _Asked) -> tuple[IndexDefinition, tuple[Term, ...]]:
-    """The index, and its terms in the order in which keys have them. BadRequest, NotFound."""
+def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
+    """The index, and its terms in the order of the values in keys. BadRequest, NotFound."""
     by_name = read_definitions(metadata).by_name
-    usable = [one for one in by_name.values() if one.kind == RECORD and one.enabled]
-    there = ", ".join(f"{one.name} on {one.text}" for one in usable[:20]) or "none"
+    usable = [index for index in by_name.values() if index.kind == RECORD and index.enabled]
+    names = ", ".join(f"{index.name} on {index.text}" for index in usable[:20]) or "none"
     terms = None
-    if asked.columns is not None:
-        terms = tuple(resolve(text, metadata.current_schema, metadata.schemas) for text in asked.columns)
-    if asked.index is not None:
-        definition = defined_index(metadata, asked.index)
+    if query.columns is not None:
+        terms = tuple(resolve(text, metadata.current_schema, metadata.schemas) for text in query.columns)
+    if query.index is not None:
+        definition = defined_index(metadata, query.index)
         if definition.kind != RECORD:
             raise BadRequest(
-                f"The index {definition.name} is {definition.text}; keys are looked up in record indexes: {there}"
+                f"The index {definition.name} is {definition.text}; only record indexes find keys; available: {names}"
             )
         if not definition.enabled:
-            raise BadRequest(f"The index {definition.name} is paused; resume it to look up keys in it")
+            raise BadRequest(f"The index {definition.name} is paused; resume it first")
         if terms is not None and _identities(terms) != _identities(definition.terms):
             raise BadRequest(
-                f"The index {definition.name} is {definition.text}, not on {', '.join(asked.columns or ())}"
+                f"The index {definition.name} is {definition.text}, not on {', '.join(query.columns or ())}"
             )
         return definition, definition.terms if terms is None else _ordered(definition, terms)
     if terms is None:
-        raise BadRequest(f"Say in which index to look, or the columns that the keys have; record indexes are {there}")
+        raise BadRequest(f"Set index, or columns for the values in keys; record indexes: {names}")
     for definition in usable:
         if _identities(definition.terms) == _identities(terms):
             return definition, _ordered(definition, terms)
-    raise BadRequest(f"No record index is on {', '.join(asked.columns or ())[:200]}; there are {there}")
+    raise BadRequest(f"No record index is on {', '.join(query.columns or ())[:200]}; available: {names}")
 
 
 def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
@@ -295,7 +295,7 @@ def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
 
 
 def _ordered(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, ...]:
-    """The definition's own terms in the order of others."""
+    """The definition's terms in the order of the given terms."""
     own = {(term.column_id, term.transform): term for term in definition.terms}
     return tuple(own[term.column_id, term.transform] for term in terms)
 
@@ -309,7 +309,7 @@ async def _keys(terms: Sequence[Term], given: Any) -> tuple[list[Keys], Mask | N
 
 
 async def _sent(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
-    """A large answer, so that no piece of it is copied for long."""
+    """Sends a large answer in slices, so that no copy takes long."""
     for piece in pieces:
         view = memoryview(piece)
         for start in range(0, len(view), _PIECE_BYTES):
@@ -317,21 +317,21 @@ async def _sent(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """An answer, to be written in a thread where it is large."""
+class _LookupAnswer:
+    """An answer; a large one is encoded in a thread."""
 
     metadata: TableMetadata
     scan: Scan
     definition: IndexDefinition
     keys: int
-    asked: _Asked
+    query: _KeyQuery
     located: LocatedRows
 
     def _about(self) -> dict[str, Any]:
         located = self.located
         uncovered = paths_at(self.scan.view, located.uncovered[:UNCOVERED_MAX])
         return {
-            "snapshot-id": self.asked.snapshot_id,
+            "snapshot-id": self.query.snapshot_id,
             "index": self.definition.name,
             "columns": [term.text for term in self.definition.terms],
             "keys": self.keys,
@@ -348,22 +348,21 @@ class _Told:
         return np.flatnonzero(absent)
 
     def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
-        """(number of each file of the view among those that have a row, paths, [spec ids, partitions] where they were
-        asked for)."""
+        """(number of each file of the view among those with a row, paths, [spec ids, partitions] if requested)."""
         view = self.scan.view
         hit = np.zeros(view.rows, dtype=np.bool_)
         hit[self.located.place] = True
         places = np.flatnonzero(hit)
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
-        if self.asked.partitions:
+        if self.query.partitions:
             found = files_at(view, names_of(view, places))
             files = FileListing(self.metadata, found, files_at(view, places[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
         return numbers, paths_at(view, places), more
 
     def json(self) -> list[bytes]:
-        """In pieces: encoding holds Python's lock, and so does joining them."""
+        """In pieces: encoding and joining hold the GIL."""
         located = self.located
         numbers, paths, more = self._files()
         pieces = [encode_json(self._about())[:-1] + b',"rows":[']
@@ -372,7 +371,7 @@ class _Told:
             columns = (located.query[part], numbers[located.place[part]], located.position[part])
             values = zip(*(column.tolist() for column in columns), located.undecided[part].tolist(), strict=True)
             rows = [
-                _Row(key, paths[file], position, undecided, *(one[file] for one in more))
+                _Row(key, paths[file], position, undecided, *(column[file] for column in more))
                 for key, file, position, undecided in values
             ]
             pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
@@ -381,14 +380,16 @@ class _Told:
         return pieces
 
     def arrow(self) -> list[memoryview]:
-        """Batch by batch; all have one dictionary of paths, and one of partitions."""
+        """One batch after another; all share a dictionary of paths and one of partitions."""
         located = self.located
         numbers, paths, more = self._files()
         about = {**self._about(), "missing": len(self._missing())}
-        metadata = {name: one if isinstance(one, str) else encode_json(one).decode() for name, one in about.items()}
+        metadata = {
+            name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
+        }
         known = pa.array(paths, pa.string())
         specs = pa.array(more[0] if more else [], pa.int32())
-        texts = pa.array([encode_json(one).decode() for one in more[1]] if more else [], pa.string())
+        texts = pa.array([encode_json(partition).decode() for partition in more[1]] if more else [], pa.string())
         sink = pa.BufferOutputStream()
         writer = None
         for start in range(0, max(1, len(located.query)), _ROWS_A_BATCH):
@@ -412,15 +413,15 @@ class _Told:
 
 
 def paths_at(view: TableView, places: Any) -> list[str]:
-    """Of data files by their places among all of the view, ascending."""
+    """The paths of data files at these places of the view, ascending."""
     texts = files_at(view, names_of(view, places)).texts("file_path").values() if len(places) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 
 def add_routes(app: web.Application) -> None:
-    if INDEXES in app:  # nothing in an application that is only to be described
+    if INDEXES in app:  # absent in an application that only generates the OpenAPI document
         app[COVERS] = IndexResolver(app[INDEXES])
         app[DELETED] = RowDeletes(app[OBJECTS], app[SETTINGS].decoded_limit_bytes)
         app[LOCATOR] = Locator(app[COVERS], app[DELETED], app[USAGE], app[CLOCK])
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/lookup", lookup_keys)

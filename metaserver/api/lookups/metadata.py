@@ -1,10 +1,11 @@
-"""Our own routes on what the columnar blocks know of a table: files, column statistics, partitions.
+"""Metadata routes over columnar blocks: files, column statistics and partitions of a snapshot.
 
-Every answer is of one snapshot, named in it. Pages are told apart by tokens that say all that a page depends on: the
-snapshot, so that a commit between two pages shifts nothing, and how many items came before. They are given out and
-taken back by any worker; one that is of another question is refused.
+Every answer is of one snapshot, which it names. Page tokens contain everything that a page depends on: the snapshot, so
+that a commit between two pages has no effect, and the position. Any worker accepts them; the token of another request
+is refused.
 
-JSON for people and scripts; Arrow IPC streams for engines and data frames, whose columns go out as they lie.
+JSON is for people and scripts; Arrow IPC streams, whose columns are written without conversion, are for engines and
+data frames.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ from metaserver.planner.view.view import TableView
 from metaserver.wire import encode_json
 
 ARROW_LIMIT = 100_000
-"""Items of an Arrow answer at most, and where no limit is given."""
+"""The limit and the default of items of an Arrow answer."""
 IN_THREAD_ARROW, IN_THREAD_JSON = 20_000, 500
-"""Larger pages are encoded in a thread, each about 2 ms of work; the event loop is not to wait for them."""
+"""Larger pages, from about 2 ms of work, are encoded in a thread."""
 IN_THREAD_FILES = 5_000
-"""Partitions of larger tables are put together in a thread: that takes all files, whatever the page."""
+"""Partitions of larger tables are computed in a thread: each page needs all files."""
 _PREFIX = Parameter(
     "partition",
     "query",
-    "Only these partitions: some fields and their values, as a path (`day=2024-01-01/bucket=3`) or as a JSON object "
+    "Only these partitions: some fields with their values, as a path (`day=2024-01-01/bucket=3`) or as a JSON object "
     '(`{"day": "2024-01-01"}`).',
     {"type": "string"},
 )
 _PAGING = (
-    Parameter("page-token", "query", "As in the last answer's next-page-token.", {"type": "string"}),
+    Parameter("page-token", "query", "The next-page-token of the previous answer.", {"type": "string"}),
     Parameter(
         "limit",
         "query",
-        f"Most items answered. JSON: by default and at most the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
+        f"The largest number of items. JSON: default and limit are the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
         {"type": "integer", "minimum": 1},
     ),
 )
@@ -71,22 +72,22 @@ _PAGING = (
 
 @dataclass(frozen=True)
 class _Page:
-    """`start` counts items from 0; `question` is what tokens of its answers carry."""
+    """`start`: the number of the first item, from 0. `checksum`: the part of tokens that identifies the request."""
 
     snapshot_id: int | None
     start: int
     limit: int
-    question: int
+    checksum: int
     arrow: bool
 
     def token(self, total: int) -> str | None:
-        """Of the page after this one."""
+        """The token of the next page."""
         if self.start + self.limit >= total:
             return None
-        return write_token(self.question, self.snapshot_id, self.start + self.limit)
+        return write_token(self.checksum, self.snapshot_id, self.start + self.limit)
 
 
-def _answers(told: str, listed: str, schema: str) -> tuple[ResponseSpec, ...]:
+def _answers(summary: str, listed: str, schema: str) -> tuple[ResponseSpec, ...]:
     page = {
         "type": "object",
         "required": ["snapshot-id", listed, "next-page-token"],
@@ -96,7 +97,7 @@ def _answers(told: str, listed: str, schema: str) -> tuple[ResponseSpec, ...]:
             "next-page-token": {"type": ["string", "null"]},
         },
     }
-    with_arrow = f"{told}; with `Accept: {arrow.ARROW_STREAM}` as an Arrow IPC stream, names with _ for -"
+    with_arrow = f"{summary}; with `Accept: {arrow.ARROW_STREAM}` as an Arrow IPC stream, with _ instead of - in names"
     return (
         ResponseSpec(200, with_arrow, page),
         ResponseSpec(404, "No such table"),
@@ -198,13 +199,13 @@ async def list_partitions(request: web.Request) -> web.StreamResponse:
 
 
 def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
-    """By its name now, else by one that it had. BadRequest for a name that no schema has, and for a struct."""
+    """The column by its current name, otherwise by an earlier one. BadRequest for an unknown name and for a struct."""
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     for schema in (metadata.current_schema, *newest_first):
         column = schema.column_named(name)
         if column is not None:
             if not isinstance(column.type, str):
-                raise BadRequest(f"Column {name} has no statistics of its own; ask for {_inside(schema, name)}")
+                raise BadRequest(f"Column {name} has no statistics; request those of {_inside(schema, name)}")
             return RequestedColumn(column.id, _kind(column.type))
     near = get_close_matches(name, metadata.current_schema.index.by_name, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -214,13 +215,13 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
 def _kind(given: str) -> str:
     try:
         return canonical_primitive(given)
-    except BadRequest:  # of a later version of the format: it has counts, and no bounds that we could read
+    except BadRequest:  # a type of a later format version: it has counts, but bounds that are unknown here
         return given
 
 
 def _inside(schema: Schema, name: str) -> str:
     inner = [other for other in schema.index.by_name if other.startswith(f"{name}.")]
-    return " or ".join(inner[:3]) or "another one"
+    return " or ".join(inner[:3]) or "another column"
 
 
 async def _metadata(request: web.Request) -> TableMetadata:
@@ -229,12 +230,12 @@ async def _metadata(request: web.Request) -> TableMetadata:
     return (await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))).metadata
 
 
-def _page(request: web.Request, metadata: TableMetadata, question: tuple[str, ...]) -> _Page:
+def _page(request: web.Request, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
     wanted_arrow = arrow.wants_arrow(request)
     most = ARROW_LIMIT if wanted_arrow else request.app[SETTINGS].page_limit
     limit = page_size(request.query.get("limit", str(most)), "limit", most)
-    asked = (metadata.table_uuid, request.query.get("partition", ""), *question)
-    number = zlib.crc32(encode_json(asked))
+    parts = (metadata.table_uuid, request.query.get("partition", ""), *checksum)
+    number = zlib.crc32(encode_json(parts))
     given = request.query.get("page-token")
     if not given:
         return _Page(requested_snapshot(request, metadata), 0, limit, number, wanted_arrow)
@@ -247,7 +248,7 @@ def _fields(given: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(given.split(",")))
     for name in names:
         if name not in STATS_COLUMNS:
-            raise BadRequest(f"fields names {name[:40]!r}; there are {', '.join(STATS_COLUMNS)}")
+            raise BadRequest(f"fields contains {name[:40]!r}; available: {', '.join(STATS_COLUMNS)}")
     return names
 
 
@@ -258,7 +259,7 @@ async def _view(request: web.Request, metadata: TableMetadata, page: _Page) -> T
 
 
 def _delete_view(view: TableView) -> TableView:
-    """The delete files as if they were data files."""
+    """A view in which the delete files take the place of the data files."""
     return TableView(view.delete_manifests, view.delete_blocks)
 
 
@@ -288,7 +289,7 @@ def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing)
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's own pattern for a variable leaves out braces, which names may hold.
+    # aiohttp's default pattern for a variable excludes braces, which names may contain.
     table = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}"
     app.router.add_get(f"{table}/files", list_files)
     app.router.add_get(f"{table}/stats/{{column:[^/]+}}", list_column_stats)

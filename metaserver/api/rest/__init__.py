@@ -1,1 +1,1 @@
-"""The routes of the Iceberg REST specification, but for scan planning."""
+"""Routes of the Iceberg REST specification, except scan planning."""

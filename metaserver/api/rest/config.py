@@ -1,4 +1,4 @@
-"""GET /v1/config: the first request of every client. What it lists is what the router serves, by construction."""
+"""GET /v1/config, the first request of every client. The endpoints in the answer are those that the router serves."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ async def get_config(request: web.Request) -> web.Response:
             "defaults": _defaults(request),
             "overrides": {"prefix": settings.prefix} if settings.prefix else {},
             "endpoints": served_endpoints(request.app),
-            # Its presence tells clients that keys are honoured (ISO 8601 duration).
+            # Its presence tells clients that idempotency keys are supported (ISO 8601 duration).
             "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
         }
     )
 
 
 def _defaults(request: web.Request) -> dict[str, str]:
-    """PyIceberg takes the planning mode from its catalog's properties only, never from a table's `config`.
+    """PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`.
 
-    So it has all tables or none planned by the server. All is right for it: it plans only what it reads through the
-    server, and what it changes by itself. Not for other clients, which would take this for a wish against the table's.
+    It therefore has the server plan all tables or none. All is correct for PyIceberg, which plans only what it reads
+    through the server and changes itself. Other clients would let this override the mode of a table.
     """
     is_pyiceberg = request.headers.get("User-Agent", "").startswith("PyIceberg/")
     if is_pyiceberg and request.app[SETTINGS].scan_planning_mode != "client":
@@ -38,24 +38,24 @@ def _defaults(request: web.Request) -> dict[str, str]:
 
 
 def _check_warehouse(request: web.Request) -> None:
-    """NoSuchWarehouse when the client asks for a URI, or by name for a prefix, that is not this server's.
+    """NoSuchWarehouse when the client requests a URI, or a name as prefix, that this server does not have.
 
-    A server without a prefix has one warehouse without a name, and answers to any: Iceberg's compliance kit and many
-    configurations in the field make one up. A URI says where the client expects its files, and is never waved through.
+    A server without a prefix has one warehouse without a name and accepts any name, because Iceberg's compliance kit
+    and many configurations set one. A URI states where the client expects its files and must match.
     """
-    asked = request.query.get("warehouse", "")
+    warehouse = request.query.get("warehouse", "")
     ours, prefix = request.app[CATALOG].warehouse.uri, request.app[SETTINGS].prefix
-    if not asked or asked == prefix:
+    if not warehouse or warehouse == prefix:
         return
-    if ":" not in asked and not prefix:
+    if ":" not in warehouse and not prefix:
         return
     try:
-        found = str(parse_location(asked))
+        location = str(parse_location(warehouse))
     except BadRequest:
-        found = asked
-    if found != ours:
+        location = warehouse
+    if location != ours:
         named = f"{prefix!r} ({ours})" if prefix else ours
-        raise NoSuchWarehouse(f"No warehouse {asked[:200]!r} here: ask for {named}, or for none")
+        raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {named}, or leave it out")
 
 
 def add_routes(app: web.Application) -> None:

@@ -1,4 +1,4 @@
-"""Functions: the Iceberg REST standard only reads them; putting and dropping is our own API."""
+"""Functions: the Iceberg REST specification covers reads; put and drop are Seamark's API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def load_function(request: web.Request) -> web.Response:
     return _loaded(await request.app[CATALOG].functions.load(namespace, name))
 
 
-_NAME = Parameter("function", "path", "Name of the function.", {"type": "string"}, True)
+_NAME = Parameter("function", "path", "The name of the function.", {"type": "string"}, True)
 
 
 @describe(
@@ -74,7 +74,7 @@ def _loaded(loaded: LoadedFunction) -> web.Response:
 
 
 def add_own_routes(app: web.Application) -> None:
-    """Besides the standard's."""
+    """The routes in addition to those of the specification."""
     app.router.add_put("/api/v1/functions/{namespace}/{function}", put_function)
     app.router.add_delete("/api/v1/functions/{namespace}/{function}", drop_function)
 

@@ -30,7 +30,7 @@ async def list_namespaces(request: web.Request) -> web.Response:
     token, size = page_query(request)
     text = request.query.get("parent", "")
     parent = parse_namespace(text) if text else ()
-    if parent:  # at the top everybody may look; what one may not see is left out
+    if parent:  # the top level is open to all; namespaces that the caller may not see are left out
         allow(request, parent)
     page = await request.app[CATALOG].namespaces.list(parent, token, size, lambda path: may_see(request, path))
     shown = [namespace.path for namespace in page.items]

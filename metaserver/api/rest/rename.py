@@ -1,4 +1,4 @@
-"""Iceberg REST: tables and views get other names, also in other namespaces. Who renames needs both ends."""
+"""Iceberg REST: renames of tables and views, also between namespaces. The caller needs rights on both namespaces."""
 
 from __future__ import annotations
 

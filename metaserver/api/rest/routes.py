@@ -1,4 +1,4 @@
-"""All routes of the Iceberg REST standard that this server has, but for `/v1/oauth/tokens`, which is about logins."""
+"""All routes of the Iceberg REST specification that are served, except `/v1/oauth/tokens`, which handles logins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from metaserver.api.rest import config, functions, namespaces, rename, sign, tab
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp tries routes with variables one by one: those that engines ask all the time come first.
+    # aiohttp tries routes with variables in order, so the most frequent routes come first.
     for routes in (planning, tables, config, namespaces, views, functions, rename, transactions, sign):
         routes.add_routes(app)

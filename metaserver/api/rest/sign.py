@@ -1,4 +1,4 @@
-"""Iceberg REST: remote signing. A client gets one S3 request signed at a time, inside one table, by its own rights."""
+"""Iceberg REST: remote signing. A client gets single S3 requests to one table signed, by the rights of its login."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 async def sign_request(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
-    wanted = await read_json(request, dict[str, Any])
+    s3_request = await read_json(request, dict[str, Any])
     catalog = request.app[CATALOG]
     stage = request.query.get("stage")
     if stage is None:
@@ -33,16 +33,16 @@ async def sign_request(request: web.Request) -> web.Response:
     settings = request.app[SETTINGS]
     work = partial(
         signing.sign,
-        wanted,
+        s3_request,
         table_location=location,
         writable=may_write(request, namespace),
         settings=settings,
         now_ms=request.app[CLOCK].now_ms(),
     )
-    # Keys of AWS's chain may have to be fetched first, which blocks.
+    # Credentials of AWS's provider chain may have to be fetched first, which blocks.
     signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
     response = json_answer(signed)
-    response.headers["Cache-Control"] = signing.cache_control(wanted)
+    response.headers["Cache-Control"] = signing.cache_control(s3_request)
     return response
 
 

@@ -1,4 +1,4 @@
-"""Iceberg REST: tables, from create to unregister, their credentials and their metrics."""
+"""Iceberg REST: tables, from create to unregister, with credentials and metrics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _RegisterTable(msgspec.Struct, rename="kebab"):
 
 
 class _CommitTable(msgspec.Struct):
-    """`identifier` may be there too; the path says which table, and old clients put their catalog's name in it."""
+    """`identifier` is ignored: the path names the table, and old clients put their catalog's name into it."""
 
     requirements: list[dict[str, Any]]
     updates: list[dict[str, Any]]
@@ -69,15 +69,15 @@ async def list_tables(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
     page = await request.app[CATALOG].tables.list(namespace, *page_query(request))
-    found = [{"namespace": namespace, "name": name} for name in page.items]
-    return json_answer({"identifiers": found, "next-page-token": page.next_token})
+    identifiers = [{"namespace": namespace, "name": name} for name in page.items]
+    return json_answer({"identifiers": identifiers, "next-page-token": page.next_token})
 
 
 async def create_table(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
     body = await read_json(request, _CreateTable)
-    wanted = CreateTable(
+    new = CreateTable(
         name=body.name,
         schema=body.schema,
         location=body.location,
@@ -89,8 +89,8 @@ async def create_table(request: web.Request) -> web.Response:
 
     async def work(caller: Caller) -> LoadedTable:
         if body.stage_create:
-            return await tables.stage(caller, namespace, wanted)
-        return await tables.create(caller, namespace, wanted)
+            return await tables.stage(caller, namespace, new)
+        return await tables.create(caller, namespace, new)
 
     async def answer(loaded: LoadedTable) -> web.Response:
         return await table_answer(request, loaded, namespace, body.name, compress=False)
@@ -200,10 +200,10 @@ async def load_credentials(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), path_name(request, "table")
     allow(request, namespace)
     catalog = request.app[CATALOG]
-    if is_plan_name(name):  # its files are the table's
+    if is_plan_name(name):  # its files belong to the table
         name = (await catalog.plan_tables.named(namespace, name))[1].name
     loaded = await catalog.tables.load(namespace, name)
-    # Who calls this route wants credentials, whatever its headers say.
+    # The route itself requests credentials, so the header is not needed.
     _, credentials = access_config(request, loaded.metadata.location, namespace, name, VENDED)
     response = json_answer({"storage-credentials": credentials})
     response.headers["Cache-Control"] = "no-store"
@@ -215,8 +215,8 @@ async def report_metrics(request: web.Request) -> web.Response:
     allow(request, namespace)
     size = len(await read_body(request))
     limit = request.app[SETTINGS].metrics_report_limit_bytes
-    if size > limit:  # they are kept in the database, and every reader may send them
-        raise TooLarge(f"The report has {size:,} bytes; at most {limit:,} are kept")
+    if size > limit:  # every reader may send reports, and the database stores them
+        raise TooLarge(f"The report has {size:,} bytes; the limit is {limit:,}")
     report = await read_json(request, dict[str, Any])
     if is_plan_name(name):
         name = (await request.app[CATALOG].plan_tables.named(namespace, name))[1].name

@@ -1,4 +1,4 @@
-"""Iceberg REST: one commit of many tables, all or nothing."""
+"""Iceberg REST: atomic commits to several tables."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _CommitTransaction(msgspec.Struct, rename="kebab"):
 async def commit_transaction(request: web.Request) -> web.Response:
     allow_somewhere(request)
     body = await read_json(request, _CommitTransaction)
-    if not body.table_changes:  # nothing says which rights it needs, so nothing may be recorded of it either
-        raise BadRequest("table-changes is empty; name at least one table")
+    if not body.table_changes:  # without tables no right can be checked, so nothing may be recorded
+        raise BadRequest("table-changes is empty; it needs at least one change")
     changes = [
         TableChange(
             namespace=check_namespace(change.identifier.namespace),

@@ -41,15 +41,15 @@ async def list_views(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
     page = await request.app[CATALOG].views.list(namespace, *page_query(request))
-    found = [{"namespace": namespace, "name": name} for name in page.items]
-    return json_answer({"identifiers": found, "next-page-token": page.next_token})
+    identifiers = [{"namespace": namespace, "name": name} for name in page.items]
+    return json_answer({"identifiers": identifiers, "next-page-token": page.next_token})
 
 
 async def create_view(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     allow(request, namespace)
     body = await read_json(request, _CreateView)
-    wanted = CreateView(
+    new = CreateView(
         name=body.name,
         schema=body.schema,
         view_version=body.view_version,
@@ -58,7 +58,7 @@ async def create_view(request: web.Request) -> web.Response:
     )
 
     async def work(caller: Caller) -> LoadedView:
-        return await request.app[CATALOG].views.create(caller, namespace, wanted)
+        return await request.app[CATALOG].views.create(caller, namespace, new)
 
     return await _once(request, work)
 
