@@ -1,1 +1,1 @@
-"""Who may do what: tokens, OIDC, roles scoped to namespaces, the audit log."""
+"""Access control: tokens, OIDC, roles on namespaces, and the audit log."""

@@ -1,15 +1,15 @@
-"""The audit log: who changed what, and who was refused.
+"""The audit log: changes and refused requests, with their principals.
 
-What is recorded: every request that changes something, whatever came of it, and refused ones (401, 403); reads only
-with the setting audit_reads. Of refused requests, the first ones of an address or a principal each minute are written
-and the rest is one record with their number (`refusals.py`), so that nobody fills the disk with them. A record holds
-names, the operation, the resource's path and the outcome; never a header, a query string or a body, where secrets are.
+Recorded are all requests that change something, with their outcome, and refused requests (401, 403); reads only with
+the setting audit_reads. Of the refused requests of an address or a principal, the first of each minute are written, and
+one record has the number of the others (`refusals.py`), so that refusals cannot fill the disk. A record contains names,
+the operation, the resource's path and the outcome, but never a header, a query string or a body, which may contain
+secrets.
 
-Records go to the store in batches, written by one task. A request waits for room in the queue, not for the write, and
-records are never dropped while the server runs: an attacker must not be able to push an intrusion out of the log by
-flooding it. Reads and refusals of strangers do not wait and may be dropped (`dropped` counts them). A process that is
-killed loses what its queue held, at most the last moments; commits are also in the timeline, in the transaction of the
-commit itself.
+One task writes records to the store in batches. A request waits for space in the queue, not for the write, and records
+are never dropped while the server runs: an attacker must not be able to displace records by flooding the log. Reads and
+refusals of unauthenticated clients do not wait and may be dropped (`dropped` counts them). A process that is killed
+loses the records in its queue; commits are also in the timeline, in the same transaction as the commit.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from metaserver.clock import Clock
 from metaserver.store.port import AuditRecord, PointerStore, SaveAudit
 
 CAPACITY = 10_000
-"""Records waiting, at most; some 5 MB."""
+"""The largest number of queued records; about 5 MB."""
 BATCH = 512
 CLOSE_TIMEOUT_S = 10.0
-"""How long closing waits for a database that does not take the last records."""
+"""How long closing waits for a database that does not accept the last records."""
 _RETRY_S = 0.5
 _TEXT_MAX = 1024
 _DENIED = (401, 403)
 _STRANGER_TEXT_MAX = 200
 REFUSED = "refused"
-"""The action of a record that stands for many refused requests; its resource says how many."""
+"""The action of a record that counts refused requests; its resource has the number."""
 _EACH_ADDRESS, _EACH_PRINCIPAL, _KEYS_MAX = 20, 500, 2_000
-"""Refusals that are written one by one in a minute; addresses and principals that are told apart."""
+"""Refusals a minute that are written individually; the number of addresses and principals that are distinguished."""
 _ROLL_S = 10.0
 _log = structlog.get_logger("seamark.audit")
 
@@ -61,15 +61,15 @@ class AuditLog:
         self._last_id = 0
         self._refusals = Refusals(each_address=_EACH_ADDRESS, each_principal=_EACH_PRINCIPAL, keys_max=_KEYS_MAX)
         self.dropped = 0
-        """Records lost: reads for want of room, and whatever the database did not take before the end."""
+        """Lost records: reads when the queue was full, and records that were not written before the end."""
 
     @property
     def waiting(self) -> int:
-        """Records not in the store yet."""
+        """Records that are not in the store yet."""
         return self._unsaved
 
     def wants(self, operation: str, status: int) -> bool:
-        """Whether `record` would keep it, so that nobody makes up a record for nothing."""
+        """Whether `record` would keep the record, so that callers need not create it."""
         return self._reads or status in _DENIED or changes(operation)
 
     async def record(
@@ -83,9 +83,9 @@ class AuditLog:
         remote: str | None = None,
         kind: str | None = None,
     ) -> bool:
-        """Queues one record; waits for room where it must not be lost. `kind` is the error's, None without one.
+        """Queues a record; waits for space if it must not be lost. `kind` is that of the error, None without one.
 
-        False for a refusal that is only counted, or was not wanted."""
+        False for a refusal that is only counted, and for a record that is not kept."""
         if not self.wants(operation, status):
             return False
         stranger = who == ANONYMOUS_NAME and status in _DENIED
@@ -113,7 +113,7 @@ class AuditLog:
         return True
 
     def _count_up(self, *, closing: bool = False) -> None:
-        """Queues a record for each who was refused more often in the last minute than was written."""
+        """Queues a record for each client with uncounted refusals in the last minute."""
         now_ms = self._clock.now_ms()
         for left in self._refusals.due(now_ms, closing=closing):
             if self._queue.full():
@@ -135,12 +135,12 @@ class AuditLog:
             self._unsaved += 1
 
     def _next_id(self) -> str:
-        """A UUIDv7 above the last one, so that the log keeps its order within a millisecond, too."""
+        """A UUIDv7 greater than the last, so that the log is ordered within a millisecond."""
         self._last_id = max(self._clock.uuid7().int, self._last_id + 1)
         return str(uuid.UUID(int=self._last_id))
 
     async def write(self) -> None:
-        """For ever, as the background task: whatever waits, up to a batch, in one transaction."""
+        """The background task: writes queued records in batches, one transaction each, until it is cancelled."""
         while True:
             try:
                 async with asyncio.timeout(_ROLL_S):
@@ -156,22 +156,22 @@ class AuditLog:
                 self._queue.task_done()
 
     async def _save(self, records: tuple[AuditRecord, ...]) -> None:
-        # Repeating is safe also after an unknown outcome: records with an id that is there are left as they are.
+        # A repeat is safe after an unknown outcome: a record with an existing id is not inserted again.
         while True:
             try:
                 await self._store.transact([SaveAudit(records)])
-            except Exception as error:  # noqa: BLE001  a writer that ends would hold up every request once the queue is full
+            except Exception as error:  # noqa: BLE001  without the writer, requests would block once the queue is full
                 _log.warning("audit records wait for the database", error=str(error), waiting=self.waiting)
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
 
     async def flush(self) -> None:
-        """Returns when everything recorded so far is in the store."""
+        """Returns when all records so far are in the store."""
         await self._queue.join()
 
     async def close(self, timeout_s: float) -> None:
-        """Flushes, but not for longer than `timeout_s`; what is lost then is counted and logged."""
+        """Flushes for at most `timeout_s`; records that are lost then are counted and logged."""
         self._count_up(closing=True)
         self._closing = True
         try:
@@ -189,7 +189,7 @@ def outcome_of(status: int, kind: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Bounded, and storable by every database: a path may hold what PostgreSQL's text cannot."""
+    """Bounded text that every database can store: a path may contain characters that PostgreSQL's text cannot."""
     text = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
 
@@ -204,7 +204,7 @@ async def open_audit(
     batch: int = BATCH,
     close_timeout_s: float = CLOSE_TIMEOUT_S,
 ) -> AsyncIterator[AuditLog]:
-    """The log with its writer; closing flushes it."""
+    """The log with its writer; flushed on exit."""
     audit = AuditLog(store, clock, reads=reads, capacity=capacity, batch=batch)
     writer = asyncio.create_task(audit.write(), name="audit")
     try:

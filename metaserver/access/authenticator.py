@@ -1,18 +1,18 @@
-"""Who is it? From a request's headers to a `Principal`.
+"""Authentication: from the headers of a request to a `Principal`.
 
-| setting auth | believed |
+| setting auth | accepted |
 |---|---|
-| none | everybody, as an admin, but only from programs of this machine |
-| token | bearer tokens of this server, and the access tokens made from them (`issued.py`) |
+| none | all clients, as admins, but only from this machine |
+| token | bearer tokens of this server, and access tokens made from them (`issued.py`) |
 | oidc | JWTs of the configured issuer |
 | token+oidc | all of these |
 
-Nothing is cached: a token or grant that is taken away is gone for the next request, on every replica. That costs two
-reads by key, of microseconds with SQLite.
+Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs two reads by
+key, of microseconds with SQLite.
 
-Without a login a browser is the danger: any page could have it send requests to loopback, or, by a name that suddenly
-means 127.0.0.1, read the answers. So then a request must not come from a page of elsewhere (`Origin`), nor be meant
-for another host (`Host`). Engines send no `Origin`, and the `Host` that they were configured with.
+Without logins, browsers are the danger: any web page could make them send requests to loopback or, by a name that
+resolves to 127.0.0.1, read the answers. Requests must therefore not come from a page of another site (`Origin`) nor be
+addressed to another host (`Host`). Engines send no `Origin`, and the configured `Host`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _HOWTO = "send the header Authorization: Bearer <token>"
 
 
 class Login(msgspec.Struct, frozen=True):
-    """Somebody, and what it was proved with."""
+    """A principal and the proof of its identity."""
 
     principal: Principal
     token: Token | None = None
-    """The bearer token of this server that stands behind it, if one does."""
+    """The bearer token of this server that the login is based on, if any."""
     expires_ms: int | None = None
-    """When what was shown expires, where it says so."""
+    """When the presented token expires, if it states that."""
 
 
 class Authenticator:
@@ -70,36 +70,36 @@ class Authenticator:
 
     @property
     def open(self) -> bool:
-        """Whether nobody is asked who they are."""
+        """Whether the server accepts requests without a login."""
         return self._mode == "none"
 
     async def authenticate(self, headers: Mapping[str, str], remote: str | None) -> Principal:
-        """Who sent these headers. `headers` as aiohttp has them, names in any case.
+        """The principal that sent these headers. `headers` as in aiohttp, with case-insensitive names.
 
-        Unauthenticated (401) without a login, or with one that is not believed; Forbidden for a browser's request from
-        elsewhere where no login is asked for; RetryLater while the database or the issuer is away."""
+        Unauthenticated (401) without a valid login; Forbidden, without logins, for a browser's request from another
+        site; RetryLater while the database or the issuer is unavailable."""
         if self._mode == "none":
             self._check_local(headers, remote)
             return ANONYMOUS
         scheme, _, bearer = headers.get("Authorization", "").partition(" ")
         bearer = bearer.strip()
         if not scheme:
-            raise Unauthenticated(f"This server asks for a login: {_HOWTO}")
+            raise Unauthenticated(f"This server requires a login: {_HOWTO}")
         if scheme.lower() != "bearer" or not bearer:
             raise Unauthenticated(f"The Authorization header is not a bearer token: {_HOWTO}")
         return (await self.login(bearer)).principal
 
     async def login(self, bearer: str) -> Login:
-        """Who holds this token, of whichever kind is accepted. Errors as for `authenticate`."""
+        """The holder of a token of an accepted kind. Errors as for `authenticate`."""
         if bearer.startswith(PREFIX):
             return await self.login_secret(bearer)
         if not jwt.looks_like_jwt(bearer):
-            raise Unauthenticated(f"The token is unknown: it is neither of this server nor a JWT; {_HOWTO}")
+            raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
         unverified = jwt.read(bearer)
         if self.issuer.is_ours(unverified):
             return await self._login_issued(bearer, unverified, expired_too=False)
         if self._oidc is None:
-            raise Unauthenticated("The token is of another issuer, and this server accepts only its own")
+            raise Unauthenticated("The token is from another issuer; this server accepts only its own tokens")
         identity = await self._oidc.identify(bearer, unverified)
         stored = await self._store.grants(identity.name)
         return Login(Principal(identity.name, (*identity.roles, *stored), "oidc"), None, identity.expires_ms)
@@ -110,25 +110,25 @@ class Authenticator:
         return await self._login_token(await self._store.token_by_digest(digest_of(secret)))
 
     async def login_expired(self, bearer: str) -> Login:
-        """The holder of an access token that we issued, even one that has expired, as long as what it was made from is
-        live. Proves nothing by itself: only for who has shown that other token, too."""
+        """The holder of an access token of this server, even if it has expired, while the token it was made from is
+        live. It proves nothing alone: only for a client that has also presented that other token."""
         return await self._login_issued(bearer, jwt.read(bearer), expired_too=True)
 
     async def _login_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
         self._check_tokens_accepted()
         issued = self.issuer.check(bearer, unverified, expired_too=expired_too)
         if not issued.digest:
-            raise Unauthenticated("The token was issued while this server asked for no login; get a new one")
+            raise Unauthenticated("The token was issued while this server required no login; get a new token")
         login = await self._login_token(await self._store.token_by_digest(issued.digest))
         ends_ms = [end for end in (issued.expires_ms, login.expires_ms) if end is not None]
         return msgspec.structs.replace(login, expires_ms=min(ends_ms, default=None))
 
     async def _login_token(self, token: Token | None) -> Login:
         if token is None:
-            raise Unauthenticated("The token is unknown; an operator makes one with: seamark token create")
+            raise Unauthenticated("The token is unknown; an operator creates tokens with: seamark token create")
         if not is_live(token, self._clock.now_ms()):
             ended = "was revoked" if token.revoked_ms not in (None, token.expires_ms) else "has expired"
-            raise Unauthenticated(f"The token {token.name} {ended}; an operator makes a new one")
+            raise Unauthenticated(f"The token {token.name} {ended}; an operator creates a new token")
         grants = await self._store.grants(token.name)
         return Login(Principal(token.name, tuple(grants), "token"), token, token.expires_ms)
 
@@ -138,14 +138,16 @@ class Authenticator:
 
     def _check_local(self, headers: Mapping[str, str], remote: str | None) -> None:
         if remote and not is_loopback_address(remote):
-            raise Forbidden("Without a login this server answers only its own machine")
+            raise Forbidden("Without logins this server accepts only requests from its own machine")
         host, origin = headers.get("Host"), headers.get("Origin")
         if host and not self._is_here("//" + host):
             raise Forbidden(
-                "Without a login this server answers only requests for localhost; configure auth to serve other names"
+                "Without logins this server accepts only requests for localhost; configure auth to serve other names"
             )
         if origin is not None and not self._is_here(origin):
-            raise Forbidden("Without a login this server answers no web pages from elsewhere; configure auth for them")
+            raise Forbidden(
+                "Without logins this server accepts no requests from web pages of other sites; configure auth for them"
+            )
 
     def _is_here(self, url: str) -> bool:
         host = _host_of(url)
@@ -159,7 +161,7 @@ class Authenticator:
 
 @lru_cache(maxsize=1024)
 def _host_of(url: str) -> str:
-    """Empty for what is no URL."""
+    """The host; empty for an invalid URL."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -170,9 +172,9 @@ def _host_of(url: str) -> str:
 async def open_authenticator(
     settings: Settings, store: PointerStore, keyring: Keyring, clock: Clock
 ) -> AsyncIterator[Authenticator]:
-    """By the settings auth, oidc_…, oauth_token_ttl_s and clock_leeway_s."""
+    """Configured by the settings auth, oidc_…, oauth_token_ttl_s and clock_leeway_s."""
     issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=settings.clock_leeway_s)
     async with AsyncExitStack() as stack:
-        asked = "oidc" in settings.auth
-        accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if asked else None
+        has_oidc = "oidc" in settings.auth
+        accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else None
         yield Authenticator(settings, store, clock, issuer, accepted)

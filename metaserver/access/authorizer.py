@@ -1,22 +1,22 @@
-"""May this principal do that there? Pure: a table of operations and the grants that a principal carries.
+"""Authorization: whether a principal may do an operation in a namespace. Pure: a table of operations, and the grants.
 
 A grant is a role on a namespace and all below it; on the empty path, on the whole catalog. `reader` < `writer` <
-`admin`, and each includes the ones before.
+`admin`, and each includes the previous roles.
 
 | who | may |
 |---|---|
-| any login | read the configuration, list those namespaces that it has a part in, read the metrics of the server |
-| a grant below | list the parents of its namespaces, and learn that they exist |
+| any login | read the configuration, list the namespaces that it has grants on, read the metrics of the server |
+| a grant below | list the parents of its namespaces, and see that they exist |
 | reader | list, load, probe, plan, explain, plan tables; credentials to read; send reports; timelines, files, indexes |
 | writer | create, commit, index, drop, rename, undrop; create, change and drop namespaces (if empty); plan views |
-| writer of the whole catalog | register, which points a name at any file of the warehouse, also one of others |
-| admin | purge what was dropped before its retention ends; give and take grants within its namespace |
-| admin of the whole catalog | tokens, which are not of any namespace; the audit log |
+| writer of the whole catalog | register, which points a name at any file of the warehouse, also of other tables |
+| admin | purge dropped entries before their retention ends; grant and revoke roles within its namespace |
+| admin of the whole catalog | tokens, which belong to no namespace; the audit log |
 
-Dropping is a writer's: it can be undropped. `purgeRequested` on a drop, too, since files stay for the retention. An
-operation that touches several places (rename, undrop elsewhere, a transaction of many tables) needs the role in each;
-the caller asks once per place. An operation that the table does not know needs an admin of the whole catalog: to forget
-a line here locks out, it never lets in.
+A drop needs a writer only, because it can be undone. So does `purgeRequested` on a drop, because files stay for the
+retention. An operation on several places (rename, undrop elsewhere, a transaction on many tables) needs the role in
+each; the caller checks each place. An operation that is not in the table needs an admin of the whole catalog: a
+forgotten line denies access and never grants it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rule(msgspec.Struct, frozen=True):
     role: Role
     scope: Scope = Scope.NAMESPACE
     reads: bool = False
-    """A reader's operations do in any case."""
+    """An operation that changes nothing. Operations of readers never do."""
 
 
 _UNKNOWN = Rule(Role.ADMIN, Scope.CATALOG)
@@ -81,20 +81,20 @@ def _rules() -> dict[str, Rule]:
 
 
 RULES = _rules()
-"""By operation id: the Iceberg REST specification's for its routes, the OpenAPI document's for ours."""
+"""By operation id: of the Iceberg REST specification, and of the OpenAPI document for Seamark's routes."""
 
 
 def changes(operation: str) -> bool:
-    """Whether the operation changes something that an audit is about. Unknown operations do, so that none is missed."""
+    """Whether the operation changes something that the audit records. True for unknown operations."""
     rule = RULES.get(operation, _UNKNOWN)
     return not rule.reads and rule.role is not Role.READER
 
 
 class Authorizer:
-    """Has no state: replicas and tests may make as many as they like."""
+    """Stateless: any number of instances may exist."""
 
     def require(self, principal: Principal, operation: str, namespace: NamespacePath) -> None:
-        """Forbidden unless `principal` may do `operation` in `namespace`; says which grant would allow it."""
+        """Forbidden unless `principal` may do `operation` in `namespace`; the message names the missing grant."""
         if self.allows(principal, operation, namespace):
             return
         rule = RULES.get(operation, _UNKNOWN)
@@ -106,16 +106,16 @@ class Authorizer:
         where = f" in {show_path(namespace)}" if namespace else ""
         raise Forbidden(
             f"{principal.name} may not {operation}{where}: it needs the role {rule.role.value} on {place}. "
-            f"An admin gives it with: {command}"
+            f"An admin grants it with: {command}"
         )
 
     def require_somewhere(self, principal: Principal, operation: str) -> None:
-        """Forbidden unless `principal` may do `operation` in some namespace or other."""
+        """Forbidden unless `principal` may do `operation` in at least one namespace."""
         rule = RULES.get(operation, _UNKNOWN)
         if not any(self.allows(principal, operation, grant.namespace) for grant in principal.grants):
             raise Forbidden(
                 f"{principal.name} may not {operation} anywhere: it needs the role {rule.role.value}. "
-                f"An admin gives it with: seamark grant add {shlex.quote(principal.name)} {rule.role.value}"
+                f"An admin grants it with: seamark grant add {shlex.quote(principal.name)} {rule.role.value}"
             )
 
     def allows(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
@@ -123,26 +123,26 @@ class Authorizer:
         if rule.scope is Scope.LOGIN:
             return True
         if rule.scope is Scope.SEEN:
-            # The root is in everybody's sight; what is listed there is filtered.
+            # The root is visible to all; what is listed in it is filtered.
             return not namespace or self.visible(principal, namespace)
         return self.holds(principal, rule.role, () if rule.scope is Scope.CATALOG else namespace)
 
     def holds(self, principal: Principal, role: Role, namespace: NamespacePath) -> bool:
-        """Whether a grant gives at least `role` on `namespace` or above it."""
+        """Whether a grant gives at least `role` on `namespace`, directly or on a parent."""
         rank = RANKS[role]
-        for grant in principal.grants:  # asked of every request: `any` would start a generator each time
+        for grant in principal.grants:  # a loop, because it runs for every request and `any` creates a generator
             if RANKS.get(grant.role, 0) >= rank and namespace[: len(grant.namespace)] == grant.namespace:
                 return True
         return False
 
     def confines(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
-        """The namespaces that `principal` may write, topmost each; None where that is the whole catalog."""
+        """The topmost namespaces that `principal` may write; None for the whole catalog."""
         if self.holds(principal, Role.WRITER, ()):
             return None
         return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
 
     def visible(self, principal: Principal, namespace: NamespacePath) -> bool:
-        """Whether a listing may show this namespace: it or something above or below is granted."""
+        """Whether a listing may include this namespace: there is a grant on it, above it or below it."""
         return any(
             grant.role in RANKS
             and (namespace[: len(grant.namespace)] == grant.namespace or grant.namespace[: len(namespace)] == namespace)

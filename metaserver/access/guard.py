@@ -1,7 +1,7 @@
-"""What a server must not start with: an open door, or one that nobody has a key to.
+"""Checks at start that refuse unsafe or useless access settings.
 
-Without a login everybody is an admin, so then only this machine may knock. The refusal carries the commands that mend
-it, since the one who reads it wants to go on.
+Without logins every client is an admin, so the server may then listen on loopback only. The refusal names the commands
+that change the settings.
 """
 
 from __future__ import annotations
@@ -23,42 +23,43 @@ _log = structlog.get_logger("seamark.access")
 
 
 def check_binding(settings: Settings) -> None:
-    """ConfigError when the server would listen beyond loopback without asking for a login.
+    """ConfigError when the server would listen on other addresses than loopback without requiring a login.
 
-    A host name counts by every address that it stands for. Looks it up, so it may block."""
+    A host name counts with every address that it resolves to. Resolves names, so it may block."""
     if settings.auth != "none" or is_loopback(settings.host):
         return
     raise ConfigError(
-        f"Binding {settings.host or 'all addresses'} with auth = none would make everybody who reaches it an admin. "
-        f"Make a token and ask for it:\n  {token_command(settings)}\n  {serve_command(settings)}\n"
-        "Or stay on this machine with --host 127.0.0.1"
+        f"Binding {settings.host or 'all addresses'} with auth = none would make every client an admin. "
+        f"Create a token and require it:\n  {token_command(settings)}\n  {serve_command(settings)}\n"
+        "Or listen on this machine only, with --host 127.0.0.1"
     )
 
 
 async def check_logins(settings: Settings, store: PointerStore, clock: Clock) -> None:
-    """ConfigError when only tokens are accepted and there is no live one; a warning when OIDC users may do nothing."""
+    """ConfigError when only tokens are accepted and none is live; a warning when no OIDC user has any right."""
     if settings.auth == "token" and not await live_tokens(store, clock):
         raise ConfigError(
-            "auth = token, but there is no live token, so nobody could log in. Make one:\n  " + token_command(settings)
+            "auth = token, but there is no live token, so no client could log in. Create one:\n  "
+            + token_command(settings)
         )
     if settings.auth == "oidc" and not settings.oidc_roles_claim and not await store.grants(None):
         _log.warning("nobody has a grant and oidc_roles_claim is empty: give one with seamark grant add oidc:<subject>")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether all that `host` stands for is loopback. Empty means all addresses, so no. ConfigError if unknown."""
+    """Whether `host` resolves to loopback addresses only. Empty means all addresses: False. ConfigError if unknown."""
     if not host:
         return False
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"Cannot resolve the host {host!r}: {error}") from None
-    return bool(found) and all(is_loopback_address(str(address[0])) for *_, address in found)
+    return bool(addresses) and all(is_loopback_address(str(address[0])) for *_, address in addresses)
 
 
 @lru_cache(maxsize=1024)
 def is_loopback_address(text: str) -> bool:
-    """Of an IPv4 or IPv6 address as text, with or without a zone; an IPv4 one within IPv6 counts as itself."""
+    """For an IPv4 or IPv6 address as text, with or without a zone; an IPv4 address within IPv6 is unwrapped."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
-"""Access tokens that this server signs itself, for clients that insist on OAuth's client-credentials flow.
+"""Access tokens that this server signs, for clients that require OAuth's client-credentials flow.
 
-Such a token is a JWT (HS256, a key of the keyring that all replicas share) which names the bearer token that it
-was made from, by digest. It is believed only as long as that one is live: to revoke the bearer token is to revoke all
-that was made of it. Another token of the same name has another digest and does not revive it.
+Such a token is a JWT (HS256, with a key of the keyring that all replicas share) that contains the digest of the bearer
+token it was made from. It is valid only while that token is live, so that revoking the bearer token revokes all tokens
+made from it. A new token with the same name has another digest and does not revalidate it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ else:
     jwk, jose = Deferred("joserfc.jwk"), Deferred("joserfc.jwt")
 
 ISSUER = "seamark"
-"""Also the audience. No OIDC issuer is called so, since those are URLs."""
+"""Also the audience. OIDC issuers are URLs, so that none has this name."""
 PURPOSE = "access-token"
 _ALGORITHM = "HS256"
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """What a token of ours says, its signature checked."""
+    """The claims of an access token of this server, with a verified signature."""
 
     name: str
     digest: str
-    """Of the bearer token behind it; empty where there is none, since no login was asked for."""
+    """The digest of the bearer token it was made from; empty for a token issued without a login."""
     expires_ms: int | None
-    """None where that was not asked."""
+    """None when the expiry was not checked."""
 
 
 class Issuer:
-    """Signs and checks. Made by `open_issuer`."""
+    """Issues and verifies access tokens. Created by `open_issuer`."""
 
     def __init__(self, keyring: Keyring, clock: Clock, *, ttl_s: int, leeway_s: int) -> None:
         self._keyring = keyring
@@ -55,8 +55,8 @@ class Issuer:
         return self._ttl_s
 
     def issue(self, token: Token | None, until_ms: int | None = None) -> tuple[str, int]:
-        """(JWT, seconds that it lives) for the holder of `token`, or for anybody (None). It never outlives the token,
-        nor `until_ms`: the end of the login that it prolongs."""
+        """(JWT, lifetime in seconds) for the holder of `token`, or without a login (None). The lifetime ends with the
+        token and with `until_ms`, the end of the login that it prolongs."""
         now_ms = self._clock.now_ms()
         ends_ms = [end for end in (None if token is None else token.expires_ms, until_ms) if end is not None]
         ttl_s = min([self._ttl_s, *(max(1, (end - now_ms) // 1000) for end in ends_ms)])
@@ -78,22 +78,22 @@ class Issuer:
         return unverified.claims.get("iss") == ISSUER
 
     def check(self, token: str, unverified: jwt.Unverified, *, expired_too: bool = False) -> Issued:
-        """Unauthenticated unless we signed it and, but with `expired_too`, it has not expired."""
+        """Unauthenticated unless this server signed the token and, without `expired_too`, it has not expired."""
         claims = jwt.verify(token, unverified, self._key_of(unverified), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")
         if claims.get("aud") != ISSUER or not isinstance(name, str) or not isinstance(digest, str):
-            raise Unauthenticated("The token is of this server, but not an access token")
+            raise Unauthenticated("The token is from this server but is not an access token")
         if expired_too:
             return Issued(name, digest, None)
         return Issued(name, digest, jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=0))
 
     def _key_of(self, unverified: jwt.Unverified) -> jwk.OctKey:
         if unverified.header.get("alg") != _ALGORITHM:
-            raise Unauthenticated(f"The token is not signed with {_ALGORITHM}, as its key is for")
+            raise Unauthenticated(f"The token is not signed with {_ALGORITHM}, which its key requires")
         try:
             key = self._keyring.verifying(PURPOSE, bytes.fromhex(str(unverified.header.get("kid"))))
         except ValueError:
             key = None
         if key is None:
-            raise Unauthenticated("The token is signed with a key that this server does not have; get a new one")
+            raise Unauthenticated("The token is signed with a key that this server does not have; get a new token")
         return jwk.OctKey.import_key(key)

@@ -1,7 +1,7 @@
-"""JSON Web Tokens (RFC 7519, 7515): reading one without belief, checking its signature, checking its times.
+"""JSON Web Tokens (RFC 7519, 7515): decodes them, and verifies signature and times.
 
-The algorithm is never the token's to choose: whoever verifies passes the key and the one algorithm that goes with it,
-and a header that names another is refused. So `none`, and HMAC keyed with a public key, have no path through here.
+The token never chooses the algorithm: the caller passes the key with its one algorithm, and a header with another
+algorithm is refused. Therefore neither `none` nor HMAC with a public key as its key can be accepted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ else:
     signatures = Deferred("metaserver.access.signatures")
 
 LENGTH_MAX = 16 * 1024
-"""Characters of a token; twice what fits into one header line as aiohttp reads it."""
+"""The largest length in characters; twice what one header line can contain in aiohttp."""
 
 
 class Unverified(msgspec.Struct, frozen=True):
-    """What a token says of itself; nothing of it is true yet."""
+    """The header and the claims before verification."""
 
     header: dict[str, Any]
     claims: dict[str, Any]
@@ -38,35 +38,35 @@ def looks_like_jwt(text: str) -> bool:
 def read(token: str) -> Unverified:
     """Header and claims. Unauthenticated unless both are JSON objects in base64url, within `LENGTH_MAX`."""
     if len(token) > LENGTH_MAX:
-        raise Unauthenticated(f"The token has {len(token)} characters; at most {LENGTH_MAX} are looked at")
+        raise Unauthenticated(f"The token has {len(token)} characters; the limit is {LENGTH_MAX}")
     parts = token.split(".")
     if len(parts) != 3 or not token.isascii():
-        raise Unauthenticated("The token is not a JWT: it needs three parts with dots between them")
+        raise Unauthenticated("The token is not a JWT: it needs three parts separated by dots")
     header, claims = _part(parts[0], "header"), _part(parts[1], "claims")
-    # An extension that must be understood, and payloads that are not encoded: we know no such thing.
+    # Critical extensions and unencoded payloads are not supported.
     if "crit" in header or "b64" in header:
-        raise Unauthenticated("The token's header asks for an extension that this server does not know")
+        raise Unauthenticated("The token's header requires an extension that this server does not support")
     return Unverified(header, claims)
 
 
 def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
-    """The claims, once the signature is good. Unauthenticated if it is not, or was made by another algorithm."""
+    """The claims, with a verified signature. Unauthenticated for an invalid signature or another algorithm."""
     if unverified.header.get("alg") != algorithm:
-        raise Unauthenticated(f"The token is not signed with {algorithm}, as its key is for")
+        raise Unauthenticated(f"The token is not signed with {algorithm}, which its key requires")
     if not signatures.fits(token, key, algorithm):
-        raise Unauthenticated("The token's signature does not fit")
+        raise Unauthenticated("The token's signature is invalid")
     return unverified.claims
 
 
 def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: int) -> int:
-    """When it expires, in milliseconds since the epoch. Unauthenticated more than `early_s` before
-    its time or `late_s` after it, or where it names none."""
+    """The expiry in milliseconds since the epoch. Unauthenticated more than `early_s` before the token is valid, more
+    than `late_s` after its expiry, and without an expiry."""
     now_s = now_ms / 1000
     expires_s = _seconds(claims, "exp")
     if expires_s is None:
-        raise Unauthenticated("The token never expires (it has no exp); such tokens are refused")
+        raise Unauthenticated("The token has no expiry (exp), which this server requires")
     if now_s >= expires_s + late_s:
-        raise Unauthenticated("The token has expired; get a new one")
+        raise Unauthenticated("The token has expired; get a new token")
     for name in ("nbf", "iat"):
         since_s = _seconds(claims, name)
         if since_s is not None and now_s < since_s - early_s:
@@ -76,14 +76,14 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
 
 def _part(text: str, what: str) -> dict[str, Any]:
     try:
-        # urlsafe_b64decode would skip what is not in the alphabet; a token with such characters is no token.
+        # urlsafe_b64decode ignores characters outside the alphabet; such a token is invalid.
         raw = binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"=" * (-len(text) % 4), strict_mode=bool(text))
-        found = msgspec.json.decode(raw)
-    except (ValueError, RecursionError):  # of base64, UTF-8 and JSON alike
+        decoded = msgspec.json.decode(raw)
+    except (ValueError, RecursionError):  # from base64, UTF-8 and JSON
         raise Unauthenticated(f"The token's {what} is not JSON in base64url") from None
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise Unauthenticated(f"The token's {what} is not a JSON object")
-    return found
+    return decoded
 
 
 _URL_SAFE = str.maketrans("-_+/=", "+/!!!")

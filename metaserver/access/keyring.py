@@ -1,10 +1,10 @@
-"""The keys that sign what clients bring back: access tokens, plan and page tokens, passes of staged tables.
+"""Signing keys for what clients send back: access tokens, plan and page tokens, passes of staged tables.
 
-All replicas share them through the database, where they are encrypted by a key that is not in it (`protectors.py`). A
-new one is made when the newest is old enough (`signing_key_rotation_s`). It is published some minutes before anybody
-signs with it, so that every replica knows it by then; older ones still verify, until all that they signed has ended.
-One list of root keys serves every purpose: each purpose derives its own (HKDF, RFC 5869), so no token of one purpose
-is good for another.
+All replicas share the keys through the database, encrypted with a key that is not in the database (`protectors.py`). A
+new key is created when the newest is old enough (`signing_key_rotation_s`). It is published some minutes before it is
+used, so that every replica knows it; older keys still verify until everything that they signed has expired. One list of
+root keys serves all purposes: each purpose derives its own keys (HKDF, RFC 5869), so that a token of one purpose is
+invalid for another.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from metaserver.store.port import PointerStore
 
 SECRET_NAME = "signing-keys"  # noqa: S105  the name of the row, not a secret
 REFRESH_S = 60.0
-"""Between looks for keys that other replicas made."""
+"""The interval between checks for keys of other replicas."""
 PUBLISHED_S = 5 * REFRESH_S
-"""For so long a new key is known before it signs."""
+"""How long a new key is published before it signs."""
 RETIRED_S_MIN = 86_400
-"""For at least so long a key that signs no more still verifies: passes of staged tables live a day."""
+"""The minimum time for which a retired key still verifies: passes of staged tables are valid for a day."""
 ID_BYTES = 8
 _KEY_BYTES = 32
 _ABOUT = b"seamark signing keys"
@@ -40,12 +40,12 @@ _log = structlog.get_logger("seamark.keys")
 class SigningKey(msgspec.Struct, frozen=True, array_like=True):
     id: bytes
     from_ms: int
-    """It signs from then on."""
+    """The time from which the key signs."""
     root: bytes
 
 
 class Keyring:
-    """Root keys, newest last, and what is derived of them."""
+    """Root keys, newest last, and keys derived from them."""
 
     def __init__(self, keys: Sequence[SigningKey], clock: Clock) -> None:
         self._clock = clock
@@ -61,28 +61,28 @@ class Keyring:
         self._derived.clear()
 
     def signing(self, purpose: str) -> tuple[bytes, bytes]:
-        """(id, key) to sign with now."""
+        """(id, key) for signing now."""
         now_ms = self._clock.now_ms()
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable[-1].id, self._derive(purpose, usable[-1])
 
     def verifying(self, purpose: str, key_id: bytes) -> bytes | None:
-        """The key of this id; None for one that was never ours, or is long retired."""
-        found = self._derived.get((purpose, key_id))
-        if found is not None:
-            return found
+        """The key with this id; None for an unknown key and after its retirement."""
+        known = self._derived.get((purpose, key_id))
+        if known is not None:
+            return known
         return next((self._derive(purpose, key) for key in self._keys if key.id == key_id), None)
 
     def _derive(self, purpose: str, key: SigningKey) -> bytes:
-        found = self._derived.get((purpose, key.id))
-        if found is None:
+        known = self._derived.get((purpose, key.id))
+        if known is None:
             hkdf = HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=b"seamark " + purpose.encode())
-            found = self._derived[purpose, key.id] = hkdf.derive(key.root)
-        return found
+            known = self._derived[purpose, key.id] = hkdf.derive(key.root)
+        return known
 
 
 class StoredKeyring(Keyring):
-    """A keyring that the replicas share. Opened by `open_keyring`; `refresh` keeps it up to date."""
+    """A keyring in the database, shared by the replicas. Opened by `open_keyring`; `refresh` updates it."""
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         super().__init__((), clock)
@@ -90,23 +90,25 @@ class StoredKeyring(Keyring):
         self._store = store
 
     async def refresh(self) -> None:
-        """Takes over what other replicas made, and makes a new key where it is time. ConfigError where the stored keys
-        are encrypted with a key that this server does not have."""
+        """Loads keys of other replicas and creates a new key when it is due. ConfigError when the stored keys are
+        encrypted with a key that this server does not have."""
         for _ in range(_TRIES):
             stored = await self._store.secret(SECRET_NAME)
             protector = _protector(self._settings, self._clock, create=stored is None)
             keys = () if stored is None else await _unseal(protector, stored)
-            wanted = self._rotated(keys)
-            if wanted == keys and stored is not None and protector.is_current(stored):
+            rotated = self._rotated(keys)
+            if rotated == keys and stored is not None and protector.is_current(stored):
                 self.replace(keys)
                 return
-            sealed = await protector.seal(msgspec.msgpack.encode(wanted), _ABOUT)
+            sealed = await protector.seal(msgspec.msgpack.encode(rotated), _ABOUT)
             if await self._store.swap_secret(SECRET_NAME, stored, sealed) == sealed:
-                if keys and wanted[-1] != keys[-1]:
-                    _log.info("a new signing key is published", keys=len(wanted))
-                self.replace(wanted)
+                if keys and rotated[-1] != keys[-1]:
+                    _log.info("a new signing key is published", keys=len(rotated))
+                self.replace(rotated)
                 return
-        raise ConfigError("The signing keys in the database change again and again; look for replicas that disagree")
+        raise ConfigError(
+            "Other replicas replace the signing keys in the database repeatedly; check that all have the same settings"
+        )
 
     def _rotated(self, keys: tuple[SigningKey, ...]) -> tuple[SigningKey, ...]:
         now_ms = self._clock.now_ms()
@@ -125,19 +127,19 @@ class StoredKeyring(Keyring):
 
 
 async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> str:
-    """Replaces all keys at once, also such as nobody can decrypt any more: everything that they signed ends. Returns
-    what the new ones are encrypted with."""
+    """Replaces all keys, even if they cannot be decrypted: everything that they signed becomes invalid. Returns the
+    description of the key that encrypts the new ones."""
     protector = _protector(settings, clock, create=True)
     sealed = await protector.seal(msgspec.msgpack.encode((_new_key(clock, 0),)), _ABOUT)
     for _ in range(_TRIES):
         stored = await store.secret(SECRET_NAME)
         if await store.swap_secret(SECRET_NAME, stored, sealed) == sealed:
             return protector.description
-    raise ConfigError("The signing keys in the database change again and again; try again")
+    raise ConfigError("Other replicas replace the signing keys in the database repeatedly; try again")
 
 
 def _made_ms(key: SigningKey) -> int:
-    """UUIDv7 ids begin with the time: RFC 9562, 5.7."""
+    """The creation time, from the UUIDv7 id (RFC 9562, 5.7)."""
     return int.from_bytes(key.id[:6], "big")
 
 
@@ -149,9 +151,10 @@ def _protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtecto
     protector = open_protector(settings, clock, create=create)
     if protector is None:
         raise ConfigError(
-            "The signing keys in the database are encrypted, and this server has no key for them: copy the key file "
-            "of the server that made them and name it with --encryption-key-file, or set SEAMARK_ENCRYPTION_KEY. If it "
-            "is lost, make new ones with: seamark keys renew"
+            "The signing keys in the database are encrypted, and this server has no key for them. Copy the key file of "
+            "the server that created them and name it with --encryption-key-file, or set SEAMARK_ENCRYPTION_KEY. If "
+            "the "
+            "key is lost, create new signing keys with: seamark keys renew"
         )
     return protector
 
@@ -162,8 +165,8 @@ async def _unseal(protector: KeyProtector, stored: bytes) -> tuple[SigningKey, .
     except WrongKey as error:
         raise ConfigError(
             f"The signing keys in the database are encrypted with the key {error}, not with that of "
-            f"{protector.description}: give all servers of one database the same key, by --encryption-key-file or "
-            "SEAMARK_ENCRYPTION_KEY. If it is lost, make new ones with: seamark keys renew"
+            f"{protector.description}. Give all servers of a database the same key with --encryption-key-file or "
+            "SEAMARK_ENCRYPTION_KEY. If the key is lost, create new signing keys with: seamark keys renew"
         ) from None
 
 

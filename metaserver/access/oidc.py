@@ -1,12 +1,11 @@
-"""Tokens of an OpenID Connect issuer: JWTs checked against its published keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
+"""Tokens of an OpenID Connect issuer: JWTs verified with its published keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
 
-Keys are fetched when the first token comes, and again when they have grown old or a token names one that we do not
-have, then at most once a minute, however many such tokens come. A key that the issuer withdraws is believed for
-`FRESH_S` at most while the issuer can be reached, for `STALE_S` while it cannot. Without any keys the answer is 503,
-not 401: the client's token may well be good.
+Keys are fetched for the first token, and again when they are old or a token names an unknown key; for unknown keys at
+most once a minute. A key that the issuer withdraws is accepted for at most `FRESH_S` while the issuer is available, and
+for `STALE_S` while it is not. Without any keys the answer is 503 instead of 401: the token may be valid.
 
-Only the issuer that the operator configured is ever asked; redirects are not followed, and keys are not taken from an
-http URL where the issuer is https.
+Only the configured issuer is contacted. Redirects are not followed, and keys are not read from an http URL when the
+issuer is https.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from metaserver.wire import check_name, decode_json
 FRESH_S = 600.0
 STALE_S = 86_400.0
 REFRESH_S_MIN = 60.0
-"""Between fetches that unknown keys cause."""
+"""The minimum interval between fetches for unknown keys."""
 RETRY_S = 5.0
-"""Between fetches while the issuer fails."""
+"""The interval between fetches while the issuer fails."""
 TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
 RSA_BITS_MIN = 2048
@@ -45,7 +44,7 @@ _log = structlog.get_logger("seamark.oidc")
 
 
 class VerifyKey(msgspec.Struct, frozen=True):
-    """A public key and the algorithms that it is good for: never more than its type allows."""
+    """A public key and the algorithms that its type allows."""
 
     key: RSAKey | ECKey | OKPKey
     algorithms: tuple[str, ...]
@@ -60,7 +59,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Oidc:
-    """Checks tokens of one issuer; opened by `open_oidc`."""
+    """Verifies tokens of one issuer; opened by `open_oidc`."""
 
     def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession) -> None:
         self._issuer = settings.oidc_issuer
@@ -79,15 +78,17 @@ class Oidc:
         self._fetching = asyncio.Lock()
 
     async def identify(self, token: str, unverified: jwt.Unverified) -> Identity:
-        """Unauthenticated says what is wrong with the token; RetryLater: the issuer's keys cannot be had."""
+        """Unauthenticated names the fault of the token; RetryLater: the issuer's keys are unavailable."""
         claims_issuer = unverified.claims.get("iss")
         if claims_issuer != self._issuer:
-            raise Unauthenticated(f"The token is not of the issuer {self._issuer}")
+            raise Unauthenticated(f"The token is not from the issuer {self._issuer}")
         algorithm = unverified.header.get("alg")
-        found = await self._key(unverified.header.get("kid"))
-        if not isinstance(algorithm, str) or algorithm not in found.algorithms:
-            raise Unauthenticated(f"The token must be signed with {' or '.join(found.algorithms)}, as its key is for")
-        claims = jwt.verify(token, unverified, found.key, algorithm)
+        key = await self._key(unverified.header.get("kid"))
+        if not isinstance(algorithm, str) or algorithm not in key.algorithms:
+            raise Unauthenticated(
+                f"The token must be signed with {' or '.join(key.algorithms)}, which its key requires"
+            )
+        claims = jwt.verify(token, unverified, key.key, algorithm)
         audience = claims.get("aud")
         if audience != self._audience and not (isinstance(audience, list) and self._audience in audience):
             raise Unauthenticated(f"The token is not for the audience {self._audience}")
@@ -98,14 +99,14 @@ class Oidc:
     def _name(self, claims: dict[str, Any]) -> str:
         value = _claim(claims, self._principal_claim)
         if not isinstance(value, str):
-            raise Unauthenticated(f"The token's claim {self._principal_claim} names nobody")
+            raise Unauthenticated(f"The token's claim {self._principal_claim} has no name")
         try:
             return OIDC_PREFIX + check_name(value, self._principal_claim)
         except BadRequest as error:
-            raise Unauthenticated(f"The token's principal will not do: {error.message}") from None
+            raise Unauthenticated(f"The token's principal is invalid: {error.message}") from None
 
     def _roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
-        """Entries that are no roles of ours are of other services; they give nothing, and never a wider scope."""
+        """Unknown entries are roles of other services; they are ignored."""
         if not self._roles_claim:
             return []
         value = _claim(claims, self._roles_claim)
@@ -122,17 +123,17 @@ class Oidc:
 
     async def _key(self, kid: object) -> VerifyKey:
         if kid is not None and not isinstance(kid, str):
-            raise Unauthenticated("The token's kid is not text")
+            raise Unauthenticated("The token's kid is not a string")
         age_s = self._age_s(self._fetched_s)
         if age_s >= FRESH_S or (self._lookup(kid) is None and age_s >= REFRESH_S_MIN):
             await self._refresh(kid)
-        found = self._lookup(kid)
-        if found is None:
+        key = self._lookup(kid)
+        if key is None:
             raise Unauthenticated("The token is signed with a key that its issuer does not publish")
-        return found
+        return key
 
     def _lookup(self, kid: str | None) -> VerifyKey | None:
-        """Without a kid only where there is no choice."""
+        """Without a kid, only the issuer's sole key."""
         if kid is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)
@@ -141,9 +142,9 @@ class Oidc:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
-        """New keys, or the old ones for a while longer. One fetch at a time; who waited uses what it brought."""
+        """Fetches new keys, or keeps the old ones for some time. Concurrent requests share one fetch."""
         if self._fetching.locked() and self._lookup(kid) is not None and self._age_s(self._fetched_s) < STALE_S:
-            return  # somebody is at it; nobody else waits for an issuer that may be slow
+            return  # a fetch is in progress; the issuer may be slow, and the old keys can still be used
         before = self._attempts
         async with self._fetching:
             paused = self._failed and self._age_s(self._tried_s) < RETRY_S
@@ -153,14 +154,14 @@ class Oidc:
         if not self._failed:
             return
         if self._age_s(self._fetched_s) >= STALE_S or self._lookup(kid) is None:
-            raise RetryLater(f"The keys of the issuer {self._issuer} cannot be read now; try again shortly", 5)
+            raise RetryLater(f"The keys of the issuer {self._issuer} are unavailable; try again shortly", 5)
 
     async def _fetch(self) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 keys = read_keys(await self._get(self._jwks_url or await self._discover()))
             if not keys:
-                raise ValueError("no key in it is for checking RS256, ES256 or EdDSA")
+                raise ValueError("the JWK set has no key for RS256, ES256 or EdDSA")
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
             self._failed = True
             _log.warning("cannot read the issuer's keys", issuer=self._issuer, error=str(error) or type(error).__name__)
@@ -172,10 +173,10 @@ class Oidc:
             self._tried_s = self._clock.monotonic()
 
     async def _discover(self) -> str:
-        """OpenID Connect Discovery 1.0, 4: `jwks_uri` of a document that names this very issuer."""
+        """OpenID Connect Discovery 1.0, 4: `jwks_uri` of a document for this issuer."""
         document = await self._get(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
         if not isinstance(document, dict) or document.get("issuer") != self._issuer:
-            raise ValueError("the discovery document is of another issuer")
+            raise ValueError("the discovery document names another issuer")
         url = document.get("jwks_uri")
         if not isinstance(url, str):
             raise ValueError("the discovery document has no jwks_uri")
@@ -192,29 +193,29 @@ class Oidc:
             async for piece in answer.content.iter_chunked(1 << 16):
                 body += piece
                 if len(body) > BYTES_MAX:
-                    raise ValueError(f"{url} answered more than {BYTES_MAX} bytes")
+                    raise ValueError(f"{url} sent more than {BYTES_MAX} bytes")
             return decode_json(bytes(body), url)
 
 
 def read_keys(document: object) -> dict[str | None, VerifyKey]:
-    """The keys of a JWK set (RFC 7517, 5) by kid, those left out that we cannot use. BadRequest if it is no JWK set."""
+    """The usable keys of a JWK set (RFC 7517, 5) by kid. BadRequest for an invalid JWK set."""
     listed = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(listed, list):
         raise BadRequest("The JWK set has no list of keys")
     keys: dict[str | None, VerifyKey] = {}
     for jwk in listed:
-        if isinstance(jwk, dict) and (found := _read_key(jwk)) is not None:
+        if isinstance(jwk, dict) and (key := _read_key(jwk)) is not None:
             kid = jwk.get("kid")
-            keys[kid if isinstance(kid, str) else None] = found
+            keys[kid if isinstance(kid, str) else None] = key
     return keys
 
 
 def _read_key(value: dict[str, Any]) -> VerifyKey | None:
-    """None for what is not a public key for one of our algorithms; a symmetric key above all."""
+    """None unless it is a public key for a supported algorithm; symmetric keys in particular are refused."""
     if value.get("use", "sig") != "sig":
         return None
     kind, curve = value.get("kty"), value.get("crv")
-    # use, key_ops and alg are settled here; joserfc would only find the same out later.
+    # use, key_ops and alg are checked here, before joserfc would check them.
     material = {name: value[name] for name in ("kty", "n", "e", "crv", "x", "y") if isinstance(value.get(name), str)}
     key: RSAKey | ECKey | OKPKey
     algorithms: tuple[str, ...]
@@ -229,7 +230,7 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
             key, algorithms = OKPKey.import_key(material), ("EdDSA", "Ed25519")
         else:
             return None
-        key.public_key  # noqa: B018  parsed here, so that a broken key is left out rather than met by a request
+        key.public_key  # noqa: B018  parsed here, so that a broken key is ignored instead of failing a request
     except (JoseError, ValueError, TypeError, KeyError):
         return None
     declared = value.get("alg")
@@ -239,7 +240,7 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:
-    """The claim of this name, else by its path (`realm_access.roles`), as some issuers nest them."""
+    """The claim with this name, otherwise by its path (`realm_access.roles`), because some issuers nest claims."""
     if name in claims:
         return claims[name]
     value: object = claims
@@ -252,7 +253,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> object:
 
 @asynccontextmanager
 async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Oidc]:
-    """Fetches nothing yet: a server starts also while its issuer is away."""
+    """Fetches no keys yet, so that a server starts while its issuer is unavailable."""
     if settings.oidc_issuer.startswith("http:"):
         _log.warning("the OIDC issuer is not https: whoever is in between can log in as anybody")
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:

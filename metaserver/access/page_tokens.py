@@ -1,7 +1,7 @@
-"""Page tokens: where a listing goes on, encrypted, since the place is often a name that the client may not see.
+"""Page tokens: the position of a listing, encrypted, because it is often a name that the client may not see.
 
-AES-256-GCM under a key of the keyring. Layout, before base64: key id (8 bytes), nonce (12), ciphertext and tag. What is
-encrypted is padded to a multiple of 64 bytes, as the length of a name says something, too.
+AES-256-GCM with a key of the keyring. Layout, before base64: key id (8 bytes), nonce (12), ciphertext and tag. The
+plain text is padded to a multiple of 64 bytes, because its length would reveal the length of the name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PageTokens:
         self._clock = clock
 
     def encode(self, after: str) -> str:
-        """Opaque to clients; any text that does not end with a NUL."""
+        """An opaque token for any text that does not end with a NUL."""
         key_id, key = self._keyring.signing(_PURPOSE)
         nonce = self._clock.random_bytes(_NONCE_BYTES)
         text = after.encode()
@@ -35,7 +35,7 @@ class PageTokens:
         return base64.urlsafe_b64encode(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None)).decode().rstrip("=")
 
     def decode(self, token: str) -> str | None:
-        """None for the empty token, which asks for the first page. BadRequest for one we never gave out."""
+        """None for the empty token, which requests the first page. BadRequest for a token from another server."""
         if not token:
             return None
         try:
@@ -47,5 +47,5 @@ class PageTokens:
             return AESGCM(key).decrypt(nonce, sealed, None).rstrip(b"\x00").decode()
         except (binascii.Error, ValueError, InvalidTag):
             raise BadRequest(
-                f"pageToken {token[:40]!r} is not one this server gave out; start again without it"
+                f"pageToken is {token[:40]!r}, which this server did not issue; start again without it"
             ) from None

@@ -1,11 +1,11 @@
-"""Who asks, and how roles and namespaces are written as text.
+"""Principals, and the text form of roles and namespaces.
 
-Names of principals cannot meet: a token of this server is `[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon; a subject of
-the OIDC issuer is always `oidc:` and the claim's value. So no subject can take the name, and with it the grants, of a
-token, whatever its issuer lets it call itself.
+Names of tokens and of OIDC subjects cannot collide: a token's name is `[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon; a
+subject of the OIDC issuer is always `oidc:` and the claim's value. So no subject can get the name, and with it the
+grants, of a token, regardless of its claims.
 
-A grant as text is `role` (the whole catalog) or `role:namespace`, levels joined by dots; a dot or a backslash within a
-level is written with a backslash before it.
+The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots; a dot or a
+backslash within a level is escaped with a backslash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEVEL = re.compile(r"(?:[^.\\]|\\[.\\])+")
 
 
 class Role(StrEnum):
-    """Each includes those before it."""
+    """Each role includes the previous roles."""
 
     READER = "reader"
     WRITER = "writer"
@@ -40,7 +40,7 @@ class Role(StrEnum):
 
 
 RANKS = {"reader": 1, "writer": 2, "admin": 3}
-"""By the role's text, as grants carry it."""
+"""By the text of the role, as in grants."""
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -50,23 +50,23 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 ANONYMOUS = Principal(ANONYMOUS_NAME, (Grant(ANONYMOUS_NAME, Role.ADMIN.value),))
-"""Everybody, where no login is asked for: only on loopback (`guard.check_binding`)."""
+"""Every client of a server without logins, which listens on loopback only (`guard.check_binding`)."""
 
 
 def check_token_name(name: str) -> str:
-    """BadRequest unless a token may be called so."""
+    """BadRequest unless the name is valid for a token."""
     if len(name) > NAME_LENGTH_MAX or not _TOKEN_NAME.match(name):
         raise BadRequest(
-            f"The token name {name[:40]!r} must begin with a letter or digit and hold only "
-            f"letters, digits and . _ @ -, {NAME_LENGTH_MAX} at most"
+            f"The token name {name[:40]!r} must begin with a letter or digit and contain only "
+            f"letters, digits and . _ @ -, at most {NAME_LENGTH_MAX} characters"
         )
     if name == ANONYMOUS_NAME:
-        raise BadRequest(f"The name {ANONYMOUS_NAME!r} stands for everybody without a login; choose another")
+        raise BadRequest(f"The name {ANONYMOUS_NAME!r} is reserved for clients without a login; choose another")
     return name
 
 
 def check_principal_name(name: str) -> str:
-    """BadRequest unless a grant may be given to this name: a token's, or `oidc:` and a subject."""
+    """BadRequest unless grants may name it: the name of a token, or `oidc:` and a subject."""
     if name.startswith(OIDC_PREFIX):
         subject = name.removeprefix(OIDC_PREFIX)
         check_name(subject, "OIDC subject")
@@ -77,15 +77,15 @@ def check_principal_name(name: str) -> str:
 
 
 def check_role(text: str) -> Role:
-    """BadRequest for anything but a role's name."""
+    """BadRequest for an unknown role."""
     try:
         return Role(text)
     except ValueError:
-        raise BadRequest(f"{text[:40]!r} is no role; the roles are {', '.join(Role)}") from None
+        raise BadRequest(f"{text[:40]!r} is not a role; the roles are {', '.join(Role)}") from None
 
 
 def make_grant(principal: str, role: str, namespace: NamespacePath) -> Grant:
-    """BadRequest unless each part is well formed; the empty path is the whole catalog."""
+    """BadRequest for an invalid part. The empty path is the whole catalog."""
     if namespace:
         check_namespace(namespace)
     return Grant(check_principal_name(principal), check_role(role).value, namespace)
@@ -95,27 +95,27 @@ def parse_path(text: str) -> NamespacePath:
     """`a.b` → `("a", "b")`, `a\\.b` → `("a.b",)`. BadRequest for an empty level or a stray backslash."""
     levels, at = [], 0
     while True:
-        found = _LEVEL.match(text, at)
-        if found is None:
+        match = _LEVEL.match(text, at)
+        if match is None:
             break
-        levels.append(re.sub(r"\\(.)", r"\1", found[0]))
-        at = found.end()
+        levels.append(re.sub(r"\\(.)", r"\1", match[0]))
+        at = match.end()
         if at == len(text):
             return check_namespace(tuple(levels))
         if text[at] != ".":
             break
         at += 1
     raise BadRequest(
-        f"{text[:80]!r} is no namespace: levels joined by dots, none empty; write a dot within a level as \\."
+        f"{text[:80]!r} is not a namespace: it needs non-empty levels joined by dots; write a dot within a level as \\."
     )
 
 
 def show_path(path: NamespacePath) -> str:
-    """What `parse_path` reads back; empty for the whole catalog."""
+    """The text that `parse_path` parses; empty for the whole catalog."""
     return ".".join(re.sub(r"([.\\])", r"\\\1", level) for level in path)
 
 
 def parse_role(text: str) -> tuple[Role, NamespacePath]:
-    """`writer:a.b` → the role and its namespace. BadRequest for anything else, never a wider scope than was written."""
+    """`writer:a.b` → the role and its namespace. BadRequest for other text, never a wider scope."""
     role, colon, path = text.partition(":")
     return check_role(role), parse_path(path) if colon else ()

@@ -1,8 +1,8 @@
-"""What encrypts the signing keys, so that a copy of the database alone is worth nothing: a port and its local form.
+"""Encryption of the signing keys, so that a copy of the database alone is useless: a port and its local implementation.
 
-`KeyProtector` is the port; a key management service fits behind it with its wrap and unwrap calls. The local form is
-AES-256-GCM (NIST SP 800-38D) with a key from the setting `encryption_key` or from a file outside the database. Several
-keys may be given: the first encrypts, all decrypt, so that the key itself can be replaced.
+`KeyProtector` is the port; a key management service can implement it with its wrap and unwrap calls. The local
+implementation is AES-256-GCM (NIST SP 800-38D) with a key from the setting `encryption_key` or from a file outside the
+database. Several keys may be set: the first encrypts and all decrypt, so that the key can be replaced.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _ID_BYTES, _NONCE_BYTES = 8, 12
 
 
 class WrongKey(Exception):
-    """The data were encrypted with a key that this protector does not have; it carries the id of that key."""
+    """The data are encrypted with a key that this protector does not have; carries the id of that key."""
 
 
 class KeyProtector(Protocol):
-    """Encrypts small secrets. `about` is authenticated with them: what is sealed for one purpose opens for no other."""
+    """Encrypts small secrets. `about` is authenticated data: what is sealed for one purpose opens for no other."""
 
     @property
     def description(self) -> str:
-        """Where the key comes from and which it is, for messages; never the key itself."""
+        """The source and the id of the key for messages; never the key itself."""
 
     async def seal(self, data: bytes, about: bytes) -> bytes: ...
 
     async def open(self, sealed: bytes, about: bytes) -> bytes:
-        """WrongKey where another key is needed, or the data were changed."""
+        """Decrypts. WrongKey when another key is needed or the data were changed."""
 
     def is_current(self, sealed: bytes) -> bool:
-        """Whether the key that encrypts now encrypted this."""
+        """Whether the key that encrypts now has encrypted the data."""
 
 
 class LocalProtector:
@@ -81,13 +81,13 @@ class LocalProtector:
 
 
 def _id_of(key: bytes) -> bytes:
-    """Names a key without telling anything about it: a hash of 256 random bits."""
+    """Identifies a key without revealing it: a hash of 256 random bits."""
     return hashlib.sha256(b"seamark key id\n" + key).digest()[:_ID_BYTES]
 
 
 def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector | None:
-    """By the settings encryption_key and encryption_key_file. `create` makes the key file where there is none; without
-    it None is returned then. ConfigError for a key or file that will not do."""
+    """Configured by the settings encryption_key and encryption_key_file. `create` creates a missing key file; without
+    it the result is None then. ConfigError for an invalid key or file."""
     if settings.encryption_key:
         keys = [_parse(text, "the setting encryption_key") for text in settings.encryption_key.split(",")]
         return LocalProtector(keys, "the setting encryption_key", clock)
@@ -104,12 +104,12 @@ def key_file(settings: Settings) -> Path:
 
 
 def new_key(clock: Clock) -> str:
-    """As it stands in the file and in the setting: base64."""
+    """A key in base64, the format of the file and the setting."""
     return base64.b64encode(clock.random_bytes(KEY_BYTES)).decode()
 
 
 def _create(path: Path, clock: Clock) -> None:
-    """Complete or not at all: other workers and replicas may be reading, or creating, the same file."""
+    """Atomic, because other workers and replicas may read or create the same file."""
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
     fresh = path.with_name(f".{path.name}-{clock.random_bytes(8).hex()}")
     try:
@@ -133,18 +133,19 @@ def _read(path: Path, settings: Settings) -> list[bytes]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"Cannot read the key file {path}: {reason}") from None
-    # A secret that Kubernetes mounts is a link to a file of root, which the group may read.
+    # A secret that Kubernetes mounts is a link to a file of root that the group may read.
     if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise ConfigError(
-            f"Other accounts can reach the key file {path} (mode {stat.S_IMODE(status.st_mode):04o}), so the key is no "
-            "secret: chmod 600 it, and replace the keys with: seamark keys renew"
+            f"Other accounts can access the key file {path} (mode {stat.S_IMODE(status.st_mode):04o}), so the key is "
+            "not "
+            "secret: run chmod 600 on it, and replace the keys with: seamark keys renew"
         )
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"The key file {path} belongs to another account (uid {status.st_uid}), which knows the key")
     lines = [line.strip() for line in text.splitlines()]
     keys = [_parse(line, str(path)) for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"The key file {path} holds no key: write 32 random bytes into it, in base64")
+        raise ConfigError(f"The key file {path} contains no key; write 32 random bytes into it, in base64")
     return keys
 
 
@@ -155,6 +156,6 @@ def _parse(text: str, source: str) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         raise ConfigError(
-            f"A key in {source} is not {KEY_BYTES} bytes in base64; make one with: openssl rand -base64 {KEY_BYTES}"
+            f"A key in {source} is not {KEY_BYTES} bytes in base64; create one with: openssl rand -base64 {KEY_BYTES}"
         )
     return key

@@ -1,9 +1,9 @@
-"""Which refusals are written down one by one, and which are only counted.
+"""Decides which refused requests are recorded individually, and counts the others.
 
-A stranger's refused requests cost nothing to send, so they must cost little to record: of one address the first few a
-minute are written, the rest is a number. The same holds for one principal's refused requests, with more room; what a
-principal did, as against tried, is never counted in place of written. Both tables are bounded: beyond that, addresses
-share one line. Pure but for the time, which is given.
+Refused requests cost an unauthenticated client nothing, so recording them must be cheap: of each address the first few
+a minute are written, the others are counted. The same applies to the refused requests of a principal, with a higher
+limit; requests of a principal that were accepted are always written. Both tables are bounded: beyond the bound,
+addresses share one entry. Pure; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _OTHERS = "others"
 
 
 class Uncounted(msgspec.Struct, frozen=True):
-    """Refusals of one window that were not written."""
+    """The number of refusals in one window that were not written."""
 
     who: str
     remote: str
@@ -31,7 +31,7 @@ class Refusals:
         self._stranger: set[tuple[str, str]] = set()
 
     def is_written(self, who: str, remote: str, *, stranger: bool) -> bool:
-        """Counts one refusal. Whether it is among those that are written; the caller asks `due` first."""
+        """Counts one refusal and returns whether to write it. The caller calls `due` first."""
         key = (who, remote)
         if key not in self._counts and len(self._counts) >= self._keys_max:
             key = (who if stranger else _OTHERS, _OTHERS)
@@ -41,7 +41,7 @@ class Refusals:
         return count <= self._each[stranger]
 
     def due(self, now_ms: int, *, closing: bool = False) -> list[Uncounted]:
-        """What the last window left unwritten, once it is over; the next one begins then."""
+        """The unwritten refusals of the last window, once it is over; then the next window begins."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
         left = [

@@ -1,5 +1,5 @@
-"""The signatures of JSON Web Tokens, by joserfc; apart from `jwt.py`, as its library is large and most servers that ask
-nobody for a login never need it."""
+"""Signatures of JSON Web Tokens, by joserfc. Separate from `jwt.py` because the library is large and servers without
+logins do not need it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Key = RSAKey | ECKey | OKPKey | OctKey
 
 
 class _Registry(jws.JWSRegistry):
-    """joserfc's checks for one algorithm, with headers as long as real issuers send them (x5c), and unknown header
-    fields let be. A `crit` header is refused before it comes here."""
+    """joserfc's checks for one algorithm, with long headers as real issuers send them (x5c) and with unknown header
+    fields. Tokens with a `crit` header are refused before."""
 
     max_header_length = 8 * 1024
-    max_payload_length = sys.maxsize  # `jwt.read` has refused tokens that are too long
+    max_payload_length = sys.maxsize  # `jwt.read` refuses longer tokens
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithms=[algorithm], strict_check_header=False)
         self._only = algorithm
 
     def get_alg(self, name: str) -> JWSAlgModel:
-        # Not the base's: it warns of EdDSA by its old name (RFC 9864), which is what issuers send.
+        # The base class warns about EdDSA's old name (RFC 9864), which issuers use.
         if name != self._only:
             raise UnsupportedAlgorithmError(f"{name} instead of {self._only}")
         return self.algorithms[name]
@@ -35,7 +35,7 @@ _REGISTRIES = {name: _Registry(name) for name in ("RS256", "ES256", "EdDSA", "Ed
 
 
 def fits(token: str, key: Key, algorithm: str) -> bool:
-    """Whether the token was signed with this key by this algorithm."""
+    """Whether the token was signed with this key and algorithm."""
     try:
         jws.deserialize_compact(token, key, registry=_REGISTRIES[algorithm])
     except (JoseError, ValueError, TypeError):

@@ -1,11 +1,11 @@
-"""Bearer tokens of this server: `smk_` and 256 random bits, shown once, kept as SHA-256 only.
+"""Bearer tokens of this server: `smk_` and 256 random bits, shown once and stored as SHA-256 only.
 
-The digest needs neither salt nor stretching, because nobody guesses 256 random bits; and a lookup by digest tells a
-timing attacker nothing that helps, because nobody can choose the digest of a secret that they do not know.
+The digest needs neither salt nor stretching, because 256 random bits cannot be guessed. A look-up by digest leaks
+nothing useful to a timing attacker, who cannot choose the digest of an unknown secret.
 
-A token's name is its principal. It may be used again once the old token has ended, and the grants are the name's: so a
-leaked token is replaced by revoking it and creating one of the same name. Where `create_token` is given grants, they
-replace whatever the name had, so that a new token never inherits more than was asked for it.
+The name of a token is its principal. It can be used again once the old token has ended, and the grants belong to the
+name: to replace a leaked token, revoke it and create one with the same name. When `create_token` gets grants, they
+replace the grants of the name, so that a new token never inherits more than was requested.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from metaserver.store.port import (
 )
 
 PREFIX = "smk_"
-"""Lets secret scanners, and people, see what leaked."""
+"""Makes leaked tokens recognisable for secret scanners and people."""
 SECRET_BYTES = 32
 TTL_S_MAX = 100 * 366 * 86400
 
 
 def digest_of(secret: str) -> str:
-    """Hexadecimal SHA-256, as the store keeps it."""
+    """Hexadecimal SHA-256, as in the store."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -46,14 +46,14 @@ def is_live(token: Token, now_ms: int) -> bool:
 async def create_token(
     store: PointerStore, clock: Clock, name: str, ttl_s: int | None, grants: Sequence[Grant] | None
 ) -> str:
-    """The secret of a new token, which nothing can show again. Token and grants are saved in one transaction.
+    """The secret of a new token, which cannot be shown again. Token and grants are saved in one transaction.
 
-    `ttl_s` None never expires. `grants` None leaves the name's grants as they are, else they become exactly these.
-    BadRequest for a name or role that cannot be; AlreadyExists while a live token has the name.
+    `ttl_s` None: no expiry. `grants` None keeps the name's grants; otherwise they replace them. BadRequest for an
+    invalid name or role; AlreadyExists while a live token has the name.
     """
     check_token_name(name)
     if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
-        raise BadRequest(f"A token lives from 1 to {TTL_S_MAX} seconds, or for ever; {ttl_s} is neither")
+        raise BadRequest(f"The lifetime is {ttl_s} s; it must be 1 to {TTL_S_MAX} s, or absent for no expiry")
     secret = PREFIX + base64.urlsafe_b64encode(clock.random_bytes(SECRET_BYTES)).rstrip(b"=").decode()
     now_ms = clock.now_ms()
     token = Token(
@@ -65,19 +65,19 @@ async def create_token(
     )
     operations: list[Operation] = [SaveToken(token)]
     if grants is not None:
-        wanted = {make_grant(name, grant.role, grant.namespace) for grant in grants}
+        new = {make_grant(name, grant.role, grant.namespace) for grant in grants}
         had = set(await store.grants(name))
-        operations += [RemoveGrant(grant) for grant in had - wanted]
-        operations += [SaveGrant(grant) for grant in wanted]
+        operations += [RemoveGrant(grant) for grant in had - new]
+        operations += [SaveGrant(grant) for grant in new]
     try:
         await store.transact(operations)
     except NotFound:
-        raise CommitConflict(f"The grants of {name} were changed meanwhile; try again") from None
+        raise CommitConflict(f"The grants of {name} were changed by another request; try again") from None
     return secret
 
 
 async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:
-    """The token, and every access token made from it, is refused from the next request on, by every replica.
+    """Revokes the token and every access token made from it, from the next request on, on every replica.
 
     NotFound if no live token has this name."""
     await store.transact([RevokeToken(name=name, now_ms=clock.now_ms())])

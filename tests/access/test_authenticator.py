@@ -104,8 +104,8 @@ async def test_a_token_names_its_principal_with_its_grants_as_they_are_now(
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        (None, "asks for a login"),
-        ("", "asks for a login"),
+        (None, "requires a login"),
+        ("", "requires a login"),
         ("Basic YTpi", "not a bearer"),
         ("Bearer", "not a bearer"),
         ("Bearer ", "not a bearer"),
@@ -212,14 +212,14 @@ async def test_what_we_sign_for_another_purpose_is_no_access_token(
     await authenticator.authenticate(bearer(jwt.encode(header, claims, key)), None)
     for wrong in ({"aud": "else"}, {"sub": 7}, {"token": None}):
         await refused(authenticator, jwt.encode(header, claims | wrong, key), "not an access token")
-    await refused(authenticator, jwt.encode(header, claims | {"exp": None}, key), "never expires")
+    await refused(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
     for unknown in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
         await refused(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
 
 
 async def test_a_token_issued_to_anybody_opens_nothing_once_logins_are_asked_for(opened: Open) -> None:
     issued, _ = (await opened(auth="none")).issuer.issue(None)
-    await refused(await opened(), issued, "asked for no login")
+    await refused(await opened(), issued, "required no login")
 
 
 async def test_each_mode_believes_its_own_kinds_only(opened: Open, store: PointerStore, clock: SimulatedClock) -> None:

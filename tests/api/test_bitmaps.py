@@ -341,7 +341,7 @@ async def test_a_list_of_positions_longer_than_a_page_is_refused_before_it_is_ma
         answer = await api("POST", BITMAP, {"rows": "positions"}, headers={"Accept": accept})
     assert answer.error[:2] == (413, "PayloadTooLargeException")
     assert path in answer.error[2]
-    assert "ask for rows in the form roaring" in answer.error[2]
+    assert "request rows in the format roaring" in answer.error[2]
 
 
 async def test_of_more_rows_than_are_held_against_deletes_all_are_undecided(api: Api) -> None:
@@ -380,7 +380,7 @@ async def test_rows_of_a_large_file_are_held_against_deletes_some_after_others(
     [
         ({"where": "nope = 1"}, "Cannot find column 'nope'"),
         ({"where": "id = "}, "no SQL"),
-        ({"where": "id = 1", "filter": True}, "not as both"),
+        ({"where": "id = 1", "filter": True}, "has both where and filter"),
         ({"filter": {"type": "eq", "term": "id", "value": "x"}}, "invalid value"),
         ({"where": "id = 1", "meaning": "french"}, "it must be sql or iceberg"),
         ({"where": "id = 1", "rows": "all"}, "it must be roaring or positions"),

@@ -96,7 +96,7 @@ async def test_any_snapshot_is_explained(table: Api) -> None:
         ({"where": "id ="}, "line 1, column 4"),
         ({"where": ""}, "empty"),
         ({"where": "nope = 1"}, "nope"),
-        ({"where": "id = 1", "filter": True}, "not as both"),
+        ({"where": "id = 1", "filter": True}, "has both where and filter"),
         ({"filter": {"type": "resembles", "term": "id"}}, "resembles"),
         ({"filter": None}, "filter"),
         ({"where": 5}, "where"),

@@ -160,7 +160,7 @@ async def test_a_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
         ({"predicate": "nosuch = 5"}, "nosuch"),
         ({"predicate": "id ="}, ""),
         ({"filter": {"type": "eq", "term": "nosuch", "value": 5}}, "nosuch"),
-        ({"filter": EQ_5, "predicate": "id = 5"}, "not as both"),
+        ({"filter": EQ_5, "predicate": "id = 5"}, "has both predicate and filter"),
         ({"snapshot-id": 7}, "Cannot find snapshot 7"),
         ({"snapshot-id": 1, "ref": "main"}, "in one way"),
         ({"ref": "nosuch"}, "nosuch"),

@@ -10,8 +10,8 @@ import pytest
 
 from metaserver.commits import change_application
 from metaserver.commits.change import Change
-from metaserver.commits.snapshot_producer import Produced
-from metaserver.commits.snapshot_writer import Writer
+from metaserver.commits.snapshot_producer import ProducedSnapshot
+from metaserver.commits.snapshot_writer import SnapshotWriter
 from metaserver.store.port import InstantFilter
 from tests.api.client import Api, new_key
 from tests.commits.lake import Lake
@@ -86,7 +86,7 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
 ) -> None:
     produce = change_application.produce
 
-    async def broken(writer: Writer, change: Change, *more: Any, **named: Any) -> Produced:
+    async def broken(writer: SnapshotWriter, change: Change, *more: Any, **named: Any) -> ProducedSnapshot:
         if change.operation == "overwrite":
             raise OverflowError("a bug")
         return await produce(writer, change, *more, **named)
