@@ -1,1 +1,1 @@
-"""The pointer store: the one mutable thing, behind one port with SQLite and PostgreSQL implementations."""
+"""The pointer store: the catalog's only mutable state, a port with implementations on SQLite and PostgreSQL."""

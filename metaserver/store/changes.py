@@ -1,8 +1,8 @@
-"""Whether anything was committed to the database since the last look, for less than reading it takes.
+"""Detects commits to the database since the last check, for less than the cost of a read.
 
-SQLite keeps a number per connection that changes whenever another connection, of this process or any other, has
-committed (`PRAGMA data_version`, https://sqlite.org/pragma.html#pragma_data_version). So what was read while the number
-stood still is what would be read now, also by the strictest reader: the number is asked for each time.
+SQLite keeps a number per connection that changes when another connection, of any process, has committed (`PRAGMA
+data_version`, https://sqlite.org/pragma.html#pragma_data_version). While the number is unchanged, a cached read equals
+a new read at any isolation level; the number is read for each request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BUSY_TIMEOUT_S = 0.1
 
 
 class Changes:
-    """Belongs to one event loop. Holds a connection of its own, which commits nothing."""
+    """Belongs to one event loop. Owns a connection that commits nothing."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(
@@ -29,7 +29,7 @@ class Changes:
         self._cursor = self._connection.cursor()
 
     def number(self) -> int | None:
-        """Another one than the last time if anybody has committed since; None where the database does not say."""
+        """A number that differs from the last when any connection has committed since; None when unavailable."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
@@ -41,7 +41,7 @@ class Changes:
 
 
 def watch(url: str) -> Changes | None:
-    """For the database that `open_store` opened under `url`; None where it has no such number: PostgreSQL."""
+    """For the database of `open_store(url)`. None for PostgreSQL, which has no such number."""
     if not url.lower().startswith("sqlite:"):
         return None
     return Changes(Path("/" + unquote(urlsplit(url).path).lstrip("/")))

@@ -1,8 +1,9 @@
-"""Operations on claims: which folders belong to which table, view or function, by its UUID.
+"""Operations on claims: the folders of each table, view and function, by UUID.
 
-A claim comes with the name and goes with the last name, live or dropped; a purge keeps it until the files are gone. No
-two of different UUIDs overlap (are equal, or one inside the other), except folders that were claimed as shared. Two
-transactions that each see only their own insert could break that, so who adds claims takes a turn (a row lock).
+A claim is added with the name and removed with the last name, live or dropped; a purge keeps it until the files are
+deleted. Claims of different UUIDs do not overlap (are not equal, and neither contains the other), except folders that
+were claimed as shared. Two transactions that see only their own insert could break that, so that adding claims takes a
+row lock.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from metaserver.store.rows import pack
 from metaserver.store.statement import Row, Statement, Steps
 
 _OWN, _SHARED, _ALLOWED = range(3)
-"""In the column `shared`. What is allowed is nobody's claim: a table may name files there that are others'."""
+"""Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""
 _AFTER_SLASH = "0"
-"""The character behind the slash: what lies below a folder sorts between `folder/` and `folder0`."""
+"""The character after the slash: everything below a folder sorts between `folder/` and `folder0`."""
 
 
 def claim(op: port.ClaimLocations, now_ms: int) -> Steps[None]:
     rows = yield Statement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
     if op.fresh and rows:
-        raise BadRequest(f"Something else has the UUID {op.uuid}, or its files are being purged; choose another UUID")
+        raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
     if op.returns and rows:
         yield from check_restored(op.uuid)
-    held = [str(row[0]) for row in rows]
-    missing = [each for each in op.locations if not any(_lies_in(each.key, key) for key in held)]
+    claimed = [str(row[0]) for row in rows]
+    missing = [each for each in op.locations if not any(_is_within(each.key, key) for key in claimed)]
     if not missing:
         return
     yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")
@@ -56,14 +57,14 @@ def release(op: port.ReleaseLocations, now_ms: int) -> Steps[None]:
 
 
 def overlapping(keys: list[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[port.Claim]]:
-    """Claims of others than `uuid` that overlap one of `keys`: of those that hold it all, of those in it `limit`."""
-    found: dict[tuple[str, str], port.Claim] = {}
+    """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+    claims: dict[tuple[str, str], port.Claim] = {}
     for key in keys:
         above = yield from _above(key, uuid, shared=shared)
         below = yield from _below(key, uuid, limit, shared=shared)
-        for one in (*above, *below):
-            found[one.location, one.uuid] = one
-    return list(found.values())
+        for claim in (*above, *below):
+            claims[claim.location, claim.uuid] = claim
+    return list(claims.values())
 
 
 def of(uuid: str) -> Steps[list[port.Claim]]:
@@ -71,21 +72,22 @@ def of(uuid: str) -> Steps[list[port.Claim]]:
     return [_claim(row) for row in rows]
 
 
-def _check(op: port.ClaimLocations, wanted: port.ClaimedLocation) -> Steps[None]:
-    # A folder that its owner shares may lie in another's shared one, but never in a place of its own.
-    found = yield from overlapping([wanted.key], op.uuid, 1, shared=not wanted.shared)
-    for one in found:
-        if one.location == wanted.key and op.name and (yield from gave_up(one.uuid, op.namespace, op.name)):
+def _check(op: port.ClaimLocations, location: port.ClaimedLocation) -> Steps[None]:
+    # A shared folder may be inside a shared folder of another, but not inside a location of another.
+    overlaps = yield from overlapping([location.key], op.uuid, 1, shared=not location.shared)
+    for claim in overlaps:
+        if claim.location == location.key and op.name and (yield from gave_up(claim.uuid, op.namespace, op.name)):
             continue
         raise BadRequest(
-            f"{wanted.what} {wanted.shown!r} overlaps the files of another table, view or function; choose another, or "
-            "leave it out, and the server chooses one. What was dropped keeps its location until it is purged or its "
+            f"{location.what} {location.shown!r} overlaps the files of another table, view or function; choose "
+            "another, "
+            "or omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
             "retention ends"
         )
 
 
 def gave_up(uuid: str, namespace: port.NamespacePath, name: str) -> Steps[bool]:
-    """See the port. Writers of the namespace could bring it back, so they gain nothing by taking its place."""
+    """See the port. Writers of the namespace can restore the entry, so that its location gives them nothing new."""
     rows = yield Statement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
         "AND NOT EXISTS (SELECT 1 FROM entries WHERE uuid = $1) "
@@ -96,7 +98,7 @@ def gave_up(uuid: str, namespace: port.NamespacePath, name: str) -> Steps[bool]:
 
 
 def check_restored(uuid: str) -> Steps[None]:
-    """CommitConflict where something live lies just where this lies, which comes back."""
+    """CommitConflict when a live entry has claimed the location of the entry that is restored."""
     yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield Statement(
         "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "
@@ -106,12 +108,12 @@ def check_restored(uuid: str) -> Steps[None]:
     )
     if rows:
         raise CommitConflict(
-            "Something else was created in its location since it was dropped; drop and purge that first"
+            "Another entry was created in its location since it was dropped; drop and purge that entry first"
         )
 
 
 def _above(key: str, uuid: str, *, shared: bool) -> Steps[list[port.Claim]]:
-    """Claims on `key` itself and on what it lies in."""
+    """Claims on `key` and on folders that contain it."""
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         folders.append(key[:at])
@@ -131,7 +133,7 @@ def _below(key: str, uuid: str, limit: int, *, shared: bool) -> Steps[list[port.
     return [_claim(row) for row in rows]
 
 
-def _lies_in(key: str, folder: str) -> bool:
+def _is_within(key: str, folder: str) -> bool:
     return key == folder or key.startswith(f"{folder}/")
 
 

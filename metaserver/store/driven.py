@@ -1,8 +1,8 @@
-"""The pointer store port in terms of three ways to run a generator, which is all that a database's driver must bring.
+"""The pointer store port, implemented with three ways to run a generator, which each database driver provides.
 
 - `_change`: in one durable transaction.
-- `_point`: a lookup by key that touches a few pages.
-- `_list`: anything that may touch many.
+- `_point`: a look-up by key that reads few pages.
+- `_list`: a read that may be large.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class DrivenStore(ABC):
-    """See `PointerStore` for what each method promises."""
+    """See `PointerStore` for the contract of each method."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -144,7 +144,7 @@ class DrivenStore(ABC):
         return await self._list(lambda: queries.instants(where, limit))
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        # Looked for outside the transaction: it reads a whole index, and writers must not wait for that.
+        # Searched outside the transaction: it reads a whole index, and writers must not wait for that.
         ids = await self._list(lambda: queries.archivable(keep, limit))
         return await self._change(lambda: instants.archive(ids)) if ids else 0
 
@@ -181,6 +181,6 @@ class DrivenStore(ABC):
         return await self._change(lambda: records.prune(now_ms, audit_before_ms, metrics_before_ms, limit))
 
     async def check_invariants(self) -> None:
-        """Corrupt, with every violation, if the database holds what must never be."""
-        if found := await self._list(queries.violations):
-            raise Corrupt("The pointer store breaks its invariants:\n" + "\n".join(found))
+        """Corrupt lists every violation of the store's invariants."""
+        if violations := await self._list(queries.violations):
+            raise Corrupt("The pointer store violates its invariants:\n" + "\n".join(violations))

@@ -1,8 +1,8 @@
-"""Operations on the registry of index files. Each first raises the table's index version, which puts them in line.
+"""Operations on the registry of index files. Each first raises the table's index version, which serialises them.
 
-The row of the version is the lock: of two that change one table's index files, the second waits there, and then sees
-what the first left. Commits to the table do not meet it. A version is never lower than the time in milliseconds, so
-that one that starts anew (a table forgotten, and registered again) is above all that came before.
+The row of the version is the lock: the second of two transactions on one table's index files waits there and then sees
+the result of the first. Commits to the table do not take it. A version is at least the time in milliseconds, so that
+the version of a table that is removed and registered again is greater than all earlier versions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def replace(op: port.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
         if definition != op.definition:
             raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
     if op.add and len(there) == len({file.location for file in op.add}):
-        return version  # said twice: whatever became of them since, it has happened
+        return version  # a repeat; the files may have changed state since
     removed = yield Statement(
         "UPDATE index_files SET state = 'superseded', changed_ms = $2 WHERE location IN {each_of_1} AND uuid = $3 "
         "AND definition = $4 AND state = 'live' RETURNING location",
         (pack_json(op.remove), op.now_ms, op.uuid, op.definition),
     )
     if gone := sorted(set(op.remove) - {row[0] for row in removed}):
-        raise CommitConflict(f"The index file {gone[0]} is not live any more: another request replaced it first")
+        raise CommitConflict(f"The index file {gone[0]} is no longer live: another request replaced it first")
     for values, params in batches([from_index_file(file) for file in op.add]):
         yield Statement(
             f"INSERT INTO index_files ({INDEX_FILE}) VALUES {values} ON CONFLICT (uuid, location) DO NOTHING",  # noqa: S608
@@ -57,7 +57,7 @@ def forget(op: port.ForgetIndexFile, now_ms: int) -> Steps[int]:
         "DELETE FROM index_files WHERE uuid = $1 AND location = $2 AND state <> 'live'", (op.uuid, op.location)
     )
     if (yield from _state(op.uuid, op.location)) is IndexFileState.LIVE:
-        raise CommitConflict(f"The index file {op.location} is live: plans use it")
+        raise CommitConflict(f"The index file {op.location} is live and used by plans; replace or quarantine it first")
     return version
 
 

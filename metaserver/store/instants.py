@@ -1,4 +1,4 @@
-"""Operations on the timeline: an instant is recorded, moved from state to state, and in the end archived."""
+"""Operations on the timeline: record an instant, change its state, archive it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from metaserver.errors import AlreadyExists, CommitConflict, NotFound
 from metaserver.store import port
 from metaserver.store.port import InstantState
 from metaserver.store.rows import INSTANT, from_instant, pack_json
-from metaserver.store.statement import Statement, Steps, marks
+from metaserver.store.statement import Statement, Steps, placeholders
 
 _FINISHED = (InstantState.COMPLETED, InstantState.ROLLED_BACK)
 
 
 def record_instant(op: port.RecordInstant, now_ms: int) -> Steps[None]:
     rows = yield Statement(
-        f"INSERT INTO instants ({INSTANT}) VALUES ({marks(14)}, {{next_position}}) "  # noqa: S608
+        f"INSERT INTO instants ({INSTANT}) VALUES ({placeholders(14)}, {{next_position}}) "  # noqa: S608
         "ON CONFLICT (id) DO NOTHING RETURNING 1",
         from_instant(op.instant),
     )
@@ -55,7 +55,7 @@ def move_instant(op: port.MoveInstant, now_ms: int) -> Steps[None]:
 
 
 def archive(ids: Sequence[str]) -> Steps[int]:
-    """Moves those of the instants that are still live and finished; returns how many."""
+    """Archives those of the instants that are finished and not archived yet; returns their number."""
     rows = yield Statement(
         "SELECT id FROM instants WHERE id IN {each_of_1} AND state IN ('completed', 'rolled_back')",
         (pack_json(list(ids)),),
@@ -63,10 +63,10 @@ def archive(ids: Sequence[str]) -> Steps[int]:
     )
     if not rows:
         return 0
-    held = (pack_json([row[0] for row in rows]),)
+    finished = (pack_json([row[0] for row in rows]),)
     yield Statement(
         f"INSERT INTO instants_archive ({INSTANT}) SELECT {INSTANT} FROM instants WHERE id IN {{each_of_1}}",  # noqa: S608
-        held,
+        finished,
     )
-    yield Statement("DELETE FROM instants WHERE id IN {each_of_1}", held)
+    yield Statement("DELETE FROM instants WHERE id IN {each_of_1}", finished)
     return len(rows)

@@ -1,8 +1,8 @@
-"""The schema, as numbered steps, and the generator that brings a database up to date.
+"""The schema as numbered migrations, and the generator that migrates a database.
 
-The rule: a step that was released is never edited, only followed by another. The driver runs `migrate` in one
-transaction under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so replicas may start at once.
-A database newer than this code is refused: writing to it could break what the newer code relies on.
+The rule: a released migration is never edited, only followed by another. The driver runs `migrate` in one transaction
+under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so that replicas may start together. A database
+with a newer version is refused: writing to it could break what the newer code relies on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST = (
         path {text} PRIMARY KEY, parent {text} NOT NULL, properties {text} NOT NULL, version {int} NOT NULL
     ) {table}""",
     "CREATE INDEX namespaces_by_parent ON namespaces (parent, path)",
-    # `space` is what a name is unique within: tables and views share one, functions have theirs.
+    # A name is unique within its `space`: tables and views share one, functions have another.
     "CREATE TABLE entries (space {text} NOT NULL, "
     + _ENTRY_COLUMNS
     + ", PRIMARY KEY (namespace, space, name)) {table}",
@@ -107,7 +107,7 @@ _PRODUCERS = (
 )
 
 _PLAN_TABLES = (
-    # Without a name: retired, its files are to be deleted.
+    # A row without a name is retired; its files are to be deleted.
     """CREATE TABLE plan_tables (
         id {text} PRIMARY KEY, namespace {text} NOT NULL, name {text}, of_name {text} NOT NULL, uuid {text} NOT NULL,
         location {text} NOT NULL, files {text} NOT NULL, snapshot_id {int} NOT NULL, file_count {int} NOT NULL,
@@ -119,7 +119,7 @@ _PLAN_TABLES = (
 )
 
 _CLAIMS = (
-    # Filled by the catalog, which can read where older tables lie (`catalog/claims.py`).
+    # Filled by the catalog, which can read the locations of older tables (`catalog/claims.py`).
     """CREATE TABLE claims (
         location {text} NOT NULL, uuid {text} NOT NULL, shared {int} NOT NULL, PRIMARY KEY (location, uuid)
     ) {table}""",
@@ -137,7 +137,7 @@ _PLAN_SNAPSHOTS = (
 )
 
 _NO_PLAIN_SECRETS = (
-    # Signing keys as they were: whoever had a copy of the database could sign with them. New ones are encrypted.
+    # Old signing keys were not encrypted, so that a copy of the database was enough to sign. New keys are encrypted.
     "DELETE FROM secrets",
 )
 
@@ -150,11 +150,12 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _PLAN_SNAPSHOTS},
     {"": _NO_PLAIN_SECRETS},
 )
-"""Step n is MIGRATIONS[n - 1]: statements for every database under "", those for one under its dialect's name."""
+"""Step n is MIGRATIONS[n - 1]: statements for every database under "", and for one database under its dialect's
+name."""
 
 
 def migrate(dialect: SqlDialect) -> Steps[int]:
-    """Applies what is missing; returns the version before. ConfigError for a database that is newer or not ours."""
+    """Applies missing migrations; returns the version before. ConfigError for a newer or foreign database."""
     yield Statement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
     rows = yield Statement("SELECT version FROM schema_version")
     if len(rows) > 1:
@@ -162,11 +163,11 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
     version = int(rows[0][0]) if rows else 0
     if version > len(MIGRATIONS):
         raise ConfigError(
-            f"The database has schema version {version}, this server knows up to {len(MIGRATIONS)}: "
-            "start a server at least as new as the one that wrote it"
+            f"The database has schema version {version}, this server supports up to {len(MIGRATIONS)}; "
+            "start a server of at least the version that wrote the database"
         )
     if version < 0:
-        raise ConfigError(f"The database has schema version {version}, which never existed; restore it from a backup")
+        raise ConfigError(f"The database has the invalid schema version {version}; restore it from a backup")
     for step in MIGRATIONS[version:]:
         for sql in (*step.get("", ()), *step.get(dialect.name, ())):
             yield Statement(sql)
@@ -178,10 +179,10 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
 
 
 def renew_epoch() -> Steps[bool]:
-    """PostgreSQL only: whether the timeline had to start a new epoch, since its positions are ahead of the cluster.
+    """PostgreSQL only: whether the timeline started a new epoch, because its positions are ahead of the cluster.
 
-    Positions hold transaction ids. A dump restored into another cluster may meet lower ones there, and what is
-    recorded next would sort before what readers have already seen.
+    Positions contain transaction ids. A dump that is restored into another cluster may meet smaller ids there, and new
+    instants would sort before those that readers have already seen.
     """
     rows = yield Statement(
         "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE lpad(to_hex(epoch), 4, '0') "

@@ -1,7 +1,7 @@
 """Operations on names: namespaces, and the tables, views and functions in them.
 
-A namespace is locked FOR KEY SHARE by whoever puts something into it and FOR UPDATE by whoever drops it.
-Messages are those that Iceberg's own tests compare (CatalogTests, ViewCatalogTests).
+A transaction that adds to a namespace locks it FOR KEY SHARE; a transaction that drops it locks it FOR UPDATE.
+Messages are those that Iceberg's tests compare (CatalogTests, ViewCatalogTests).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metaserver.store.by_uuid import forget_unnamed
 from metaserver.store.claims import check_restored
 from metaserver.store.port import Entry, EntryKind, NamespacePath
 from metaserver.store.rows import DROPPED, ENTRY, from_entry, pack, pack_json, space_of, to_dropped, to_entry, unpack
-from metaserver.store.statement import Row, Statement, Steps, marks
+from metaserver.store.statement import Row, Statement, Steps, placeholders
 from metaserver.wire import show
 
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
@@ -33,7 +33,7 @@ _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.
 
 
 def _hold_namespace(path: NamespacePath) -> Steps[None]:
-    """Keeps it from being dropped until this transaction ends."""
+    """Keeps the namespace from being dropped until this transaction ends."""
     rows = yield Statement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
     if not rows:
         raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
@@ -85,21 +85,21 @@ def _missing(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
     return _MISSING[kind](f"{_TITLES[kind]} does not exist: {show(path, name)}")
 
 
-def _taken(wanted: EntryKind, found: EntryKind, path: NamespacePath, name: str) -> Exception:
-    same = " with same name" if found is not wanted else ""
-    return AlreadyExists(f"{_TITLES[found]}{same} already exists: {show(path, name)}")
+def _taken(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
+    same = " with same name" if existing is not requested else ""
+    return AlreadyExists(f"{_TITLES[existing]}{same} already exists: {show(path, name)}")
 
 
 def _put_entry(
     entry: Entry, taken: Callable[[EntryKind, EntryKind, NamespacePath, str], Exception] = _taken
 ) -> Steps[None]:
-    """Inserts under its name, or raises what `taken` makes of the kind that has the name."""
+    """Inserts the entry, or raises the error that `taken` returns for the existing kind."""
     yield from _hold_namespace(entry.namespace)
     space = space_of(entry.kind)
-    # The one in the way may be gone by the time it is asked for: then there is room, try again.
+    # The existing entry may be gone when its kind is read: then the insert is tried again.
     for _ in range(3):
         rows = yield Statement(
-            f"INSERT INTO entries (space, {ENTRY}) VALUES ({marks(10)}) "  # noqa: S608
+            f"INSERT INTO entries (space, {ENTRY}) VALUES ({placeholders(10)}) "  # noqa: S608
             "ON CONFLICT (namespace, space, name) DO NOTHING RETURNING 1",
             (space, *from_entry(entry)),
         )
@@ -111,13 +111,13 @@ def _put_entry(
         )
         if rows:
             raise taken(entry.kind, EntryKind(rows[0][0]), entry.namespace, entry.name)
-    raise CommitConflict(f"{show(entry.namespace, entry.name)} is being created and dropped by others; retry")
+    raise CommitConflict(f"{show(entry.namespace, entry.name)} is created and dropped by other requests; try again")
 
 
 def _take_entry(
     kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
 ) -> Steps[Entry]:
-    """Removes the row, if it is the one expected, and returns it."""
+    """Removes the row if it is the expected one, and returns it."""
     params = [pack(path), space_of(kind), name, kind.value]
     sql = "DELETE FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"
     for column, expected in (("uuid", uuid), ("metadata_location", expected_location)):
@@ -132,7 +132,7 @@ def _take_entry(
 
 
 def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row]:
-    """(uuid, metadata_location) of an entry that must exist."""
+    """(uuid, metadata_location) of an existing entry."""
     rows = yield Statement(
         "SELECT uuid, metadata_location FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",
         (pack(path), space_of(kind), name, kind.value),
@@ -167,17 +167,17 @@ def swap_pointer(op: port.SwapPointer, now_ms: int) -> Steps[None]:
     uuid, _ = yield from _require_entry(op.kind, op.namespace, op.name)
     what = f"{_TITLES[op.kind]} {show(op.namespace, op.name)}"
     if uuid != op.uuid:
-        raise CommitConflict(f"{what} was dropped and created anew (its uuid is {uuid}, not {op.uuid}); load it again")
+        raise CommitConflict(f"{what} was dropped and created again (its uuid is {uuid}, not {op.uuid}); load it again")
     raise CommitConflict(f"{what} was changed by another commit; refresh and retry")
 
 
 def rename_entry(op: port.RenameEntry, now_ms: int) -> Steps[None]:
-    def taken(wanted: EntryKind, found: EntryKind, path: NamespacePath, name: str) -> Exception:
+    def taken(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
         return AlreadyExists(
-            f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[found]} already exists"
+            f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[existing]} already exists"
         )
 
-    # Taken out and put in again: an UPDATE of the key could break the primary key, which ends a transaction.
+    # Deleted and inserted: an UPDATE of the key could violate the primary key, which aborts the transaction.
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
     yield from _put_entry(_moved(entry, op.to_namespace, op.to_name), taken)
 
@@ -202,7 +202,7 @@ def drop_entry(op: port.DropEntry, now_ms: int) -> Steps[None]:
         yield from forget_unnamed(entry.uuid)
         return
     rows = yield Statement(
-        f"INSERT INTO dropped ({DROPPED}) VALUES ({marks(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
+        f"INSERT INTO dropped ({DROPPED}) VALUES ({placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
         (
             op.keep.id,
             *from_entry(entry),
@@ -236,7 +236,7 @@ def forget_dropped(op: port.ForgetDropped, now_ms: int) -> Steps[None]:
     if not rows:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
     if op.unshared:
-        # In one statement: what is undropped between two would be seen by neither.
+        # In one statement: an entry that is restored between two statements would be in neither result.
         others = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
         live = yield Statement(f"{others} LIMIT 1", (rows[0][0],))
         if live:

@@ -1,6 +1,6 @@
-"""Opens the pointer store that a URL names: `sqlite:///absolute/path` or `postgresql://user:password@host:port/database`.
+"""Opens the pointer store by its URL: `sqlite:///absolute/path` or `postgresql://user:password@host:port/database`.
 
-Errors never carry the URL as given, since it may hold a password.
+Errors never contain the URL, because it may contain a password.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ async def open_store(
     pool_max: int = 10,
     timeout_s: float = 30.0,
 ) -> AsyncIterator[PointerStore]:
-    """ConfigError for a URL of another kind, a database that cannot be ours or credentials that it refuses.
+    """ConfigError for another kind of URL, an unsuitable database, or refused credentials.
 
-    `queue_limit` bounds the transactions waiting for SQLite's writer, the others the connections to PostgreSQL and
-    how long one statement, or the wait for a connection, may take.
+    `queue_limit` bounds the transactions that wait for SQLite's writer. The other limits are the number of connections
+    to PostgreSQL, and the time for a statement or for getting a connection.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
@@ -56,8 +56,10 @@ async def open_store(
 
 def _sqlite_path(url: str) -> Path:
     parts = urlsplit(url)
-    # Three slashes or four: both are an absolute path.
+    # Three or four slashes: both are absolute paths.
     path = "/" + unquote(parts.path).lstrip("/")
     if parts.netloc or path == "/":
-        raise ConfigError("A SQLite database URL is sqlite:/// and an absolute path, with nothing between the slashes")
+        raise ConfigError(
+            "A SQLite database URL is sqlite:/// and an absolute path, without a host between the slashes"
+        )
     return Path(path)

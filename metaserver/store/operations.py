@@ -1,9 +1,9 @@
-"""What each operation of the port means: one generator each, dispatched by type. The only SQL that changes anything.
+"""The semantics of the port's operations: one generator each, dispatched by type. The only SQL that writes.
 
-The rule: no statement may raise a constraint error, because PostgreSQL would give up the whole transaction with it.
-So every insert says `ON CONFLICT` and tells by `RETURNING` whether it happened, every change is conditional in its own
-WHERE, and what a missing row means is asked afterwards. Under READ COMMITTED that is race-free: a concurrent writer of
-the same row is waited for and the condition is checked again on what it left.
+The rule: no statement may raise a constraint error, because PostgreSQL aborts the whole transaction then. Every insert
+therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened, every update has its condition in its WHERE,
+and the meaning of a missing row is queried afterwards. Under READ COMMITTED that is free of races: PostgreSQL waits for
+a concurrent writer of the row and checks the condition again on the new row.
 
 The generators are in `names`, `instants`, `records`, `index_files`, `claims`, `producers` and `plan_tables`.
 """
@@ -18,7 +18,7 @@ from metaserver.store.statement import Steps
 
 
 def transaction(operations: Sequence[port.Operation], now_ms: int) -> Steps[list[Any]]:
-    """All operations in order; the first that cannot be raises, and the driver undoes the rest."""
+    """Applies the operations in order. The first that fails raises, and the driver rolls back."""
     results: list[Any] = []
     for operation in operations:
         result = yield from _APPLY[type(operation)](operation, now_ms)

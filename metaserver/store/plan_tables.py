@@ -1,19 +1,19 @@
-"""Operations on plan tables: which names of plans there are, until when, and which files are theirs to delete.
+"""Operations on plan tables: the names of plans, their leases, and the files to delete.
 
-A row has its name until it is retired; then it only says which files have yet to be deleted. So the name is free for a
-plan with other files, and what a crash leaves behind is still known.
+A row has its name until it is retired; then it only lists files that are not deleted yet. The name is then free for a
+plan with other files, and files are still known after a crash.
 """
 
 from __future__ import annotations
 
 from metaserver.store import port
 from metaserver.store.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
-from metaserver.store.statement import Statement, Steps, marks
+from metaserver.store.statement import Statement, Steps, placeholders
 
 
 def keep(op: port.KeepPlanTable, now_ms: int) -> Steps[port.PlanTable]:
     rows = yield Statement(
-        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({marks(16)}) ON CONFLICT (namespace, name) DO UPDATE SET "  # noqa: S608
+        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({placeholders(16)}) ON CONFLICT (namespace, name) DO UPDATE SET "  # noqa: S608
         "expires_ms = CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
         f"ELSE plan_tables.expires_ms END RETURNING {PLAN_TABLE}",
         from_plan_table(op.plan),
@@ -32,15 +32,15 @@ def renew(op: port.RenewPlanTable, now_ms: int) -> Steps[bool]:
 
 def lease(op: port.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
     new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
-    found = 0
+    count = 0
     for shown_id in op.shown_ids:
         rows = yield Statement(
             f"UPDATE plan_tables SET expires_ms = {new} WHERE namespace = $2 AND of_name = $3 AND audience = $4 "  # noqa: S608
             "AND shown_id = $5 AND name IS NOT NULL RETURNING 1",
             (op.expires_ms, pack(op.namespace), op.of_name, op.audience, shown_id),
         )
-        found += len(rows)
-    return found
+        count += len(rows)
+    return count
 
 
 def drop(op: port.DropPlanSnapshots, now_ms: int) -> Steps[int]:
@@ -56,7 +56,7 @@ def drop(op: port.DropPlanSnapshots, now_ms: int) -> Steps[int]:
 
 
 def retire(op: port.RetirePlanTables, now_ms: int) -> Steps[int]:
-    # Asked twice: under READ COMMITTED one of those found may be renewed before the row is changed.
+    # The condition occurs twice: under READ COMMITTED a row of the subquery may be renewed before the update.
     rows = yield Statement(
         "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "
         "(SELECT id FROM plan_tables WHERE expires_ms < $1 AND name IS NOT NULL ORDER BY expires_ms LIMIT $2) "

@@ -1,10 +1,11 @@
-"""The pointer store port: the only mutable state of the catalog, and the plain values that cross it.
+"""The pointer store port: the only mutable state of the catalog, and its plain values.
 
-Every change is a list of operations applied in ONE transaction (`transact`): all or nothing, durable when it returns.
-So a pointer swap, its instant and its idempotency record can never be seen apart. Reads see every transaction
-that returned before they began, from whichever replica it came.
+Every change is a list of operations that are applied in ONE transaction (`transact`): atomic, and durable when it
+returns. A pointer swap, its instant and its idempotency record are therefore visible together. A read sees every
+transaction that returned before it began, from any replica.
 
-Failures are errors of `metaserver.errors`; a transaction that raised anything but `CommitUnknown` changed nothing.
+Failures are errors of `metaserver.errors`. A transaction that raised another error than `CommitUnknown` changed
+nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import msgspec
 
 NamespacePath = tuple[str, ...]
 POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
-"""The whole of a timeline position, as SQLite or PostgreSQL writes it: one that was cut off would sort wrongly."""
+"""A complete timeline position of SQLite or PostgreSQL: a truncated position would sort wrongly."""
 
 
 class EntryKind(StrEnum):
-    """What a name can stand for. Tables and views share one space of names; functions have their own."""
+    """The kinds of named entries. Tables and views share one set of names; functions have another."""
 
     TABLE = "table"
     VIEW = "view"
@@ -40,11 +41,11 @@ class Namespace(msgspec.Struct, frozen=True):
     path: NamespacePath
     properties: dict[str, str]
     version: int = 1
-    """Rises by one with each change of the properties; what `ReplaceNamespaceProperties` compares."""
+    """Rises by one with each change of the properties; `ReplaceNamespaceProperties` compares it."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A name and where it points. `metadata_location` is the table pointer itself."""
+    """A name and its metadata file. `metadata_location` is the table pointer."""
 
     kind: EntryKind
     namespace: NamespacePath
@@ -57,12 +58,12 @@ class Entry(msgspec.Struct, frozen=True):
     created_ms: int = 0
     updated_ms: int = 0
     index_version: int = 0
-    """Rises with each change of the table's registered index files. Filled in where names are read; 0: there is none,
-    or the entry was not read by its name."""
+    """Rises with each change of the table's registered index files. Set when names are read; 0: there is none, or the
+    entry was not read by its name."""
 
 
 class DroppedEntry(msgspec.Struct, frozen=True):
-    """A soft-deleted table or view: restorable until `expires_ms`, then purged (files too where `purge`)."""
+    """A dropped table or view: restorable until `expires_ms`, then purged (with its files if `purge`)."""
 
     id: str
     entry: Entry
@@ -73,64 +74,64 @@ class DroppedEntry(msgspec.Struct, frozen=True):
 
 
 class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
-    """One thing that happened, or is happening, to a table, view or namespace."""
+    """An event of a table, view or namespace: past or in progress."""
 
     id: str
-    """UUIDv7, chosen by the writer before the transaction: reading it back settles a lost reply."""
+    """UUIDv7, chosen by the writer before the transaction: reading it back decides the outcome after a lost reply."""
     action: str
-    """create, commit, replace, drop, undrop, purge, rename, register, unregister, … (field's words, kebab-case)."""
+    """create, commit, replace, drop, undrop, purge, rename, register, unregister, … (kebab-case)."""
     state: InstantState
     kind: EntryKind
     namespace: NamespacePath
     name: str
     uuid: str
-    """UUID of the table or view; stays the same over renames."""
+    """UUID of the table or view; it does not change with renames."""
     requested_ms: int
     completed_ms: int | None = None
     who: str = "anonymous"
     snapshot_id: int | None = None
     metadata_location: str | None = None
     fingerprint: str | None = None
-    """Hash of the request, where the request is one that can only happen once (it adds a snapshot)."""
+    """Hash of a request that can be applied only once, because it adds a snapshot."""
     summary: dict[str, Any] = {}
     position: str = ""
-    """Opaque, set by the store: where a reader continues (`instants(since=…)`). Sorts as the readers see it.
-    It changes when the state does."""
+    """Opaque, set by the store: the position from which a reader continues (`instants(since=…)`). Sorts in the order of
+    visibility. It changes with the state."""
 
 
 class IndexFileState(StrEnum):
     LIVE = "live"
     SUPERSEDED = "superseded"
-    """Replaced by others; kept until nobody reads it any more."""
+    """Replaced by others; kept until no plan reads it."""
     QUARANTINED = "quarantined"
-    """Found damaged; kept for whoever wants to know why."""
+    """Found damaged; kept for analysis."""
 
 
 class RegisteredIndexFile(msgspec.Struct, frozen=True):
-    """A registered index file. The file says all this itself: the registry can be made anew from storage."""
+    """A registered index file. The file contains all of this, so that the registry can be rebuilt from storage."""
 
     uuid: str
-    """The table's."""
+    """The UUID of the table."""
     location: str
     definition: str
-    """The definition's id (`metaserver.index.files.definitions`)."""
+    """The id of the definition (`metaserver.index.files.definitions`)."""
     kind: str
     level: int
     files: int
-    """Data files it describes."""
+    """The number of data files that it describes."""
     rows: int
     size_bytes: int
     snapshot_id: int | None
-    """The snapshot whose files it was built for; None where that is not known (one merged from others)."""
+    """The snapshot it was built for; None when unknown (for a merged file)."""
     created_ms: int
     state: IndexFileState = IndexFileState.LIVE
     changed_ms: int = 0
     reason: str | None = None
-    """Why it is quarantined."""
+    """The reason for the quarantine."""
 
 
 class ProducerState(msgspec.Struct, frozen=True):
-    """How far a producer came with a table: its last sequence, and the snapshot that it led to."""
+    """The last sequence of a producer in a table, and its snapshot."""
 
     sequence: int
     snapshot_id: int | None
@@ -138,35 +139,35 @@ class ProducerState(msgspec.Struct, frozen=True):
 
 
 class PlanTable(msgspec.Struct, frozen=True):
-    """A name under which a table is to be read as one plan left it, and the files that were written for that."""
+    """A name that reads a table as one plan selected it, and the files that were written for it."""
 
     id: str
     namespace: NamespacePath
     name: str | None
-    """None once it is retired: the name is gone, the files are to go."""
+    """None after it was retired: the name is free, and the files are to be deleted."""
     of_name: str
     """The table's name."""
     uuid: str
-    """The table's."""
+    """The UUID of the table."""
     location: str
-    """Of the metadata file."""
+    """The location of the metadata file."""
     files: tuple[str, ...]
-    """All that was written for it, the metadata file last."""
+    """All files that were written for it, the metadata file last."""
     snapshot_id: int
     file_count: int
-    """Data files that the plan kept, and their bytes."""
+    """The number of data files that the plan kept, and their bytes."""
     size_bytes: int
     considered_count: int
-    """Data files that it chose from, and their bytes; None where not all manifests were read."""
+    """The number of data files of the snapshot, and their bytes; None when not all manifests were read."""
     considered_bytes: int | None
     expires_ms: int
     audience: str | None = None
-    """Value of `X-Seamark-Plans` under which the plan was made: only requests with the same value reach the plan. None:
-    a plan that has a name for every reader of the table."""
+    """The value of `X-Seamark-Plans` of the plan: only requests with the same value can use it. None: the plan has a
+    name for all readers of the table."""
     shown_id: int | None = None
-    """Id of the snapshot that shows the plan to the audience; None for a plan view."""
+    """The id of the snapshot that makes the plan visible to the audience; None for a plan view."""
     shown: str | None = None
-    """That snapshot, as JSON."""
+    """That snapshot as JSON."""
 
 
 class ShownPlan(msgspec.Struct, frozen=True):
@@ -178,15 +179,15 @@ class ShownPlan(msgspec.Struct, frozen=True):
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):
-    """The first answer to a request that carried an idempotency key."""
+    """The first answer to a request with an idempotency key."""
 
     key: str
     scope: str
-    """Principal, method and path: a key reused elsewhere is another client's mistake."""
+    """Principal, method and path: using a key for another request is a mistake of the client."""
     request_hash: str
     status: int
     body: bytes | None = None
-    """The answer itself, where it is small …"""
+    """The answer, if it is small …"""
     metadata_location: str | None = None
     """… or the metadata file that it is rendered from."""
     expires_ms: int = 0
@@ -206,9 +207,9 @@ class MetricsReport(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A bearer token's public half.
+    """The public part of a bearer token.
 
-    `digest` is SHA-256 of the secret (256 random bits, so no salt or stretching is owed)."""
+    `digest` is SHA-256 of the secret (256 random bits, so that salt or stretching is not needed)."""
 
     id: str
     name: str
@@ -245,36 +246,36 @@ class AuditRecord(msgspec.Struct, frozen=True):
 
 class ClaimedLocation(msgspec.Struct, frozen=True):
     key: str
-    """In one spelling for each place, so that text that differs is another place."""
+    """The canonical form of the location: different keys are different locations."""
     shared: bool = False
-    """Others may claim it as shared, too: a folder for files that several tables name."""
+    """Others may also claim it as shared: a folder for files of several tables."""
     shown: str = ""
-    """As the client wrote it, and what it is; for messages."""
+    """The location as the client wrote it, and what it is, for messages."""
     what: str = "The location"
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """`uuid` stands for a table, view or function that has files at `location` (a key) or below."""
+    """The table, view or function `uuid` has files at `location` (a key) or below."""
 
     location: str
     uuid: str
     shared: bool
     allowed: bool = False
-    """It claims nothing there, but may name others' files."""
+    """It claims nothing there, but may name files of others."""
 
 
 # Operations of a transaction -----------------------------------------------------------------------------------------
 
 
 class CreateNamespace(msgspec.Struct, frozen=True):
-    """AlreadyExists if it does; NoSuchNamespace if its parent does not exist."""
+    """AlreadyExists; NoSuchNamespace if its parent does not exist."""
 
     path: NamespacePath
     properties: dict[str, str]
 
 
 class ReplaceNamespaceProperties(msgspec.Struct, frozen=True):
-    """CommitConflict unless the stored version is `expected_version`; NoSuchNamespace if it is gone."""
+    """CommitConflict unless the stored version is `expected_version`; NoSuchNamespace if it does not exist."""
 
     path: NamespacePath
     expected_version: int
@@ -282,13 +283,13 @@ class ReplaceNamespaceProperties(msgspec.Struct, frozen=True):
 
 
 class DropNamespace(msgspec.Struct, frozen=True):
-    """NamespaceNotEmpty while it has entries or child namespaces; NoSuchNamespace if it is gone."""
+    """NamespaceNotEmpty while it has entries or child namespaces; NoSuchNamespace if it does not exist."""
 
     path: NamespacePath
 
 
 class CreateEntry(msgspec.Struct, frozen=True):
-    """AlreadyExists (message says whether a table or a view has the name); NoSuchNamespace without its namespace."""
+    """AlreadyExists (the message names the existing kind); NoSuchNamespace without its namespace."""
 
     entry: Entry
 
@@ -296,7 +297,7 @@ class CreateEntry(msgspec.Struct, frozen=True):
 class SwapPointer(msgspec.Struct, frozen=True):
     """CommitConflict unless the entry exists with this uuid and points at `expected_location`.
 
-    NoSuchTable / NoSuchView if the name is gone."""
+    NoSuchTable / NoSuchView if the name does not exist."""
 
     kind: EntryKind
     namespace: NamespacePath
@@ -318,14 +319,14 @@ class RenameEntry(msgspec.Struct, frozen=True):
     to_namespace: NamespacePath
     to_name: str
     uuid: str | None = None
-    """If given: CommitConflict when the name has become another's meanwhile."""
+    """If set: CommitConflict when the name refers to another table."""
 
 
 class DropEntry(msgspec.Struct, frozen=True):
-    """Removes the name; index files and producers go with the last that leads to the table, live or dropped.
+    """Removes the name. Index files and producers are removed with the last name of the table, live or dropped.
 
-    With `keep`, remembers it there as a DroppedEntry (its `entry` is filled in by the store from the row).
-    CommitConflict if `expected_location` is given and is not where it points."""
+    With `keep`, keeps it as a DroppedEntry (the store sets its `entry` from the row).
+    CommitConflict if `expected_location` is set and the pointer differs."""
 
     kind: EntryKind
     namespace: NamespacePath
@@ -333,14 +334,14 @@ class DropEntry(msgspec.Struct, frozen=True):
     expected_location: str | None = None
     keep: DroppedEntry | None = None
     uuid: str | None = None
-    """If given: CommitConflict when the name has become another's meanwhile."""
+    """If set: CommitConflict when the name refers to another table."""
 
 
 class RestoreEntry(msgspec.Struct, frozen=True):
-    """Brings a dropped entry back under (namespace, name).
+    """Restores a dropped entry as (namespace, name).
 
-    NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry; CommitConflict where something
-    else lies in its place by now."""
+    NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry; CommitConflict when another
+    entry has claimed its location since."""
 
     dropped_id: str
     namespace: NamespacePath
@@ -348,39 +349,39 @@ class RestoreEntry(msgspec.Struct, frozen=True):
 
 
 class ForgetDropped(msgspec.Struct, frozen=True):
-    """Removes a dropped entry for good (before its purge). NotFound if it is gone: another replica was first.
-    With `unshared`, CommitConflict while another entry, live or dropped, has its uuid: it has the same files."""
+    """Removes a dropped entry permanently (before its purge). NotFound if it is gone: another replica was faster.
+    With `unshared`, CommitConflict while another entry, live or dropped, has its UUID: it uses the same files."""
 
     dropped_id: str
     unshared: bool = False
 
 
 class ClaimLocations(msgspec.Struct, frozen=True):
-    """What the UUID stands for lies at these locations, besides those where it lay. BadRequest for one that overlaps
-    (is, holds, or lies in) another's: live, dropped, or being purged."""
+    """Adds locations to the claims of the UUID. BadRequest for one that overlaps (is equal to, contains, or is within)
+    a claim of another UUID: live, dropped, or being purged."""
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
     fresh: bool = False
-    """If set: BadRequest where the UUID has claims already."""
+    """If set: BadRequest when the UUID has claims already."""
     namespace: NamespacePath = ()
-    """Its name, if given: it may lie just where something lies that was dropped by this name."""
+    """The name, if set: its location may be that of an entry that was dropped with this name."""
     name: str = ""
     checked: bool = True
-    """If not: no matter whom they overlap; for what existed before claims did."""
+    """If not set: overlaps are allowed, for entries that are older than claims."""
     returns: bool = False
-    """If set: what was dropped may come back by it. CommitConflict where something live lies just where it lies."""
+    """If set: the entry may be restored by this. CommitConflict when a live entry has the same location."""
 
 
 class AllowLocations(msgspec.Struct, frozen=True):
-    """The table may name files at these locations, whosever they are, and at no others that were allowed before."""
+    """The table may name files at these locations, which others may own; replaces the earlier list."""
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
 
 
 class ReleaseLocations(msgspec.Struct, frozen=True):
-    """Removes the claims of what no name, live or dropped, leads to any more."""
+    """Removes the claims of a UUID without any name, live or dropped."""
 
     uuid: str
 
@@ -388,8 +389,8 @@ class ReleaseLocations(msgspec.Struct, frozen=True):
 class ReplaceIndexFiles(msgspec.Struct, frozen=True):
     """Adds live index files of one definition and supersedes others. CommitConflict unless all of `remove` are live.
 
-    One whose `add` is there already, in whatever state, was done before: nothing changes. NoSuchTable if no live name
-    leads to the table. The result of this and of the next two is the new index version."""
+    A repeat, whose `add` is registered in any state, changes nothing. NoSuchTable if no live name refers to the table.
+    The result of this operation and of the next two is the new index version."""
 
     uuid: str
     definition: str
@@ -400,7 +401,7 @@ class ReplaceIndexFiles(msgspec.Struct, frozen=True):
 
 
 class QuarantineIndexFile(msgspec.Struct, frozen=True):
-    """A live one is used no more; any other stays what it is. NotFound if it is not registered."""
+    """A live file is not used any longer; the state of others does not change. NotFound if it is not registered."""
 
     uuid: str
     location: str
@@ -409,7 +410,7 @@ class QuarantineIndexFile(msgspec.Struct, frozen=True):
 
 
 class ForgetIndexFile(msgspec.Struct, frozen=True):
-    """Removes the row of one that is not live (its file is gone, or about to go). CommitConflict if it is live."""
+    """Removes the row of an index file that is not live (the file is deleted, or will be). CommitConflict if live."""
 
     uuid: str
     location: str
@@ -417,23 +418,23 @@ class ForgetIndexFile(msgspec.Struct, frozen=True):
 
 
 class AdvanceProducer(msgspec.Struct, frozen=True):
-    """The producer has committed `sequence`. CommitConflict unless that is above its last; any will do as its first.
+    """The producer has committed `sequence`. CommitConflict unless it is above the last one; the first may be any.
 
-    NoSuchTable if no live name leads to the table. Rows stay until the table's last name goes. None is forgotten for
-    its age: a repeat that comes late would be taken for something new, and its rows be there twice. There are never
-    more of them than commits, each of which leaves a longer row in the timeline."""
+    NoSuchTable if no live name refers to the table. Rows stay until the table's last name is removed. They do not
+    expire: a late repeat would be applied again, and its rows duplicated. There are at most as many as commits, each of
+    which leaves a longer row in the timeline."""
 
     uuid: str
-    """The table's."""
+    """The UUID of the table."""
     producer: str
     sequence: int
     snapshot_id: int | None
-    """None: it led to no snapshot, since there was nothing to change."""
+    """None: the change was empty and created no snapshot."""
     now_ms: int
 
 
 class KeepPlanTable(msgspec.Struct, frozen=True):
-    """The plan has its name, unless another has it: that one's lease lasts as long as this one's then, at least.
+    """Stores the plan, unless another has its name: then that plan's lease is extended to this one's.
 
     The result is the PlanTable that has the name."""
 
@@ -441,15 +442,15 @@ class KeepPlanTable(msgspec.Struct, frozen=True):
 
 
 class RenewPlanTable(msgspec.Struct, frozen=True):
-    """Its lease lasts until then, at least. The result is a bool: False where it is retired or forgotten."""
+    """Extends the lease to at least that time. The result is a bool: False when the plan is retired or removed."""
 
     id: str
     expires_ms: int
 
 
 class LeasePlanSnapshots(msgspec.Struct, frozen=True):
-    """Sets the leases of an audience's plan snapshots of one table: no lease becomes shorter, except that `withdraw`
-    ends them at `expires_ms`. The result is the number of plans that were found."""
+    """Sets the leases of an audience's plan snapshots of one table. Leases become no shorter, except that `withdraw`
+    ends them at `expires_ms`. The result is the number of existing plans."""
 
     namespace: NamespacePath
     of_name: str
@@ -460,7 +461,7 @@ class LeasePlanSnapshots(msgspec.Struct, frozen=True):
 
 
 class DropPlanSnapshots(msgspec.Struct, frozen=True):
-    """Retires the plan snapshots of a table with these ids, whoever made them. The result is their number."""
+    """Retires the plan snapshots of a table with these ids, of all audiences. The result is their number."""
 
     namespace: NamespacePath
     of_name: str
@@ -468,14 +469,14 @@ class DropPlanSnapshots(msgspec.Struct, frozen=True):
 
 
 class RetirePlanTables(msgspec.Struct, frozen=True):
-    """Takes their names from those whose lease ended before then, the oldest first. The result is how many."""
+    """Retires plans whose lease ended before that time, oldest first. The result is their number."""
 
     before_ms: int
     limit: int
 
 
 class ForgetPlanTable(msgspec.Struct, frozen=True):
-    """Removes the row of one that is retired, whose files are gone. One that has its name stays."""
+    """Removes the row of a retired plan whose files are deleted. A plan with a name stays."""
 
     id: str
 
@@ -485,9 +486,9 @@ class RecordInstant(msgspec.Struct, frozen=True):
 
 
 class MoveInstant(msgspec.Struct, frozen=True):
-    """Changes state and what goes with it.
+    """Changes the state and the fields that depend on it.
 
-    CommitConflict unless the stored state is `expected`; it gets a new position."""
+    CommitConflict unless the stored state is `expected`. The instant gets a new position."""
 
     id: str
     expected: InstantState
@@ -498,15 +499,15 @@ class MoveInstant(msgspec.Struct, frozen=True):
 
 
 class SaveIdempotency(msgspec.Struct, frozen=True):
-    """Raises IdempotencyTaken if the key is taken.
+    """Raises IdempotencyTaken if the key exists.
 
-    The whole transaction is undone then and the first answer is what counts."""
+    Then the whole transaction is rolled back, and the first answer applies."""
 
     record: IdempotencyRecord
 
 
 class SaveMetricsReport(msgspec.Struct, frozen=True):
-    """Of the table's reports, the newest `keep` stay; None keeps all."""
+    """Keeps the newest `keep` reports of the table; None keeps all."""
 
     report: MetricsReport
     keep: int | None = None
@@ -532,7 +533,7 @@ class SaveGrant(msgspec.Struct, frozen=True):
 
 
 class RemoveGrant(msgspec.Struct, frozen=True):
-    """NotFound if there is none."""
+    """NotFound if it does not exist."""
 
     grant: Grant
 
@@ -542,10 +543,10 @@ class SaveAudit(msgspec.Struct, frozen=True):
 
 
 class SaveCursor(msgspec.Struct, frozen=True):
-    """Remembers how far a named consumer of the timeline (a webhook) came.
+    """Saves the position of a named consumer of the timeline (a webhook).
 
     CommitConflict unless the stored position is `expected` (None: no row yet), so that two replicas cannot both
-    deliver on."""
+    deliver."""
 
     consumer: str
     expected: str | None
@@ -555,7 +556,7 @@ class SaveCursor(msgspec.Struct, frozen=True):
 class TakeLease(msgspec.Struct, frozen=True):
     """`holder` gets or renews the named lease until `until_ms`.
 
-    CommitConflict while another holder's has not ended at `now_ms`.
+    CommitConflict while the lease of another holder is valid at `now_ms`.
     The result of this operation is an int: the fencing number, which rises each time the holder changes."""
 
     name: str
@@ -602,11 +603,11 @@ Operation = (
 
 
 class IdempotencyTaken(Exception):
-    """Another request with the same key was recorded first: an outcome to branch on, never shown to a client."""
+    """Another request with the same key was recorded first. Internal: clients never receive it."""
 
 
 class InstantFilter(msgspec.Struct, frozen=True):
-    """All given conditions must hold. `since` is an exclusive position, as found in an Instant."""
+    """All conditions must hold. `since` is an exclusive position from an Instant."""
 
     since: str | None = None
     uuid: str | None = None
@@ -616,21 +617,21 @@ class InstantFilter(msgspec.Struct, frozen=True):
     state: InstantState | None = None
     newest_first: bool = False
     archived: bool = True
-    """Also look in the archive."""
+    """Whether to include the archive."""
 
 
 class PointerStore(Protocol):
-    """Opened and closed by its factory (an async context manager); safe for use by many tasks of one event loop."""
+    """Opened and closed by its factory (an async context manager). Safe for use by many tasks of one event loop."""
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        """Applies all or none; durable on return. One result per operation (None unless the operation says otherwise).
+        """Applies all operations or none; durable on return. One result per operation (None unless documented).
 
-        CommitUnknown: the connection was lost while committing; read the instant back.
-        RetryLater: queue full or database away."""
+        CommitUnknown: the connection was lost during the commit; read the instant back.
+        RetryLater: the queue is full or the database is unavailable."""
 
     @property
     def transacting(self) -> int:
-        """Transactions waiting or under way in this process; for metrics."""
+        """Transactions that wait or run in this process; for metrics."""
 
     async def ping(self) -> None:
         """RetryLater when the database does not answer."""
@@ -638,84 +639,83 @@ class PointerStore(Protocol):
     async def namespace(self, path: NamespacePath) -> Namespace | None: ...
 
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[Namespace]:
-        """Direct children of `parent` in code-point order of their last level, those greater than `after`."""
+        """Direct children of `parent` after `after`, in code-point order of their last level."""
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
 
     async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
-        """In code-point order of name, those greater than `after`."""
+        """After `after`, in code-point order of name."""
 
     async def dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
-        """In order of id, those greater than `after`."""
+        """After `after`, in order of id."""
 
     async def dropped_entry(self, dropped_id: str) -> DroppedEntry | None: ...
 
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
     async def names_of(self, uuid: str) -> int:
-        """How many names, live and dropped, lead to the table with this uuid: more than one share its files."""
+        """The number of names, live and dropped, of the table with this UUID: several share its files."""
 
     async def claims(self, uuid: str) -> list[Claim]:
-        """Where it lies, and lay."""
+        """The current and earlier locations of the UUID."""
 
     async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
-        """Those of others than `uuid` that overlap one of `keys`: of those that hold it, all; of those within, the
-        first `limit`."""
+        """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
 
     async def gave_up(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
-        """Whether it is dropped, by this name, and nothing live has its UUID: what is made anew by that name may lie
-        where it lies."""
+        """Whether the UUID was dropped with this name and has no live name: a new entry with that name may use its
+        location."""
 
     async def unclaimed(self, limit: int) -> list[Entry]:
-        """Live and dropped names of what has claimed nothing."""
+        """Live and dropped entries without claims."""
 
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
-        """Entries of tables that have, or had, index files, in order of uuid: all names of up to `limit` tables whose
-        uuids are greater than `after`."""
+        """Entries of tables with current or earlier index files, in order of UUID: all names of up to `limit` tables
+        with UUIDs after `after`."""
 
     async def index_files_unused(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
-        """Superseded and quarantined ones that became so before then, the oldest change first."""
+        """Files that were superseded or quarantined before that time, in order of the change."""
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
-        """The table's, in every state, oldest first."""
+        """The index files of the table in every state, oldest first."""
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:
         """None: it has committed nothing to this table."""
 
     async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
-        """By its own name, whether or not its lease has ended."""
+        """By its name, even if its lease has ended."""
 
     async def plan_snapshots(
         self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
     ) -> list[ShownPlan]:
-        """Of the table, those of the audience whose lease has not ended: in order of id, the `limit` of them whose
-        leases end last."""
+        """The plan snapshots of the table for the audience with live leases, in order of id: the `limit` whose leases
+        end last."""
 
     async def plan_table_count(self) -> int:
-        """Retired ones included."""
+        """Includes retired plans."""
 
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
-        """In order of id, those greater than `after`."""
+        """After `after`, in order of id."""
 
     async def instant(self, instant_id: str) -> Instant | None: ...
 
     async def instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
-        """The newest completed one."""
+        """The newest completed instant."""
 
     async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """In order of position. A reader that continues from the last position it saw misses nothing,
-        however writers interleave."""
+        """In order of position. A reader that continues from the last position misses no instant, with concurrent
+        writers."""
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        """Moves all but each table's newest `keep` finished instants to the archive, at most `limit` a call.
+        """Archives the finished instants of each table except its newest `keep`, at most `limit` a call.
 
-        Returns how many moved."""
+        Returns their number."""
 
     async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
-        """None once expired."""
+        """None after it has expired."""
 
     async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
-        """In order of id (UUIDv7), those greater than `since`."""
+        """After `since`, in order of id (UUIDv7)."""
 
     async def token_by_digest(self, digest: str) -> Token | None: ...
 
@@ -724,18 +724,18 @@ class PointerStore(Protocol):
     async def grants(self, principal: str | None) -> list[Grant]: ...
 
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
-        """In order of id, those greater than `since`."""
+        """After `since`, in order of id."""
 
     async def cursor(self, consumer: str) -> str | None: ...
 
     async def secret(self, name: str) -> bytes | None:
-        """The named secret that all replicas share, as it was stored: encrypted."""
+        """The named secret that all replicas share, encrypted as stored."""
 
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
-        """Stores `value` if the secret is `expected` (None: there is none). Returns what is stored afterwards: another
-        replica's where that was first, empty where the expected one is gone."""
+        """Stores `value` if the secret is `expected` (None: no secret). Returns the stored secret: that of another
+        replica which was faster, empty when the expected secret is gone."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
-        """Removes expired idempotency records and audit records and metrics reports older than the given times.
+        """Removes expired idempotency records, and audit records and metrics reports older than the given times.
 
-        Returns how many."""
+        Returns their number."""

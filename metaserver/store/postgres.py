@@ -1,11 +1,11 @@
 """The pointer store on PostgreSQL: an asyncpg pool, for any number of server replicas.
 
 The rules:
-- READ COMMITTED; every change is conditional in its own statement (see `operations`), so no replica trusts what it
-  read before. Deadlocks and serialization failures undo the transaction, which is then run anew from its generator.
-- A connection lost before COMMIT was sent: nothing happened, tried again on another. Lost after: CommitUnknown.
-- No waiting without end: for a connection, for a statement (also on the server, so that locks are let go).
-- What an error says never holds the URL, which may hold a password.
+- READ COMMITTED; every change is conditional in its statement (see `operations`), so that no replica relies on earlier
+  reads. Deadlocks and serialization failures roll the transaction back, which is then run again from its generator.
+- A connection lost before COMMIT was sent: nothing happened; retried on another. Lost after: CommitUnknown.
+- Every wait is bounded: for a connection and for a statement (also on the server, so that locks are released).
+- Error messages never contain the URL, which may contain a password.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from metaserver.store.statement import APPLICATION_NAME, POSTGRES, Steps
 T = TypeVar("T")
 
 ATTEMPTS = 6
-"""Runs of one transaction that deadlocks or loses its connection before COMMIT."""
+"""The number of runs of a transaction that deadlocks or loses its connection before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
-"""For one connection, and how long opening waits for a server that is still starting."""
+"""The limit for one connection, and for waiting on a server that is still starting."""
 ROLLBACK_TIMEOUT_S = 5.0
-"""For leaving a connection as it was found; one that takes longer is closed."""
+"""The limit for resetting a connection; after it, the connection is closed."""
 MIGRATION_LOCK = 0x5EA_3A4C
-"""Key of the advisory lock under which replicas take turns to bring the schema up to date."""
+"""The key of the advisory lock that serialises migrations of replicas."""
 
 _translate = POSTGRES.translator()
 
@@ -52,8 +52,8 @@ _LOST = (
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # an idle connection was told of the shutdown, and is used before it is seen closed
-    OSError,  # TimeoutError and ConnectionError among them
+    asyncpg.InternalClientError,  # an idle connection that the server has shut down is used before it is seen closed
+    OSError,  # includes TimeoutError and ConnectionError
 )
 _UNDONE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
@@ -63,8 +63,8 @@ _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatal
 async def open_postgres(
     dsn: str, *, clock: Clock, pool_min: int = 1, pool_max: int = 10, timeout_s: float = 30.0
 ) -> AsyncIterator[PointerStore]:
-    """Brings the schema up to date. ConfigError if the server refuses the credentials or the database cannot be ours;
-    RetryLater if it does not answer. `timeout_s` bounds each statement and each wait for a connection."""
+    """Migrates the schema. ConfigError if the server refuses the credentials or the database is unsuitable; RetryLater
+    if it does not answer. `timeout_s` bounds each statement and each wait for a connection."""
     where = _describe(dsn)
     pool = await _open_pool(dsn, where, pool_min, pool_max, timeout_s)
     try:
@@ -83,11 +83,11 @@ def _describe(dsn: str) -> str:
         parts = urlsplit(dsn)
         return f"PostgreSQL at {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
     except ValueError:
-        raise ConfigError("The PostgreSQL URL cannot be read; write postgresql://user@host:port/database") from None
+        raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
 
 
 async def _no_reset(connection: Any) -> None:
-    """Sessions carry no state of ours, so a connection returns to the pool without a round trip."""
+    """Sessions have no state to reset, so that a connection returns to the pool without a round trip."""
 
 
 async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
@@ -101,7 +101,7 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
                 min_size=min(pool_min, pool_max),
                 max_size=pool_max,
                 # The server's own limit comes first, so that it is the one that lets the locks go.
-                command_timeout=timeout_s + 5,
+                # The server's limit is shorter, because only the server releases locks.
                 timeout=CONNECT_TIMEOUT_S,
                 reset=_no_reset,
                 statement_cache_size=512,
@@ -116,7 +116,7 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
         except _REFUSED as error:
             raise ConfigError(f"{where} refuses the connection: {error}") from None
         except (ValueError, asyncpg.ClientConfigurationError):
-            raise ConfigError("The PostgreSQL URL cannot be read; write postgresql://user@host:port/database") from None
+            raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
         except _LOST as error:
             if loop.time() > deadline:
                 raise RetryLater(f"{where} does not answer ({type(error).__name__})") from None
@@ -129,7 +129,7 @@ async def _prepare(pool: Any, where: str) -> None:
     try:
         async with pool.acquire() as connection:
             if connection.get_server_version().major < 13:
-                raise ConfigError(f"{where} is too old; version 13 or newer is needed")
+                raise ConfigError(f"{where} is too old; version 13 or newer is required")
             if connection.get_settings().server_encoding != "UTF8":
                 raise ConfigError(f"{where}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
             async with connection.transaction():
@@ -137,7 +137,7 @@ async def _prepare(pool: Any, where: str) -> None:
                 await _drive(connection, migrate(POSTGRES))
                 await _drive(connection, renew_epoch())
     except asyncpg.PostgresError as error:
-        raise ConfigError(f"{where}: the schema could not be brought up to date: {error}") from None
+        raise ConfigError(f"{where}: the migration of the schema failed: {error}") from None
     except _LOST as error:
         raise RetryLater(f"{where} does not answer ({type(error).__name__})") from None
 
@@ -163,16 +163,18 @@ class _PostgresStore(DrivenStore):
         self._timeout_s = timeout_s
 
     async def _change(self, begin: Callable[[], Steps[T]]) -> T:
-        return await self._insist(self._transaction, begin)
+        return await self._run_with_retries(self._transaction, begin)
 
     async def _point(self, begin: Callable[[], Steps[T]]) -> T:
-        return await self._insist(_drive_begun, begin)
+        return await self._run_with_retries(_drive_begun, begin)
 
     async def _list(self, begin: Callable[[], Steps[T]]) -> T:
-        return await self._insist(_drive_begun, begin)
+        return await self._run_with_retries(_drive_begun, begin)
 
-    async def _insist(self, run: Callable[[Any, Callable[[], Steps[T]]], Any], begin: Callable[[], Steps[T]]) -> T:
-        """Runs it on a connection, again where that is certain to be safe, and tells failures apart."""
+    async def _run_with_retries(
+        self, run: Callable[[Any, Callable[[], Steps[T]]], Any], begin: Callable[[], Steps[T]]
+    ) -> T:
+        """Runs it on a connection, again when that is certainly safe, and classifies failures."""
         for attempt in range(ATTEMPTS):
             connection = await self._acquire()
             try:
@@ -183,12 +185,12 @@ class _PostgresStore(DrivenStore):
             except (asyncpg.PostgresError, *_LOST) as error:
                 if not _is_lost(error):
                     raise self._error(error) from error
-                _terminate(connection)  # the pool would take it back, or wait for a server that does not answer
+                _terminate(connection)  # the pool would reuse it, or wait for a server that does not answer
                 if isinstance(error, TimeoutError):
                     raise RetryLater(f"{self._where} took longer than {self._timeout_s:g} s") from error
             finally:
                 await self._release(connection)
-        raise RetryLater(f"{self._where}: the transaction was undone {ATTEMPTS} times; retry")
+        raise RetryLater(f"{self._where}: the transaction was rolled back {ATTEMPTS} times; retry")
 
     async def _acquire(self) -> Any:
         try:
@@ -196,12 +198,12 @@ class _PostgresStore(DrivenStore):
         except TimeoutError:
             raise RetryLater(f"All {self._pool_max} connections to {self._where} are busy; retry") from None
         except asyncpg.TooManyConnectionsError:
-            raise RetryLater(f"{self._where} takes no more connections; retry") from None
+            raise RetryLater(f"{self._where} accepts no more connections; retry") from None
         except (*_LOST, asyncpg.PostgresError) as error:
             raise RetryLater(f"{self._where} does not answer ({type(error).__name__})") from None
 
     async def _release(self, connection: Any) -> None:
-        """Never fails: what came of the transaction is known by now, and must reach the one who asked."""
+        """Never fails: the outcome of the transaction is known and must be returned."""
         try:
             await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
         except (asyncpg.PostgresError, *_LOST):
@@ -217,7 +219,7 @@ class _PostgresStore(DrivenStore):
         try:
             await connection.execute("COMMIT")
         except asyncio.CancelledError:
-            # asyncpg has told the server to stop; whether it did so in time, nobody is left to ask.
+            # asyncpg has sent a cancel request to the server; its result is unknown.
             _terminate(connection)
             raise
         except _LOST as error:
@@ -229,9 +231,9 @@ class _PostgresStore(DrivenStore):
         return float(0.005 * 2**attempt * (1 + self._clock.random_bytes(1)[0] / 255))
 
     def _error(self, error: Exception) -> SeamarkError:
-        """What a failure of PostgreSQL means to the one who asked; nothing was changed."""
+        """The error for the caller after a failure of PostgreSQL that changed nothing."""
         if isinstance(error, (asyncpg.DataError, ValueError)):
-            return BadRequest("A value does not fit the database: integers have 64 bits, text holds no NUL")
+            return BadRequest("A value does not fit the database: integers have 64 bits, text contains no NUL")
         if isinstance(error, (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)):
             return RetryLater(f"{self._where} took longer than {self._timeout_s:g} s")
         if isinstance(error, (asyncpg.InsufficientResourcesError, asyncpg.ReadOnlySQLTransactionError)):
@@ -244,12 +246,12 @@ async def _drive_begun(connection: Any, begin: Callable[[], Steps[T]]) -> T:
 
 
 def _is_lost(error: Exception) -> bool:
-    """asyncpg says with an InterfaceError that is also a ValueError that a parameter does not fit."""
+    """asyncpg reports an unsuitable parameter as an InterfaceError that is also a ValueError."""
     return isinstance(error, _LOST) and not isinstance(error, ValueError)
 
 
 async def _roll_back(connection: Any) -> None:
-    """A connection whose transaction cannot be ended is closed, which ends it too."""
+    """Closes a connection whose transaction cannot be ended, which also ends it."""
     try:
         await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
     except (asyncpg.PostgresError, *_LOST):
@@ -257,6 +259,6 @@ async def _roll_back(connection: Any) -> None:
 
 
 def _terminate(connection: Any) -> None:
-    """Closes it, and says nothing if the pool has already taken back a connection that broke."""
+    """Closes the connection; silent if the pool has already removed a broken connection."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()

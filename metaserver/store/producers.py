@@ -1,4 +1,4 @@
-"""The operation on producers: how far each has come with a table, so that what it repeats is not done twice."""
+"""The operation on producers: records the last sequence in a table, so that a repeat is not applied twice."""
 
 from __future__ import annotations
 
@@ -19,6 +19,4 @@ def advance(op: port.AdvanceProducer, now_ms: int) -> Steps[None]:
         (op.uuid, op.producer, op.sequence, op.snapshot_id, op.now_ms),
     )
     if not rows:
-        raise CommitConflict(
-            f"The producer {op.producer} has committed its sequence {op.sequence}, or one above it, already"
-        )
+        raise CommitConflict(f"The producer {op.producer} has already committed sequence {op.sequence} or a later one")

@@ -1,6 +1,6 @@
-"""The reads: one generator each. Rows come from a single statement each, so every read is of one consistent moment.
+"""The reads: one generator each. Rows come from a single statement, so that every read is consistent.
 
-Limits and order are part of the statement; whoever drives them decides only where it runs.
+Limits and order are part of the statement; the driver only decides where it runs.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def plan_snapshots(
         "ORDER BY expires_ms DESC LIMIT $6",
         (pack(path), of_name, audience, uuid, now_ms, limit),
     )
-    return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda one: one.shown_id)
+    return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.shown_id)
 
 
 def plan_table_count() -> Steps[int]:
@@ -201,16 +201,16 @@ def names_of(uuid: str) -> Steps[int]:
 
 
 def unclaimed(limit: int) -> Steps[list[Entry]]:
-    found = " UNION ALL ".join(
+    sources = " UNION ALL ".join(
         f"SELECT {ENTRY} FROM {table} WHERE NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"  # noqa: S608
         for table in ("entries", "dropped")
     )
-    rows = yield Statement(f"{found} LIMIT $1", (limit,))
+    rows = yield Statement(f"{sources} LIMIT $1", (limit,))
     return [to_entry(row) for row in rows]
 
 
 def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
-    # The literal "IS NOT NULL" lets both planners use the partial index.
+    # The literal "IS NOT NULL" lets both query planners use the partial index.
     where = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"
     rows = yield Statement(
         f"SELECT {INSTANT} FROM instants WHERE {where} UNION ALL "  # noqa: S608
@@ -221,10 +221,10 @@ def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]
 
 
 def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
-    """Live and archived rows in one statement: a row that moves to the archive meanwhile is seen exactly once.
+    """Live and archived rows in one statement, so that a row that is archived concurrently is seen exactly once.
 
-    The watermark is asked for first and on its own: what was in progress then is above it, what had ended then is
-    visible to the statement that follows.
+    The watermark is read before, in a separate statement: transactions in progress then are above it, and those that
+    had ended are visible to the next statement.
     """
     watermark = yield Statement("SELECT {watermark}")
     terms, params = ["position < $1"], [watermark[0][0]]
@@ -259,7 +259,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
 
 
 def archivable(keep: int, limit: int) -> Steps[list[str]]:
-    """Ids of finished instants beyond each table's newest `keep`, oldest first."""
+    """Ids of finished instants except each table's newest `keep`, oldest first."""
     rows = yield Statement(
         "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS place "
         "FROM instants WHERE state IN ('completed', 'rolled_back')) AS ranked "
@@ -292,7 +292,7 @@ def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[li
 
 
 def token_by_digest(digest: str) -> Steps[Token | None]:
-    """Also one that is expired or revoked: whoever asks says which."""
+    """Also an expired or revoked token; the caller checks that."""
     rows = yield Statement(f"SELECT {TOKEN} FROM tokens WHERE digest = $1", (digest,))  # noqa: S608
     return to_token(rows[0]) if rows else None
 
@@ -331,12 +331,12 @@ def cursor(consumer: str) -> Steps[str | None]:
 
 
 def violations() -> Steps[list[str]]:
-    """What must never be, described, one line each; empty for a sound database."""
-    found = []
+    """Violations of the store's invariants, one line each; empty for a sound database."""
+    lines = []
     for what, sql in _INVARIANTS:
         rows = yield Statement(sql)
-        found += [f"{what}: {row[0]!r}" for row in rows]
-    return found
+        lines += [f"{what}: {row[0]!r}" for row in rows]
+    return lines
 
 
 _INVARIANTS = (
@@ -367,7 +367,7 @@ _INVARIANTS = (
         "OR position IN (SELECT position FROM instants_archive)",
     ),
     (
-        "index file of a table that no name leads to",
+        "index file of a table without a name",
         "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM entries) "
         "AND uuid NOT IN (SELECT uuid FROM dropped)",
     ),
@@ -376,7 +376,7 @@ _INVARIANTS = (
         "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM index_versions)",
     ),
     (
-        "producer of a table that no name leads to",
+        "producer of a table without a name",
         "SELECT producer FROM producers WHERE uuid NOT IN (SELECT uuid FROM entries) "
         "AND uuid NOT IN (SELECT uuid FROM dropped)",
     ),

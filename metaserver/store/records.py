@@ -1,18 +1,18 @@
-"""Operations on what belongs to no name: idempotency, metrics, tokens, grants, audit, cursors, leases, secrets."""
+"""Operations on rows without a name: idempotency, metrics, tokens, grants, audit, cursors, leases and secrets."""
 
 from __future__ import annotations
 
 from metaserver.errors import AlreadyExists, CommitConflict, NotFound
 from metaserver.store import port
 from metaserver.store.rows import AUDIT, IDEMPOTENCY, METRICS, TOKEN, pack, pack_json
-from metaserver.store.statement import Statement, Steps, batches, marks
+from metaserver.store.statement import Statement, Steps, batches, placeholders
 from metaserver.wire import show
 
 
 def save_idempotency(op: port.SaveIdempotency, now_ms: int) -> Steps[None]:
     record = op.record
     rows = yield Statement(
-        f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({marks(7)}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
+        f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({placeholders(7)}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
         "scope = excluded.scope, request_hash = excluded.request_hash, status = excluded.status, "
         "body = excluded.body, metadata_location = excluded.metadata_location, expires_ms = excluded.expires_ms "
         "WHERE idempotency.expires_ms <= $8 RETURNING 1",
@@ -34,7 +34,7 @@ def save_idempotency(op: port.SaveIdempotency, now_ms: int) -> Steps[None]:
 def save_metrics_report(op: port.SaveMetricsReport, now_ms: int) -> Steps[None]:
     report = op.report
     yield Statement(
-        f"INSERT INTO metrics ({METRICS}) VALUES ({marks(9)}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
+        f"INSERT INTO metrics ({METRICS}) VALUES ({placeholders(9)}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
         (
             report.id,
             report.uuid,
@@ -57,13 +57,13 @@ def save_metrics_report(op: port.SaveMetricsReport, now_ms: int) -> Steps[None]:
 
 def save_token(op: port.SaveToken, now_ms: int) -> Steps[None]:
     token = op.token
-    # One that ran out holds its name no longer.
+    # An expired token does not reserve its name.
     yield Statement(
         "UPDATE tokens SET revoked_ms = expires_ms WHERE name = $1 AND revoked_ms IS NULL AND expires_ms <= $2",
         (token.name, now_ms),
     )
     rows = yield Statement(
-        f"INSERT INTO tokens ({TOKEN}) VALUES ({marks(6)}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
+        f"INSERT INTO tokens ({TOKEN}) VALUES ({placeholders(6)}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
         (token.id, token.name, token.digest, token.created_ms, token.expires_ms, token.revoked_ms),
     )
     if not rows:
@@ -98,7 +98,7 @@ def remove_grant(op: port.RemoveGrant, now_ms: int) -> Steps[None]:
 
 
 def save_audit(op: port.SaveAudit, now_ms: int) -> Steps[None]:
-    """A batch whose outcome was unknown may be sent again: ids that are there stay as they are."""
+    """A batch with an unknown outcome may be sent again: existing ids are not changed."""
     rows = [
         (
             record.id,
@@ -141,7 +141,7 @@ def take_lease(op: port.TakeLease, now_ms: int) -> Steps[int]:
         (op.name, op.holder, op.until_ms, op.now_ms),
     )
     if not rows:
-        raise CommitConflict(f"The lease {op.name} is held by another")
+        raise CommitConflict(f"Another holder has the lease {op.name}; try again later")
     return int(rows[0][0])
 
 
@@ -157,7 +157,7 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
 
 
 def prune(now_ms: int, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
-    """At most `limit` rows in all, oldest first."""
+    """Removes at most `limit` rows in total, oldest first."""
     removed = 0
     for table, key, time, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),

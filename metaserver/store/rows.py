@@ -1,7 +1,7 @@
-"""Rows to the port's values and back, with the column lists both sides share.
+"""Converts rows to the port's values and back, with the column lists of both directions.
 
-The rule: the order of a column list here is the order of the struct's fields, so that decoding is positional.
-A namespace is one TEXT, its levels joined by U+001F, which no level may hold: comparing the text compares the levels.
+The rule: a column list has the order of the struct's fields, so that decoding is positional. A namespace is one TEXT,
+its levels joined by U+001F, which no level may contain: comparing the text compares the levels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from metaserver.wire import NAMESPACE_SEPARATOR
 
 ENTRY = "kind, namespace, name, uuid, metadata_location, previous_location, version, created_ms, updated_ms"
 NAMED = f"{ENTRY}, coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)"  # noqa: S608
-"""What a reader of entries asks for: with the index version, in the same statement."""
+"""The columns of entries in reads: with the index version, in the same statement."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT = (
     "id, action, state, kind, namespace, name, uuid, requested_ms, completed_ms, who, snapshot_id, "
@@ -41,7 +41,7 @@ INSTANT = (
 )
 IDEMPOTENCY = "key, scope, request_hash, status, body, metadata_location, expires_ms"
 METRICS = "id, uuid, namespace, name, report_type, snapshot_id, received_ms, who, report"
-TOKEN = "id, name, digest, created_ms, expires_ms, revoked_ms"  # noqa: S105  names of columns
+TOKEN = "id, name, digest, created_ms, expires_ms, revoked_ms"  # noqa: S105  column names
 INDEX_FILE = (
     "uuid, location, definition, kind, level, file_count, row_count, size_bytes, snapshot_id, created_ms, state, "
     "changed_ms, reason"
@@ -78,7 +78,7 @@ def unpack_json(text: str, what: str) -> Any:
 
 
 def space_of(kind: EntryKind) -> str:
-    """What the name is unique within: tables and views share one space."""
+    """The scope in which a name is unique: tables and views share one."""
     return "function" if kind is EntryKind.FUNCTION else "relation"
 
 
@@ -86,14 +86,14 @@ def _kind(text: str) -> EntryKind:
     try:
         return _KINDS[text]
     except KeyError:
-        raise Corrupt(f"The database holds an entry of unknown kind {text!r}") from None
+        raise Corrupt(f"The database contains an entry of unknown kind {text!r}") from None
 
 
 def _state(text: str) -> InstantState:
     try:
         return _STATES[text]
     except KeyError:
-        raise Corrupt(f"The database holds an instant in unknown state {text!r}") from None
+        raise Corrupt(f"The database contains an instant in unknown state {text!r}") from None
 
 
 def to_namespace(row: Row) -> Namespace:
@@ -145,7 +145,7 @@ def to_instant(row: Row) -> Instant:
 
 
 def from_instant(instant: Instant) -> tuple[Any, ...]:
-    """All columns but the position, which the database gives."""
+    """All columns except the position, which the database sets."""
     return (
         instant.id,
         instant.action,
@@ -189,7 +189,7 @@ def to_producer(row: Row) -> ProducerState:
 def to_index_file(row: Row) -> RegisteredIndexFile:
     state = _INDEX_FILE_STATES.get(row[10])
     if state is None:
-        raise Corrupt(f"The database holds an index file in unknown state {row[10]!r}")
+        raise Corrupt(f"The database contains an index file in unknown state {row[10]!r}")
     return RegisteredIndexFile(
         uuid=row[0],
         location=row[1],

@@ -1,12 +1,10 @@
 """The pointer store on SQLite: WAL, one writer thread, fsync before any answer.
 
-The rules:
-- Writes stand in a bounded queue (full: RetryLater) in front of one thread. Whatever waits there when the thread is
-  free shares one commit: each transaction in its own savepoint, so that one that fails undoes only itself, and nobody
-  is answered before the COMMIT returned. So the rate is not bound by one fsync per transaction.
-- Point lookups run on the event loop itself: they cost microseconds from the page cache, a thread hop costs more.
-  Listings run in reader threads.
-- Several processes may share the file; BEGIN IMMEDIATE with a busy timeout puts their writers in line.
+The rules: - Writes wait in a bounded queue (full: RetryLater) for one thread. All waiting transactions share one
+commit: each has a savepoint, so that a failure rolls back only itself, and no caller gets an answer before COMMIT has
+returned. The rate is therefore not limited by one fsync per transaction. - Point look-ups run on the event loop: they
+take microseconds from the page cache, less than a thread switch. Listings run in reader threads. - Several processes
+may share the file; BEGIN IMMEDIATE with a busy timeout serialises their writers.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ T = TypeVar("T")
 BUSY_TIMEOUT_S = 5.0
 """How long a writer waits for another process's writer."""
 INLINE_BUSY_TIMEOUT_S = 0.1
-"""How long a lookup may hold up the event loop: readers wait only while another process recovers the log."""
+"""How long a look-up may block the event loop: readers wait only while another process recovers the log."""
 GROUP_LIMIT = 64
-"""Transactions under one commit, at most: bounds how long the first of them waits for the last."""
+"""The largest number of transactions in one commit: bounds the wait of the first."""
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
@@ -54,9 +52,9 @@ _translate = SQLITE.translator()
 
 @asynccontextmanager
 async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024) -> AsyncIterator[PointerStore]:
-    """Creates the file if needed, brings its schema up to date. ConfigError if it cannot be ours.
+    """Creates the file if needed and migrates its schema. ConfigError for an unsuitable file.
 
-    On the way out, transactions already taken are finished first.
+    On exit, queued transactions are finished first.
     """
     file = Path(path)
     writer = _Writer(file, asyncio.get_running_loop(), queue_limit)
@@ -96,7 +94,7 @@ def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
 
 
 def _error(error: Exception) -> SeamarkError:
-    """What a failure of SQLite means to the one who asked; nothing was changed."""
+    """The error for the caller after a failure of SQLite that changed nothing."""
     if isinstance(error, (OverflowError, UnicodeEncodeError)):
         return BadRequest("A value does not fit the database: integers have 64 bits, text is valid Unicode")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -112,7 +110,7 @@ def _error(error: Exception) -> SeamarkError:
 
 
 class _Job:
-    """A transaction in the queue, and then what came of it."""
+    """A queued transaction, and its outcome."""
 
     __slots__ = ("begin", "error", "future", "result")
 
@@ -130,7 +128,7 @@ class _Writer:
         self._path = path
         self._loop = loop
         self._queue_limit = queue_limit
-        # The bound is kept by `_pending`, on the loop's side, so that the word to stop always finds room.
+        # `_pending`, on the event loop's side, keeps the bound, so that the stop marker always fits.
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pending = 0
         self._closed = False
@@ -154,13 +152,13 @@ class _Writer:
         if self._closed:
             raise RetryLater("The server is shutting down")
         if self._pending >= self._queue_limit:
-            raise RetryLater(f"{self._pending} transactions wait for the database already; retry")
+            raise RetryLater(f"{self._pending} transactions already wait for the database; retry")
         self._pending += 1
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put(_Job(begin, future))
         return future
 
-    def _settle(self, jobs: list[_Job]) -> None:
+    def _publish_outcomes(self, jobs: list[_Job]) -> None:
         self._pending -= len(jobs)
         for job in jobs:
             if job.future.done():
@@ -170,7 +168,7 @@ class _Writer:
             else:
                 job.future.set_result(job.result)
 
-    def _settle_opened(self, error: Exception | None) -> None:
+    def _publish_start(self, error: Exception | None) -> None:
         if self._opened.done():
             return
         if error is not None:
@@ -178,24 +176,24 @@ class _Writer:
         else:
             self._opened.set_result(None)
 
-    # What follows runs in the thread.
+    # The following methods run in the thread.
 
     def _run(self) -> None:
         try:
             connection = _open_for_writing(self._path)
-        except Exception as error:  # noqa: BLE001  handed to the one who opens
-            self._loop.call_soon_threadsafe(self._settle_opened, error)
+        except Exception as error:  # noqa: BLE001  raised by `start`
+            self._loop.call_soon_threadsafe(self._publish_start, error)
             return
-        self._loop.call_soon_threadsafe(self._settle_opened, None)
+        self._loop.call_soon_threadsafe(self._publish_start, None)
         try:
             while jobs := self._next_group():
                 _commit_group(connection, jobs)
-                self._loop.call_soon_threadsafe(self._settle, jobs)
+                self._loop.call_soon_threadsafe(self._publish_outcomes, jobs)
         finally:
             connection.close()
 
     def _next_group(self) -> list[_Job]:
-        """Waits for one, takes what else is there; empty at the end."""
+        """Waits for a transaction and takes all others that are queued; empty at the end."""
         first = self._queue.get()
         if first is None:
             return []
@@ -213,7 +211,7 @@ class _Writer:
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """WAL on, schema up to date."""
+    """Switches to WAL and migrates the schema."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _create_private(path)
@@ -240,16 +238,16 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _create_private(path: Path) -> None:
-    """An empty file that only its owner may read, where there is none: SQLite would give a new one to everybody, and
-    gives its log the mode of the database. ConfigError for a symbolic link, which names what others may replace."""
+    """Creates an empty file that only its owner may read, unless it exists: SQLite would create it readable for all,
+    and gives its log the mode of the database. ConfigError for a symbolic link, which others may be able to replace."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     if path.is_symlink():
-        raise ConfigError(f"The database file {path} is a symbolic link; name {os.path.realpath(path)} itself")
+        raise ConfigError(f"The database file {path} is a symbolic link; use its target {os.path.realpath(path)}")
 
 
 def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
-    # Of several processes that switch at once, SQLite refuses all but one without asking the busy handler.
+    # When several processes switch together, SQLite refuses all but one without the busy handler.
     tries = int(BUSY_TIMEOUT_S / _WAL_PAUSE_S)
     while True:
         try:
@@ -261,11 +259,11 @@ def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
             tries -= 1
             time.sleep(_WAL_PAUSE_S)
     if mode != "wal":
-        raise ConfigError(f"The file system of {path} cannot hold a SQLite database in WAL mode; use a local disk")
+        raise ConfigError(f"The file system of {path} does not support SQLite in WAL mode; use a local disk")
 
 
 def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
-    """Fills in each job's result or error. Afterwards no transaction is open."""
+    """Sets each job's result or error. Afterwards no transaction is open."""
     committing = False
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -275,13 +273,13 @@ def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  each job carries it to its task
         if connection.in_transaction:
-            # Whatever comes of it: an error here would end the thread, and all who wait for it would wait for ever.
+            # Errors are ignored: one here would end the thread, and all waiting callers would wait forever.
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-        # A failed fsync says nothing about what reached the disk.
+        # After a failed fsync it is unknown what reached the disk.
         unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
         for job in jobs:
-            # One that was refused changed nothing, but what it was refused for may be undone now: its answer is void.
+            # A refused transaction changed nothing, but the commits that it was refused for may be rolled back now.
             if unknown and job.error is None:
                 job.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
@@ -289,18 +287,18 @@ def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
 
 
 def _apply(connection: sqlite3.Connection, job: _Job) -> None:
-    """One transaction in its savepoint. Raises only what ends the whole group."""
+    """Runs one transaction in its savepoint. Raises only errors that end the whole group."""
     connection.execute("SAVEPOINT job")
     try:
         job.result = _drive(connection, job.begin())
     except (SeamarkError, IdempotencyTaken) as error:
         job.error = error
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
-        # Some failures (disk full, I/O) make SQLite undo everything at once.
+        # Some failures (disk full, I/O) make SQLite roll back the whole transaction.
         if not connection.in_transaction:
             raise
         job.error = _error(error)
-    except Exception as error:  # noqa: BLE001  a defect of one transaction must not end its neighbours
+    except Exception as error:  # noqa: BLE001  a fault of one transaction must not fail the others
         job.error = error
     if job.error is not None:
         connection.execute("ROLLBACK TO job")

@@ -1,8 +1,8 @@
-"""What a transaction is made of, without any I/O: generators that yield statements and receive rows.
+"""Transactions without I/O: generators that yield statements and receive rows.
 
 The rule: SQL is written once, in the dialect that SQLite and PostgreSQL share (`$1` placeholders, `ON CONFLICT`,
-`RETURNING`); the few words in which they differ are tokens in braces that a `SqlDialect` fills in. So one set of
-generators, tested on both, says what a transaction means, and the drivers know only how to run one.
+`RETURNING`); where they differ, tokens in braces are replaced by a `SqlDialect`. One set of generators, tested on both,
+defines what a transaction does; the drivers only run them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 APPLICATION_NAME = "seamark"
-"""How PostgreSQL knows our sessions: the timeline waits for the transactions of these only."""
+"""The application name of PostgreSQL sessions: the timeline waits only for transactions of these sessions."""
 
 Row = Sequence[Any]
 Rows = Sequence[Row]
 
 
 class Statement(NamedTuple):
-    """`lock` is a PostgreSQL row lock (the words after FOR); SQLite needs none, its writers stand in a queue."""
+    """`lock` is a PostgreSQL row lock (the words after FOR). SQLite needs none: its writers are serialised."""
 
     sql: str
     params: tuple[Any, ...] = ()
@@ -31,31 +31,31 @@ class Statement(NamedTuple):
 
 
 Steps = Generator[Statement, Rows, T]
-"""A transaction or a read: yields statements, is sent the rows of each, returns its result or raises."""
+"""A transaction or a read: yields statements, receives the rows of each, returns its result or raises."""
 
 
-def marks(count: int, first: int = 1) -> str:
+def placeholders(count: int, first: int = 1) -> str:
     return ", ".join(f"${number}" for number in range(first, first + count))
 
 
 def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Rows to insert, some at a time: what stands after VALUES, and the parameters. Few sizes, so that the databases'
-    caches of prepared statements hold them all."""
+    """Splits rows to insert into batches: the text after VALUES, and the parameters. Few batch sizes, so that the
+    databases' caches of prepared statements contain them all."""
     at = 0
     while at < len(rows):
         size = next(size for size in (64, 8, 1) if size <= len(rows) - at)
         batch = rows[at : at + size]
         width = len(batch[0])
-        values = ", ".join(f"({marks(width, 1 + number * width)})" for number in range(size))
+        values = ", ".join(f"({placeholders(width, 1 + number * width)})" for number in range(size))
         yield values, tuple(value for row in batch for value in row)
         at += size
 
 
 @dataclass(frozen=True)
 class SqlDialect:
-    """How one database says the words in braces.
+    """The tokens in braces for one database.
 
-    `tokens` maps each to its SQL. `placeholder` stands before a parameter's number. `locks`: has row locks.
+    `tokens` maps each to its SQL. `placeholder` is the prefix of a parameter's number. `locks`: supports row locks.
     """
 
     name: str
@@ -64,7 +64,7 @@ class SqlDialect:
     locks: bool
 
     def translator(self) -> Callable[[str, str], str]:
-        """(sql, lock) → what the driver sends, remembered: the texts are few and each is sent many times."""
+        """(sql, lock) → the driver's SQL, cached: the texts are few and each is sent many times."""
 
         @lru_cache(maxsize=2048)
         def translate(sql: str, lock: str) -> str:
@@ -83,12 +83,12 @@ SQLITE = SqlDialect(
         "int": "INTEGER",
         "bytes": "BLOB",
         "table": "STRICT, WITHOUT ROWID",
-        # One writer at a time: the highest position so far, plus one. Rows never leave these two tables.
+        # There is one writer at a time: the highest position so far, plus one. Rows never leave these two tables.
         "next_position": (
             "(SELECT printf('%020d', coalesce(max(CAST(last AS INTEGER)), 0) + 1) FROM ("
             "SELECT max(position) AS last FROM instants UNION ALL SELECT max(position) FROM instants_archive))"
         ),
-        # Beyond any position: one writer at a time, so whatever is there is all there will be below it.
+        # Above any position: there is one writer at a time, so that no later position is below an existing one.
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
     },
@@ -99,22 +99,22 @@ SQLITE = SqlDialect(
 POSTGRES = SqlDialect(
     name="PostgreSQL",
     tokens={
-        # "C" compares bytes, and bytes of UTF-8 sort as code points.
+        # "C" compares bytes, and bytes of UTF-8 sort like code points.
         "text": 'TEXT COLLATE "C"',
         "int": "BIGINT",
         "bytes": "BYTEA",
         "table": "",
-        # Commits become visible out of sequence order. A position that holds the transaction's id can be held back
-        # until every older transaction of ours has ended, so that a reader who continues from it misses nothing.
-        # The epoch in front of it rises when a dump is restored into a cluster that counts transactions from anew.
+        # Commits become visible out of sequence order. A position with the transaction's id can be held back until
+        # every older transaction of these sessions has ended, so that a reader who continues from it misses nothing.
+        # The epoch before it rises when a dump is restored into a cluster with smaller transaction ids.
         "next_position": (
             "((SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) "
             "|| lpad(to_hex(pg_current_xact_id()::text::bigint), 16, '0') "
             "|| lpad(to_hex(nextval('instant_sequence')), 16, '0'))"
         ),
-        # The oldest transaction id in progress in a session of ours, or else the next one. Not the snapshot's xmin:
-        # that stands still while anything in the whole cluster, a vacuum even, is at work. The session list has ids of
-        # 32 bits, so they are set against the snapshot's xmax; those it has not seen yet are above it.
+        # The oldest transaction id in progress in these sessions, otherwise the next one. Not the snapshot's xmin,
+        # which does not advance while any transaction in the cluster, such as a vacuum, is running. The session list
+        # has ids of 32 bits, so they are compared with the snapshot's xmax; ids that it has not seen are above it.
         "watermark": (
             "(SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) || (SELECT lpad(to_hex(top - greatest(0, max("  # noqa: S608
             "((top - coalesce(backend_xid::text::bigint, top) + 2147483648) & 4294967295) - 2147483648))), 16, '0') "

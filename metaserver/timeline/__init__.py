@@ -1,1 +1,1 @@
-"""Instants: what happened to a table, when, by whom; read since, watched, archived, sent to webhooks."""
+"""The timeline: a log of instants, which clients read, watch and archive, and which webhooks receive."""

@@ -1,9 +1,9 @@
-"""Reading the timeline, waiting for what comes next, and moving what is old to the archive.
+"""Reads the timeline, waits for new instants, and archives old instants.
 
-Everybody who waits shares one poller, which runs only while somebody waits: it reads what is new since its own head
-once per `watch_poll_s` (jittered, so that replicas do not ask in step) and at once when this replica committed
-(`notify`). It wakes a watcher only when something matches the watcher's filter; the watcher then reads for itself, from
-its own position. So a lost or doubled wake-up costs a read and never an instant.
+All watchers share one poller, which runs only while there are watchers: it reads new instants once per `watch_poll_s`
+(with jitter, so that replicas do not poll together) and immediately after a commit of this replica (`notify`). It wakes
+a watcher only for instants that match its filter; the watcher then reads from its own position. A lost or duplicate
+wake-up therefore costs a read but never an instant.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = structlog.get_logger("seamark.timeline")
 
 
 class Watcher:
-    """One who waits. `where.since` is where it reads on; None: from the beginning. `counted`: against the bound."""
+    """A waiting client. `where.since` is its position; None: the beginning. `counted`: included in the limit."""
 
     def __init__(self, where: InstantFilter, counted: bool) -> None:
         self.where = where
@@ -52,53 +52,53 @@ class Timeline:
 
     @property
     def watchers(self) -> int:
-        """How many clients wait now."""
+        """The number of waiting clients."""
         return sum(watcher.counted for watcher in self._watchers)
 
     def notify(self) -> None:
-        """This replica has just recorded an instant: whoever watches hears at once. Cheap; never blocks or fails."""
+        """This replica has recorded an instant: wakes watchers immediately. Cheap; never blocks or fails."""
         self._news.set()
 
     def drain(self) -> None:
-        """The server stops: every watch answers with what it has, and later ones do not wait."""
+        """The server stops: every watch returns, and later watches do not wait."""
         self._draining = True
         for watcher in self._watchers:
             watcher.woken.set()
 
     async def read(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """At most `limit` instants in order of position; continue with the last one's position as `since`."""
+        """At most `limit` instants in order of position; continue with the last position as `since`."""
         return await self._store.instants(where, limit)
 
     async def head(self) -> str | None:
-        """Position of the newest instant; None while there is none."""
+        """The position of the newest instant; None without instants."""
         newest = await self._store.instants(InstantFilter(newest_first=True), 1)
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
-        """What matches after `where.since`, waiting up to `timeout_s` for the first; empty when nothing came.
+        """Matching instants after `where.since`, waiting up to `timeout_s` for the first; empty after the timeout.
 
-        RetryLater when `watchers_limit` already wait. `where` must be oldest first.
+        RetryLater when `watchers_limit` clients wait. `where` must be oldest first.
         """
-        found = await self.read(where, limit)
-        if found or timeout_s <= 0 or self._draining:
-            return found
+        instants = await self.read(where, limit)
+        if instants or timeout_s <= 0 or self._draining:
+            return instants
         async with self.watching(where) as watcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while True:
-                        found = await self.next(watcher, limit)
-                        if found or self._draining:
-                            return found
-        # What became visible without a wake-up (a slow transaction elsewhere) is still found here.
+                        instants = await self.next(watcher, limit)
+                        if instants or self._draining:
+                            return instants
+        # Instants that became visible without a wake-up (a slow transaction elsewhere) are still read here.
         return await self.read(where, limit)
 
     @asynccontextmanager
     async def watching(self, where: InstantFilter, *, counted: bool = True) -> AsyncIterator[Watcher]:
-        """A place among the watchers while the block runs. RetryLater when there is none left for one that counts."""
+        """Registers a watcher while the block runs. RetryLater when the limit is reached."""
         if counted and self.watchers >= self._settings.watchers_limit:
-            raise RetryLater(f"{self.watchers} clients watch the timeline already; read it with `since` instead", 5)
+            raise RetryLater(f"{self.watchers} clients already watch the timeline; read it with `since` instead", 5)
         watcher = Watcher(where, counted)
-        watcher.woken.set()  # the first look happens after registration: nothing falls between
+        watcher.woken.set()  # the first read follows the registration, so that no instant is missed
         self._watchers.add(watcher)
         if self._poller is None:
             self._ready.clear()
@@ -113,22 +113,22 @@ class Timeline:
                 self._poller = None
 
     async def next(self, watcher: Watcher, limit: int) -> list[Instant]:
-        """Waits for a wake-up, then reads and moves the watcher on. May be empty: a wake-up is only a hint."""
+        """Waits for a wake-up, then reads and advances the watcher. May be empty: a wake-up is only a hint."""
         await watcher.woken.wait()
         watcher.woken.clear()
         try:
-            found = await self._store.instants(watcher.where, limit)
+            instants = await self._store.instants(watcher.where, limit)
         except BaseException:
-            watcher.woken.set()  # whoever interrupts a read must not lose the wake-up that led to it
+            watcher.woken.set()  # an interrupted read must not lose the wake-up that caused it
             raise
-        if found:
-            watcher.where = msgspec.structs.replace(watcher.where, since=found[-1].position)
-            if len(found) == limit:
+        if instants:
+            watcher.where = msgspec.structs.replace(watcher.where, since=instants[-1].position)
+            if len(instants) == limit:
                 watcher.woken.set()
-        return found
+        return instants
 
     async def archive(self) -> int:
-        """A round of housekeeping: each table keeps its newest `timeline_keep` finished instants. Returns the count."""
+        """Housekeeping: keeps each table's newest `timeline_keep` finished instants. Returns the number archived."""
         moved = 0
         while True:
             count = await self._store.archive_instants(self._settings.timeline_keep, _ARCHIVE_BATCH)
@@ -144,7 +144,7 @@ class Timeline:
             self._poller = None
 
     def check_invariants(self) -> None:
-        """A poller runs exactly while somebody watches; run by tests after every step."""
+        """The poller runs exactly while there are watchers; run by tests after every step."""
         assert (self._poller is not None) == bool(self._watchers), (self._poller, len(self._watchers))
         assert self.watchers <= self._settings.watchers_limit
 
@@ -159,7 +159,7 @@ class Timeline:
                 else:
                     await self._look()
             except SeamarkError as error:
-                # The store is away: those who wait go on waiting, and the next request of theirs will be told.
+                # The store is unavailable: watchers keep waiting, and their next request receives the error.
                 _log.warning("the timeline cannot be read", error=error.message)
             self._ready.set()
             with contextlib.suppress(TimeoutError):
@@ -178,7 +178,7 @@ class Timeline:
                 return
 
     def _pause_s(self) -> float:
-        """Between 0.75 and 1.25 of the setting."""
+        """Between 0.75 and 1.25 times the setting."""
         jitter = self._clock.random_bytes(1)[0] / 255
         return self._settings.watch_poll_s * (0.75 + jitter / 2)
 

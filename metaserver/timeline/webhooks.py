@@ -1,11 +1,11 @@
-"""Every instant as a CloudEvent to each configured URL: at least once, in order per URL, from the timeline's beginning.
+"""Sends every instant as a CloudEvent to each configured URL: at least once, in order per URL, from the first instant.
 
-The timeline is the queue: nothing is stored for a webhook but how far it came (a cursor), so a receiver that was away
-for a week gets the week. One deliverer per URL among all replicas (a lease); should two ever overlap, the cursor's
-compare-and-swap stops the one that is behind. A receiver sees an event again when the reply or the cursor was lost: it
-tells by `id`, which is the instant's position and never reused.
+The timeline is the queue: the only state of a webhook is its position (a cursor), so that a receiver that was
+unavailable for a week gets the events of the week. One replica at a time delivers to a URL (a lease); if two overlap,
+the cursor's compare-and-swap stops the one that is behind. A receiver gets an event again when the reply or the cursor
+was lost: it recognises it by `id`, which is the instant's position and never reused.
 
-Format: CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2). Signature, where
+Format: CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2). Signature, if
 `webhook_secret` is set: header `Seamark-Signature: t=<unix seconds>,v1=<hex>`, HMAC-SHA256 over `<t>.<body>`.
 """
 
@@ -30,7 +30,7 @@ from metaserver.timeline.timeline import Timeline
 from metaserver.wire import encode_json
 
 BATCH = 100
-"""Instants read at once; also the most that are delivered again after a crash."""
+"""Instants of one read; also the largest number that is delivered again after a crash."""
 LEASE_S = 30.0
 SEND_TIMEOUT_S = 10.0
 BACKOFF_S_MAX = 60.0
@@ -38,7 +38,7 @@ _log = structlog.get_logger("seamark.webhooks")
 
 
 def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
-    """The event of one state of one instant. `source` names the catalog."""
+    """The event for one state of an instant. `source` identifies the catalog."""
     at_ms = instant.requested_ms if instant.completed_ms is None else instant.completed_ms
     event: dict[str, Any] = {
         "specversion": "1.0",
@@ -54,7 +54,7 @@ def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
 
 
 def instant_json(instant: Instant) -> dict[str, Any]:
-    """An instant as the API and the webhooks show it. The fingerprint stays inside: it only serves the server."""
+    """An instant in answers and events. The fingerprint is internal."""
     return {
         "id": instant.id,
         "position": instant.position,
@@ -74,7 +74,7 @@ def instant_json(instant: Instant) -> dict[str, Any]:
 
 
 def signature(secret: str, at_s: int, body: bytes) -> str:
-    """Value of the header Seamark-Signature. A receiver recomputes v1 and refuses a `t` that is too old (replay)."""
+    """The value of the header Seamark-Signature. A receiver recomputes v1 and refuses an old `t` (replay)."""
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
 
@@ -84,7 +84,7 @@ class LeaseLost(Exception):
 
 
 class Deliverer:
-    """Delivers to one URL. `failed` is called once for each delivery that has to be tried again."""
+    """Delivers to one URL. `failed` is called once for each failed delivery."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class Deliverer:
         self._session = session
         self._holder = holder
         self._failed = failed
-        # The URL may hold a secret and does not belong into the database.
+        # The URL may contain a secret and must not be in the database.
         self._name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:32]
         self._lease_until_s = 0.0
         self._source = settings.warehouse_uri()
 
     async def run(self) -> None:
-        """For ever: takes the lease, delivers while it holds, waits while another replica has it."""
+        """Until cancelled: takes the lease, delivers while it has it, and waits while another replica has it."""
         while True:
             try:
                 await self._hold_lease()
@@ -136,14 +136,14 @@ class Deliverer:
                     await self._deliver(instant)
                     position = instant.position
             except BaseException:
-                # Stopped half way: what was received need not be sent again, where that can still be written down.
+                # Interrupted: received events need not be sent again if the position can still be saved.
                 with suppress(SeamarkError, LeaseLost):
                     await self._save(saved, position)
                 raise
             await self._save(saved, position)
 
     async def _wait_for_news(self, position: str | None) -> None:
-        """At most a third of the lease, so that it is renewed in time."""
+        """Waits at most a third of the lease, so that it is renewed in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEASE_S / 3):
                 async with self._timeline.watching(InstantFilter(since=position), counted=False) as watcher:
@@ -151,7 +151,7 @@ class Deliverer:
                         pass
 
     async def _deliver(self, instant: Instant) -> None:
-        """Returns once the receiver answered 2xx; LeaseLost when it can no longer be sure to be the only one."""
+        """Returns after a 2xx answer of the receiver; LeaseLost when the lease can no longer be guaranteed."""
         body = encode_json(cloud_event(instant, self._source))
         attempt = 0
         while True:
@@ -173,13 +173,13 @@ class Deliverer:
             await asyncio.sleep(pause_s)
 
     async def _send(self, body: bytes) -> str | None:
-        """None when received, else why not."""
+        """None after success, otherwise the reason."""
         headers = {"Content-Type": "application/cloudevents+json; charset=utf-8", "User-Agent": "seamark"}
         if self._settings.webhook_secret:
             at_s = self._clock.now_ms() // 1000
             headers["Seamark-Signature"] = signature(self._settings.webhook_secret, at_s, body)
         try:
-            # A redirect is not followed: it would carry a signed body to a host that nobody configured.
+            # Redirects are not followed: they would send a signed body to a host that is not configured.
             async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
                 return None if 200 <= answer.status < 300 else f"status {answer.status}"
         except TimeoutError:
@@ -188,7 +188,7 @@ class Deliverer:
             return type(error).__name__
 
     async def _hold_lease(self) -> None:
-        """Takes or renews the lease when a third of it is used up. LeaseLost when another replica has it."""
+        """Takes the lease, or renews it when a third is used. LeaseLost when another replica has it."""
         now_s = self._clock.monotonic()
         if now_s < self._lease_until_s - LEASE_S * 2 / 3:
             return
@@ -213,7 +213,7 @@ class Deliverer:
             raise LeaseLost from None
 
     def _jitter_s(self, seconds: float) -> float:
-        """Between half of it and all of it: replicas and URLs must not knock in step."""
+        """Between half of it and all of it, so that replicas and URLs do not send together."""
         return seconds * (0.5 + self._clock.random_bytes(1)[0] / 510)
 
 
@@ -227,7 +227,7 @@ async def open_webhooks(
     holder: str,
     failed: Callable[[], None],
 ) -> AsyncIterator[None]:
-    """Delivers to every `webhook_urls` while the block runs. `holder` names this worker among all on the store."""
+    """Delivers to all `webhook_urls` while the block runs. `holder` identifies this worker among all on the store."""
     if not settings.webhook_urls:
         yield
         return

@@ -170,7 +170,7 @@ async def test_an_exclusive_build_gives_way_to_another_of_its_index_that_is_aliv
     assert (await alone("other")).status == 200
     await table("POST", at(first, "/finish"))
     assert (await alone()).status == 200
-    monkeypatch.setattr(build_state, "HEARD_OF_MS", -1)
+    monkeypatch.setattr(build_state, "EXCLUSIVE_MS", -1)
     assert (await alone()).status == 200
 
 
@@ -234,8 +234,8 @@ async def test_builders_at_work_do_not_hold_up_commits_nor_the_other_way_round(t
     ("other", "told"),
     [
         ({"table_uuid": "00000000-0000-0000-0000-000000000000"}, "it is of the table 00000000"),
-        ({"definition": '{"kind":"bloom","terms":[]}'}, "it is of the index bloom"),
-        ({"kind": "bitmap"}, "it is of the index bitmap"),
+        ({"definition": '{"kind":"bloom","terms":[]}'}, "it belongs to the index bloom"),
+        ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],
 )
 async def test_an_index_file_of_something_else_is_refused_by_name(table: Api, other: dict[str, Any], told: str) -> None:

@@ -103,7 +103,7 @@ async def test_any_snapshot_is_explained(table: Api) -> None:
         ({"wher": "id = 1"}, "wher"),
         ({"limit": 0}, "limit"),
         ({"ref": "nope"}, "nope"),
-        ({"ref": "main", "snapshot-id": 1}, "one way"),
+        ({"ref": "main", "snapshot-id": 1}, "set one of them"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_and_told_why(table: Api, body: Any, told: str) -> None:

@@ -110,7 +110,7 @@ async def test_saying_the_same_again_commits_nothing(table: Api) -> None:
         ("i", {"kind": "bloom", "columns": "id"}, 400, "columns"),
         ("-i", {"kind": "bloom", "columns": ["id"]}, 400, "cannot name an index"),
         ("bucket:id", {"kind": "bloom", "columns": ["id"]}, 400, "partition spec"),
-        ("twin", {"kind": "record", "columns": ["id"]}, 409, "The index there is the same"),
+        ("twin", {"kind": "record", "columns": ["id"]}, 409, "The index there has the same definition"),
     ],
 )
 async def test_a_definition_that_makes_no_sense_is_refused(

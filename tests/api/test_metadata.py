@@ -208,7 +208,7 @@ async def test_a_snapshot_is_named_by_id_ref_or_time(table: Api) -> None:
         ("snapshot-id=x", "whole number"),
         ("ref=nope", "first, main"),
         ("as-of=5", "as-of=5"),
-        ("ref=main&as-of=5", "one way"),
+        ("ref=main&as-of=5", "set one of them"),
         ("limit=0", "limit"),
         ("limit=many", "limit"),
         ("page-token=abc", "page-token"),

@@ -162,7 +162,7 @@ async def test_a_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
         ({"filter": {"type": "eq", "term": "nosuch", "value": 5}}, "nosuch"),
         ({"filter": EQ_5, "predicate": "id = 5"}, "has both predicate and filter"),
         ({"snapshot-id": 7}, "Cannot find snapshot 7"),
-        ({"snapshot-id": 1, "ref": "main"}, "in one way"),
+        ({"snapshot-id": 1, "ref": "main"}, "set one of them"),
         ({"ref": "nosuch"}, "nosuch"),
         ({"lease-s": 0}, "lease-s is 0"),
         ({"kept-max": 1.5}, "kept-max is 1.5"),

@@ -125,7 +125,7 @@ async def test_nothing_is_replaced_but_the_name_of_the_plans_table(late: Late, t
     body["tables"][0] |= {"start": start, "end": end}
     answer = await late("POST", f"{OWN}/v/plan-views", body)
     assert answer.error[:2] == (400, "BadRequestException")
-    assert "does not name db.t" in answer.error[2]
+    assert "are not the name of db.t" in answer.error[2]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ async def test_nothing_but_a_plan_of_that_very_view_stands_there(late: Late) -> 
     for other in (plan, outer):
         answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
         assert answer.error[:2] == (400, "BadRequestException")
-        assert "does not name db." in answer.error[2]
+        assert "are not the name of db." in answer.error[2]
     for other in ("v", "t", f"v~plan~{'0' * 32}"):
         answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
         assert answer.status == 404, "the view itself is no plan of it"

@@ -87,7 +87,7 @@ def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
                 proved += 1
                 assert not meets, (seed, one, left, other, right)
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
-            if b.hold(a):
+            if b.contain(a):
                 proved += 1
                 assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, one, left, other, right)
     assert proved > 500
@@ -110,9 +110,9 @@ def test_among_many_those_of_its_own_spec_are_met_by_their_values_and_others_one
             one = partitions.partition(0, values)
             each = [Targets(partitions, [single]) for single in wanted]
             assert targets.overlap(one) == any(single.overlap(one) for single in each), (seed, specs, wanted, values)
-            assert targets.hold(one) == any(single.hold(one) for single in each), (seed, specs, wanted, values)
+            assert targets.contain(one) == any(single.contain(one) for single in each), (seed, specs, wanted, values)
             assert targets.overlap(one) or not any(_tuple(specs[n], row) == said for n, said in wanted)
-            assert targets.hold(one) or (0, values) not in wanted
+            assert targets.contain(one) or (0, values) not in wanted
 
 
 def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each(
@@ -120,20 +120,20 @@ def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each
 ) -> None:
     partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
     looks = 0
-    said = PartitionOverlap.said
+    said = PartitionOverlap.constraints
 
     def counted(self: PartitionOverlap, partition: Any) -> Any:
         nonlocal looks
         looks += 1
         return said(self, partition)
 
-    monkeypatch.setattr(PartitionOverlap, "said", counted)
+    monkeypatch.setattr(PartitionOverlap, "constraints", counted)
     monkeypatch.setattr(overlap, "_apart", None)  # to compare two would fail
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):
         one = partitions.partition(0, (number,))
-        assert targets.overlap(one) == targets.hold(one) == (number < 1000)
+        assert targets.overlap(one) == targets.contain(one) == (number < 1000)
     assert looks == 3000
 
 
@@ -141,9 +141,9 @@ def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each
 def test_the_zeros_are_apart_and_nan_is_one(zeros: tuple[float, float]) -> None:
     partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
     targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
-    assert targets.hold(partitions.partition(0, (zeros[0],)))
+    assert targets.contain(partitions.partition(0, (zeros[0],)))
     assert not targets.overlap(partitions.partition(0, (zeros[1],)))
-    assert targets.hold(partitions.partition(0, (-math.nan,)))
+    assert targets.contain(partitions.partition(0, (-math.nan,)))
 
 
 def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[PartitionOverlap, Any, Any]:
@@ -176,8 +176,8 @@ def test_partitions_of_different_specs_are_apart_where_no_row_can_be_in_both(one
 
 def test_a_bucket_lies_within_that_of_half_as_many() -> None:
     partitions, half, whole = _two(("bucket[8]", 3), ("bucket[16]", 11))
-    assert Targets(partitions, [half]).hold(partitions.partition(*whole))
-    assert not Targets(partitions, [whole]).hold(partitions.partition(*half))
+    assert Targets(partitions, [half]).contain(partitions.partition(*whole))
+    assert not Targets(partitions, [whole]).contain(partitions.partition(*half))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_truncations_of_ints_that_writers_do_not_agree_on_are_never_apart(width:
     partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", -5), source=5)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
     partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", 5), source=5)
-    assert Targets(partitions, [a]).hold(partitions.partition(*b)) is apart
+    assert Targets(partitions, [a]).contain(partitions.partition(*b)) is apart
 
 
 def _matches(expression: Expression, value: Any) -> bool:

@@ -130,7 +130,7 @@ class IndexFilesContract(OpenedStores):
         await indexed.transact([replacing("ab"), replacing("c", "b")])
         before = await states(indexed), await version(indexed)
         for remove in ("b", "ab", "x"):
-            with pytest.raises(CommitConflict, match="not live any more"):
+            with pytest.raises(CommitConflict, match="no longer live"):
                 await indexed.transact([replacing("d", remove)])
         with pytest.raises(CommitConflict, match="file:///w/a is not live"):
             await indexed.transact([replacing("d", "a", definition="another")])

@@ -148,7 +148,7 @@ class NamesContract(OpenedStores):
         )
         with pytest.raises(CommitConflict):
             await store.transact([make_swap("t", before.metadata_location, "file:///2")])
-        with pytest.raises(CommitConflict, match="created anew"):
+        with pytest.raises(CommitConflict, match="created again"):
             await store.transact([make_swap("t", "file:///1", "file:///2", uuid="of another")])
         assert await store.entry(TABLE, NS, "t") == after
 

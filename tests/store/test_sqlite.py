@@ -209,7 +209,7 @@ async def _refused(path: Path, clock: SimulatedClock) -> str:
     ("change", "complaint"),
     [
         ("UPDATE schema_version SET version = 99", "schema version 99"),
-        ("UPDATE schema_version SET version = -1", "never existed"),
+        ("UPDATE schema_version SET version = -1", "invalid schema version"),
         ("INSERT INTO schema_version VALUES (1)", "several rows"),
         ("DELETE FROM schema_version", "already exists"),
         ("DROP TABLE schema_version", "another application"),
