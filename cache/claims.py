@@ -1,11 +1,11 @@
-"""Claims: one process of this machine at a time fetches a key, while the others wait for what it puts on the disk.
+"""Claims: one process of this machine fetches a key at a time; the others wait until it is in the disk cache.
 
-N workers that all meet a new table would otherwise each fetch and decode all of it. The rule: a claim is advice. It
-ends with its process, however that ends; who waits too long goes ahead without; and where locks do not work, every
-claim is granted. At worst something is fetched twice.
+Otherwise each of N workers that access a new table would fetch and decode all of it. The rule: a claim is advisory. It
+ends with its process, however that ends; a process that has waited too long continues without; and where locks do not
+work, every claim is granted. In the worst case data are fetched twice.
 
-A claim is a lock on one byte of one file, at an offset drawn from the key: no file per key, nothing to clean up. Two
-keys share a byte about never, and then they only wait for each other.
+A claim is a lock on one byte of one file, at an offset derived from the key: there is no file per key and nothing to
+clean up. Two keys with the same byte are very rare, and then only wait for each other.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cache.envelope import key_digest
 
 
 class Claims:
-    """Belongs to one event loop or thread. One per file and process: POSIX drops a process's locks on a file when it
-    closes any descriptor of it."""
+    """Belongs to one event loop or thread. One instance per file and process: POSIX releases a process's locks on a
+    file when it closes any descriptor of it."""
 
     def __init__(self, path: Path) -> None:
         self._held: set[int] = set()
@@ -30,7 +30,7 @@ class Claims:
             self._file = -1
 
     def take(self, key: str) -> bool:
-        """Whether it is ours now; False when somebody holds it, this process included. Never waits."""
+        """Whether the claim was granted; False while another task or process has it. Never waits."""
         offset = _offset(key)
         if offset in self._held:
             return False
@@ -45,7 +45,7 @@ class Claims:
         return True
 
     def release(self, key: str) -> None:
-        """That it was not held is no error."""
+        """Releases the claim; no error without one."""
         offset = _offset(key)
         if offset in self._held:
             self._held.discard(offset)
@@ -53,7 +53,7 @@ class Claims:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
 
     def close(self) -> None:
-        """Releases every claim; later ones are granted unheard. Twice is once."""
+        """Releases every claim; later claims are granted without a lock. Idempotent."""
         self._held.clear()
         if self._file >= 0:
             os.close(self._file)

@@ -1,13 +1,14 @@
-"""The disk tier: payloads in files of one folder, mapped where they are large, shared by every process of a machine.
+"""The disk tier: payloads as files of one folder, memory-mapped when large, shared by all processes of a machine.
 
-The rule it keeps: a hit is the payload that was put, whole; whatever befell the folder is a miss. An envelope in each
-file proves it (`envelope.py`), once per mapping; diskcache accounts for the files and evicts them (`ledger.py`).
+The rule: a hit is the complete payload that was put; any damage to the folder is a miss. An envelope in each file
+proves that (`envelope.py`), once per mapping. diskcache accounts for the files and evicts them (`ledger.py`).
 
-A mapping outlives its file: what was evicted stays readable where it is in use, and its disk space returns with the
-last view. So the disk may hold, beyond the budget, what the processes' memory tiers hold. A file that somebody else
-cuts short while it is mapped kills its readers (SIGBUS), as mapped files do; nothing here ever cuts one.
+A mapping outlives its file: an evicted file stays readable while it is in use, and its disk space is freed with the
+last view. The disk may therefore contain, in addition to the budget, what the processes' memory tiers use. A file that
+another program truncates while it is mapped kills its readers (SIGBUS), as with all mapped files; this module never
+truncates a file.
 
-Arrow maps the files, because CPython before 3.13 keeps a descriptor open for each mapping, and thousands are held.
+Arrow maps the files, because CPython before 3.13 keeps a descriptor open for each mapping, and there are thousands.
 """
 
 from __future__ import annotations
@@ -27,36 +28,36 @@ from cache.ledger import BUDGET_BYTES_MIN, Ledger, Unavailable, charge, file_nam
 from cache.tier import Payload, TierStats, parts_of
 
 MAP_BYTES_MIN = 64 * 1024
-"""Smaller files are read: a mapping costs a system call more, and pages of its own."""
+"""Smaller files are read: a mapping costs a further system call, and separate pages."""
 _TOUCHES_MAX = 1024
 
 
 class DiskTier:
-    """At most `budget_bytes` of disk, SQLite's file and directories included; survives restarts.
+    """Uses at most `budget_bytes` of disk, including SQLite's file and directories; survives restarts.
 
-    `mapped_max` bounds the mappings kept for repeated gets (no descriptors, but address space). Opening it audits the
-    folder: about a millisecond per thousand files. ValueError for a budget below 1 MiB.
+    `mapped_max` bounds the mappings that are kept for repeated gets (they use address space but no descriptors).
+    Opening the tier audits the folder, about a millisecond per thousand files. ValueError for a budget below 1 MiB.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, *, mapped_max: int = 4096) -> None:
         if budget_bytes < BUDGET_BYTES_MIN:
             raise ValueError(f"budget_bytes is {budget_bytes}; a cache folder needs at least {BUDGET_BYTES_MIN}")
         if mapped_max < 0:
-            raise ValueError(f"mapped_max is {mapped_max}; it cannot be negative")
+            raise ValueError(f"mapped_max is {mapped_max}; it must be 0 or more")
         self._folder = folder.absolute()
         self._budget_bytes = budget_bytes
         self._mapped_max = mapped_max
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._touched: dict[str, None] = {}
-        """Used since the account last heard of it, in the order of first use; told in batches, so that a get writes
-        nothing."""
+        """Keys used since the last update of the account, in order of first use; written in batches, so that a get
+        writes nothing."""
         self._lock = threading.Lock()
-        """Over everything here but the ledger, which has its own; never held over a system call."""
+        """For all state here except the ledger, which has its own lock; never held during a system call."""
         self._hits = self._misses = self._puts = self._refused = self._damaged = self._errors = 0
         self._last_error = ""
         self._closed = False
         self._ledger = Ledger(self._folder, budget_bytes)
-        self._settle()
+        self._record_uses()
 
     def get(self, key: str) -> memoryview | None:
         with self._lock:
@@ -83,14 +84,14 @@ class DiskTier:
         with self._lock:
             if self._closed:
                 return False
-        if _holds(path, header, file_bytes):
+        if _is_stored(path, header, file_bytes):
             self._used(key)
             return True
 
         def store(cache: Any) -> bool:
             with cache.transact():
                 self._ledger.touch(cache, self._take_touched())
-                # The row is there before the file, so that no crash leaves a file that nobody pays for.
+                # The row precedes the file, so that a crash leaves no file without an account.
                 if not self._ledger.make_room(cache, charge(file_bytes)):
                     return False
                 cache.set(digest[:16], charge(file_bytes))
@@ -118,7 +119,7 @@ class DiskTier:
             self._touched.pop(key, None)
         name = key_digest(key)[:16]
         try:
-            # Before the lock is asked for: a busy or full folder must not keep what is not wanted.
+            # Before the lock is taken: a busy or full folder must not keep a discarded file.
             (self._folder / file_name(name)).unlink(missing_ok=True)
             self._ledger.run(lambda cache: cache.delete(name))
         except (OSError, Unavailable) as error:
@@ -147,16 +148,16 @@ class DiskTier:
             self._closed = True
             self._mapped.clear()
         if self._touched:
-            self._settle()
+            self._record_uses()
         self._ledger.close()
 
     def check_invariants(self) -> None:
         assert len(self._mapped) <= self._mapped_max, f"{len(self._mapped)} mappings kept of {self._mapped_max}"
-        assert len(self._touched) <= 2 * _TOUCHES_MAX + len(self._mapped), f"{len(self._touched)} uses not told"
+        assert len(self._touched) <= 2 * _TOUCHES_MAX + len(self._mapped), f"{len(self._touched)} unrecorded uses"
         self._ledger.check_invariants()
 
     def _open(self, key: str) -> memoryview | None:
-        """A get that has to look at the disk."""
+        """A get that must read the disk."""
         payload, broken = None, False
         digest = key_digest(key)
         try:
@@ -177,7 +178,7 @@ class DiskTier:
         with self._lock:
             self._hits += 1
             if self.is_mapped(payload) and not self._closed:
-                # Two threads may have mapped it at once: one mapping is enough.
+                # Two threads may have mapped it together: one mapping is kept.
                 payload = self._mapped.setdefault(key, payload)
                 while len(self._mapped) > self._mapped_max:
                     self._mapped.popitem(last=False)
@@ -189,23 +190,23 @@ class DiskTier:
             self._touched[key] = None
             due = len(self._touched) >= _TOUCHES_MAX
         if due:
-            self._settle(wait_s=0)
+            self._record_uses(wait_s=0)
 
     def _take_touched(self) -> list[bytes]:
         with self._lock:
             keys, self._touched = self._touched, {}
         return [key_digest(key)[:16] for key in keys]
 
-    def _settle(self, wait_s: float = 2.0) -> None:
-        """Tells the account what was used; what it cannot be told now is forgotten, so that nothing piles up."""
+    def _record_uses(self, wait_s: float = 2.0) -> None:
+        """Writes the recorded uses to the account; those that cannot be written now are dropped, to bound memory."""
         keys = self._take_touched()
 
-        def tell(cache: Any) -> None:
+        def update(cache: Any) -> None:
             with cache.transact():
                 self._ledger.touch(cache, keys)
 
         try:
-            self._ledger.run(tell, wait_s)
+            self._ledger.run(update, wait_s)
         except Unavailable as error:
             if wait_s:
                 self._failed(error)
@@ -217,15 +218,15 @@ class DiskTier:
 
 
 def _read(path: Path) -> memoryview:
-    """The file's bytes, read-only: mapped and shared when it is large, with no descriptor left open. OSError."""
+    """The bytes of the file, read-only: mapped and shared when large, without an open descriptor. OSError."""
     if path.stat().st_size < MAP_BYTES_MIN:
         return memoryview(path.read_bytes())
     with pa.memory_map(str(path), "r") as file:
         return memoryview(file.read_buffer()).cast("B")
 
 
-def _holds(path: Path, header: bytes, file_bytes: int) -> bool:
-    """Whether this very payload lies there already, by its header: another worker may have been first."""
+def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:
+    """Whether this payload is stored already, by its header: another worker may have been faster."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size == file_bytes and file.read(HEADER_BYTES) == header
@@ -234,7 +235,7 @@ def _holds(path: Path, header: bytes, file_bytes: int) -> bool:
 
 
 def _write(path: Path, parts: Sequence[memoryview]) -> None:
-    """All of it under the name, or nothing. OSError."""
+    """Writes the file atomically. OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(dir=path.parent)
     try:

@@ -1,7 +1,7 @@
-"""The envelope round a stored value: what is read under a key is what was put under that key, whole, or is refused.
+"""The envelope of a stored value: a read returns exactly the value that was put under the key, or is refused.
 
-The rule it keeps: nothing outside the envelope is believed, neither a file's name nor its length nor the index beside
-it. So files may be torn, swapped, flipped or left over from a crash, and nothing is ever synced to the disk.
+The rule: nothing outside the envelope is trusted, neither the file's name nor its length nor the account. Files may
+therefore be torn, swapped, corrupted or left over from a crash, and nothing is synced to the disk.
 
     bytes  0–7   magic, with a line end that a transfer in text mode would break
     bytes  8–11  version of this layout
@@ -12,9 +12,9 @@ it. So files may be torn, swapped, flipped or left over from a crash, and nothin
     bytes 60–63  CRC-32 of bytes 0–59
     bytes 64–    payload; all numbers little-endian
 
-The header is 64 bytes so that arrays inside a mapped payload are aligned to cache lines. CRC-32 by isal runs at 12 GB/s
-(zlib's at 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and releases the GIL. It guards
-against accidents, not against someone who may write to the folder. Pure: no files here.
+The header has 64 bytes so that arrays inside a mapped payload are aligned to cache lines. CRC-32 by isal runs at 12
+GB/s (zlib: 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and releases the GIL. It protects
+against accidents, not against an attacker with write access to the folder. Pure: no file access here.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _CHECK = struct.Struct("<I")
 
 
 class Damaged(Exception):
-    """The bytes are not a whole envelope for this key; the message says what is wrong with them."""
+    """The bytes are not a complete envelope for this key; the message names the fault."""
 
 
 def key_digest(key: str) -> bytes:
-    """32 bytes; lone surrogates are keys too."""
+    """32 bytes; lone surrogates are valid in keys."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
 def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
-    """The header (64 bytes) that goes before the payload, which is `parts` one after the other, each of itemsize 1."""
+    """The header (64 bytes) for the payload, which is the concatenation of `parts`, each of itemsize 1."""
     checksum = 0
     for part in parts:
         checksum = isal_zlib.crc32(part, checksum)
@@ -51,9 +51,9 @@ def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
 
 
 def unseal(digest: bytes, data: memoryview) -> memoryview:
-    """The payload, a slice of `data` that keeps it alive. Damaged when anything at all is not as `seal` left it."""
+    """The payload, a slice of `data` that keeps it alive. Damaged for any difference from what `seal` returned."""
     if len(data) < HEADER_BYTES:
-        raise Damaged(f"{len(data)} bytes are no header")
+        raise Damaged(f"{len(data)} bytes are too short for a header")
     head = data[: _LAYOUT.size]
     if _CHECK.unpack_from(data, _LAYOUT.size)[0] != isal_zlib.crc32(head):
         raise Damaged("the header's checksum does not match")
@@ -64,7 +64,7 @@ def unseal(digest: bytes, data: memoryview) -> memoryview:
         raise Damaged("it belongs to another key")
     payload = data[HEADER_BYTES:]
     if len(payload) != length:
-        raise Damaged(f"{len(payload)} bytes of payload where {length} were put")
+        raise Damaged(f"the payload has {len(payload)} bytes; the header says {length}")
     if isal_zlib.crc32(payload) != checksum:
         raise Damaged("the payload's checksum does not match")
     return payload

@@ -1,17 +1,16 @@
-"""The account of a folder of cached files: which there are, what they weigh, which was used least lately.
+"""The account of a folder of cached files: which files there are, their sizes, and the least recently used.
 
-diskcache keeps it, in one SQLite file, and evicts by it. Three rules make that safe and cheap here:
+diskcache keeps it in a SQLite file and evicts by it. Three rules make that safe and cheap:
 
-- Everything that changes the folder runs under one lock file, one process and one thread at a time. So room is made
-  before a file is written, and the folder is within its budget at every instant, however many processes share it.
-- Readers ask neither lock nor SQLite: a file's name follows from its key, and its envelope says whether it is good.
-  A locked, slow or corrupt account costs no hit.
-- The account is not precious. It is audited when it is opened, and one that is corrupt is thrown away with its files.
-  It is never synced, and kept in a rollback journal, not a write-ahead log: nothing of it is mapped, so that a file
-  cut short by anyone is an error and not a SIGBUS.
+- All changes of the folder run under one lock file, one process and one thread at a time. Space is freed before a file
+is written, and the folder is within its budget at any time, with any number of processes. - Readers use neither the
+lock nor SQLite: a file's name is derived from its key, and its envelope proves its content. A locked, slow or corrupt
+account costs no hit. - The account is disposable. It is audited when it is opened, and a corrupt account is deleted
+with its files. It is never synced, and uses a rollback journal instead of a write-ahead log: it is not mapped, so that
+a truncated file is an error and not a SIGBUS.
 
-A tier has one SQLite connection, not diskcache's one for each thread, which nobody else may close: threads come one at
-a time anyway.
+A tier has one SQLite connection instead of diskcache's connection per thread, which other threads cannot close; the
+lock admits one thread at a time anyway.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from diskcache.core import MODE_BINARY
 T = TypeVar("T")
 
 BLOCK_BYTES = 4096
-"""What file systems allot by; a file is charged whole blocks."""
+"""The allocation unit of file systems; a file is charged whole blocks."""
 RESERVE_BYTES = 512 * 1024
-"""Of the budget, for the directories, SQLite's journal and the pages that one more row may take."""
+"""The part of the budget for directories, SQLite's journal and the pages of one more row."""
 BUDGET_BYTES_MIN = 2 * RESERVE_BYTES
 SHARDS = 16
 SUFFIX = ".block"
 LOCK_WAIT_S = 2.0
 _LOCK_POLL_S = 0.005
 _SQLITE_TIMEOUT_S = 1.0
-"""Only for strangers who look at the file: ours wait for the lock file."""
+"""Only for foreign processes that open the file: Seamark's processes wait for the lock file."""
 _DATABASE = "cache.db"
 _POLICY = "seamark"
 
 EVICTION_POLICY[_POLICY] = {
     "init": EVICTION_POLICY["least-recently-used"]["init"],
     "get": EVICTION_POLICY["least-recently-used"]["get"],
-    # diskcache evicts ten at a time; ten large ones are more than was asked for, so those go one by one.
+    # diskcache evicts ten entries at a time; ten large entries are more than needed, so those are evicted one by one.
     "cull": "SELECT {fields} FROM Cache ORDER BY access_time, rowid LIMIT CASE WHEN (SELECT MAX(size) FROM"
     " (SELECT size FROM Cache ORDER BY access_time, rowid LIMIT 10)) < 65536 THEN ? ELSE 1 END",
 }
@@ -63,11 +62,11 @@ _PASSING = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_IOERR,
 }
-"""Errors of SQLite that say nothing against the file's content."""
+"""Errors of SQLite that do not indicate a corrupt file."""
 
 
 class Unavailable(Exception):
-    """The account could not be used now; the message says why."""
+    """The account cannot be used now; the message names the reason."""
 
 
 class _Corrupt(Exception):
@@ -75,14 +74,14 @@ class _Corrupt(Exception):
 
 
 _FAILURES = (sqlite3.Error, Timeout, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""What diskcache lets through when its file is busy, cut short, flipped or away: rows of it come in any form."""
+"""Exceptions of diskcache when its file is busy, truncated, corrupted or missing: its rows may contain anything."""
 
 
 class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
-    """diskcache's view of the files: their names follow from their keys, their content is not its business."""
+    """diskcache's view of the files: names are derived from keys, and contents are not diskcache's."""
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:
-        """`value` is what the file is charged; nobody pickles anything."""
+        """`value` is the charge of the file; nothing is pickled."""
         return value, MODE_BINARY, file_name(key), None
 
     def fetch(self, mode: int, filename: str, value: object, read: bool) -> str:
@@ -94,7 +93,7 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
 
 
 class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
-    """diskcache's `Cache` over one connection, whichever thread calls."""
+    """diskcache's `Cache` with one connection for all threads."""
 
     _connection: sqlite3.Connection | None = None
     _pid = -1
@@ -102,7 +101,7 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
     @property
     def _con(self) -> sqlite3.Connection:
         if self._pid != os.getpid():
-            # SQLite's locks do not pass to a forked child, so its connections must not either.
+            # SQLite's locks are not inherited by a forked child, so its connections must not be either.
             self.close()
             self._pid = os.getpid()
         if self._connection is None:
@@ -121,18 +120,18 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
 
 
 def file_name(key: bytes) -> str:
-    """Where the file of a key (any bytes; long ones are cut) lies, relative to the folder."""
+    """The path of a key's file (any bytes; long keys are truncated), relative to the folder."""
     name = key[:16].hex()
     return f"{name[0]}/{name}{SUFFIX}"
 
 
 def charge(file_bytes: int) -> int:
-    """What a file of this length takes from the budget: its blocks, and its line in a directory."""
+    """The charge of a file of this length: its blocks and its directory entry."""
     return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + 128
 
 
 class Ledger:
-    """Never raises from its constructor: a folder that cannot be used now is tried again at each `run`."""
+    """The constructor never raises: a folder that cannot be used is tried again at each `run`."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self._folder = folder
@@ -145,16 +144,16 @@ class Ledger:
         self.evictions = 0
 
     def run(self, action: Callable[[Any], T], wait_s: float = LOCK_WAIT_S) -> T:
-        """What `action` returns, given diskcache's `Cache`, under the lock.
+        """The result of `action`, which gets diskcache's `Cache`, under the lock.
 
-        A corrupt account is replaced by an empty one and the action tried again. Unavailable when another holds the
-        lock for longer than `wait_s`, or when the disk is full, read-only or away.
+        A corrupt account is replaced by an empty one, and the action is tried again. Unavailable when the lock is held
+        for longer than `wait_s`, or when the disk is full, read-only or missing.
         """
         with self._locked(wait_s):
             try:
                 return self._attempt(action)
             except (*_FAILURES, _Corrupt) as error:
-                if not _speaks_of_corruption(error):
+                if not _is_corruption(error):
                     raise Unavailable(_words(error)) from error
             try:
                 self._rebuild()
@@ -163,7 +162,7 @@ class Ledger:
                 raise Unavailable(_words(error)) from error
 
     def make_room(self, cache: Any, need_bytes: int) -> bool:
-        """Evicts until `need_bytes` more fit; whether they do. Displaces nothing for what could never fit."""
+        """Evicts until `need_bytes` more fit, and returns whether they do. Evicts nothing for what can never fit."""
         room = self._budget_bytes - RESERVE_BYTES - need_bytes
         used_bytes = cache.volume()
         if used_bytes <= room:
@@ -175,7 +174,7 @@ class Ledger:
         return bool(cache.volume() <= room)
 
     def touch(self, cache: Any, keys: Iterable[bytes]) -> None:
-        """Makes them the most recently used. To be called in a transaction."""
+        """Marks them as the most recently used. Must be called in a transaction."""
         for key in keys:
             cache.get(key)
 
@@ -186,7 +185,7 @@ class Ledger:
             self.entries, self.used_bytes = len(cache), cache.volume()
             return result
         except BaseException:
-            # With it goes whatever transaction a failed COMMIT left open.
+            # Closing it also ends a transaction that a failed COMMIT left open.
             cache.close()
             raise
 
@@ -201,12 +200,12 @@ class Ledger:
             self._cache = None
 
     def _open(self) -> Any:
-        """The account as it lies there now: somebody may have removed or replaced it since."""
+        """The current account on disk, which may have been removed or replaced."""
         path = self._folder / _DATABASE
         if self._cache is None or _inode(path) != self._inode:
             self._forget()
             with closing(sqlite3.connect(path, timeout=_SQLITE_TIMEOUT_S, isolation_level=None)) as connection:
-                # Of a stranger's lock this tells in a second, what follows in a minute.
+                # Detects a foreign lock within a second; the following statements would take a minute.
                 connection.execute("BEGIN IMMEDIATE")
             cache = _Account(
                 str(self._folder),
@@ -229,7 +228,7 @@ class Ledger:
         return self._cache
 
     def _audit(self, cache: Any) -> None:
-        """Rows without files go, and files without rows, which crashes leave. _Corrupt when the rows do not add up."""
+        """Removes rows without files and files without rows, which crashes leave. _Corrupt for inconsistent rows."""
         with closing(sqlite3.connect(self._folder / _DATABASE, timeout=_SQLITE_TIMEOUT_S)) as connection:
             ((verdict,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
             rows = connection.execute("SELECT key, size, filename FROM Cache").fetchall()
@@ -237,9 +236,9 @@ class Ledger:
                 "SELECT MAX(value) FILTER (WHERE key = 'size'), MAX(value) FILTER (WHERE key = 'count') FROM Settings"
             ).fetchall()
         if verdict != "ok" or (size, count) != (sum(row[1] for row in rows), len(rows)):
-            raise _Corrupt("the account of the cached files does not add up")
+            raise _Corrupt("the sizes in the account of the cached files do not add up")
         if any(row[1] < BLOCK_BYTES or row[2] != file_name(row[0]) for row in rows):
-            raise _Corrupt("the account of the cached files names files that are not ours")
+            raise _Corrupt("the account of the cached files names files with foreign names")
         files = set(self._files())
         known = {name for _, _, name in rows}
         for name in files - known:
@@ -250,7 +249,7 @@ class Ledger:
                 cache.delete(key)
 
     def _files(self) -> Iterator[str]:
-        """Every file in the shards, half-written ones too."""
+        """Every file in the shards, including incomplete files."""
         for shard in range(SHARDS):
             try:
                 names = os.listdir(self._folder / f"{shard:x}")
@@ -259,7 +258,7 @@ class Ledger:
             yield from (f"{shard:x}/{name}" for name in names)
 
     def _rebuild(self) -> None:
-        """Starts anew with nothing: without its account no file can be evicted, and the budget would not hold."""
+        """Starts with an empty folder: without its account no file could be evicted, and the budget would not hold."""
         self._forget()
         for name in (_DATABASE, f"{_DATABASE}-journal", f"{_DATABASE}-wal", f"{_DATABASE}-shm"):
             (self._folder / name).unlink(missing_ok=True)
@@ -269,7 +268,7 @@ class Ledger:
     @contextmanager
     def _locked(self, wait_s: float) -> Iterator[None]:
         if not self._mutex.acquire(timeout=wait_s):
-            raise Unavailable("another thread holds the cache folder for too long")
+            raise Unavailable("another thread holds the lock of the cache folder for too long")
         try:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -284,17 +283,17 @@ class Ledger:
                     except OSError:
                         time.sleep(_LOCK_POLL_S)
                 else:
-                    raise Unavailable("another process holds the cache folder for too long")
+                    raise Unavailable("another process holds the lock of the cache folder for too long")
                 yield
             finally:
-                # Said aloud: a forked child may hold a copy of this descriptor, which closing ours would not release.
+                # Unlocked explicitly: a forked child may have a copy of this descriptor.
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 os.close(lock)
         finally:
             self._mutex.release()
 
     def check_invariants(self) -> None:
-        """AssertionError when the rows, the files and the budget do not agree. Linear; for tests."""
+        """AssertionError when rows, files and budget disagree. Linear; for tests."""
 
         def check(cache: Any) -> None:
             rows = {file_name(key): key for key in cache}
@@ -314,8 +313,8 @@ def _inode(path: Path) -> int:
         return -1
 
 
-def _speaks_of_corruption(error: BaseException) -> bool:
-    """By the first of SQLite's errors that led to this one: on a full disk diskcache's ROLLBACK fails too."""
+def _is_corruption(error: BaseException) -> bool:
+    """Whether SQLite's first error says so: on a full disk diskcache's ROLLBACK fails, too."""
     first = _first(error)
     if isinstance(first, sqlite3.Error):
         return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING

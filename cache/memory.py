@@ -1,10 +1,10 @@
-"""The memory tier: values under hashable keys, within a budget of bytes, the least recently used leaving first.
+"""The memory tier: an LRU cache of values by hashable keys, within a budget of bytes.
 
-The rule it keeps: `used_bytes` is the sum of the sizes its callers declared and is never above the budget, at no
-instant: room is made before an entry is taken in. A value larger than the whole budget is not taken, and displaces
-nothing. Sizes come from the caller because only it knows what a decoded object weighs.
+The rule: `used_bytes` is the sum of the sizes that callers declared and never exceeds the budget: space is freed before
+an entry is added. A value larger than the whole budget is refused and evicts nothing. The caller passes the size,
+because only it knows the memory of a decoded object.
 
-Single-threaded by design, like the event loop that owns it: no method awaits, so none is ever seen half done.
+Single-threaded, like the event loop that owns it: no method awaits, so that no operation is seen incomplete.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_OVERHEAD_BYTES = 200
-"""Added to each declared size: two dict slots, a list node, a tuple and a key of ordinary length in CPython 3.11."""
+"""Added to each declared size: two dict slots, a list node, a tuple and a typical key in CPython 3.11."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Counts since the start, and what is held now. `refused` counts values larger than the budget."""
+    """Counts since the start, and the current contents. `refused` counts values larger than the budget."""
 
     hits: int
     misses: int
@@ -35,11 +35,11 @@ class CacheStats:
 
 
 class MemoryCache(Generic[K, V]):
-    """An LRU within `budget_bytes`; 0 keeps nothing. ValueError for a negative budget or size."""
+    """An LRU within `budget_bytes`; 0 stores nothing. ValueError for a negative budget or size."""
 
     def __init__(self, budget_bytes: int) -> None:
         if budget_bytes < 0:
-            raise ValueError(f"budget_bytes is {budget_bytes}; it cannot be negative")
+            raise ValueError(f"budget_bytes is {budget_bytes}; it must be 0 or more")
         self._budget_bytes = budget_bytes
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._used_bytes = 0
@@ -49,16 +49,16 @@ class MemoryCache(Generic[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Neither counts as a use nor as a hit."""
+        """Counts neither as a use nor as a hit."""
         return key in self._entries
 
     @property
     def used_bytes(self) -> int:
-        """As in `stats`, for who asks often."""
+        """The same as in `stats`, for frequent callers."""
         return self._used_bytes
 
     def get(self, key: K) -> V | None:
-        """The value, which is the most recently used from now on; None when it is not held."""
+        """The value, which becomes the most recently used; None when absent."""
         entry = self._entries.get(key)
         if entry is None:
             self._misses += 1
@@ -68,9 +68,9 @@ class MemoryCache(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
-        """Whether it was taken in. Replaces what was under the key, also when the new value is refused."""
+        """Whether the value was stored. Removes the key's previous value even when the new value is refused."""
         if size_bytes < 0:
-            raise ValueError(f"size_bytes is {size_bytes}; it cannot be negative")
+            raise ValueError(f"size_bytes is {size_bytes}; it must be 0 or more")
         self.discard(key)
         charged = size_bytes + ENTRY_OVERHEAD_BYTES
         if charged > self._budget_bytes:
@@ -85,13 +85,13 @@ class MemoryCache(Generic[K, V]):
         return True
 
     def discard(self, key: K) -> None:
-        """Forgets the key; that it was not held is no error."""
+        """Removes the key; no error when it is absent."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._used_bytes -= entry[1]
 
     def clear(self) -> None:
-        """Forgets every entry; the counts stay."""
+        """Removes every entry; the counts stay."""
         self._entries.clear()
         self._used_bytes = 0
 
@@ -107,7 +107,7 @@ class MemoryCache(Generic[K, V]):
         )
 
     def check_invariants(self) -> None:
-        """AssertionError when the account does not add up. Linear; for tests."""
+        """AssertionError when the sizes do not add up. Linear; for tests."""
         charged = [size for _, size in self._entries.values()]
         assert self._used_bytes == sum(charged), f"{self._used_bytes} bytes on the account, {sum(charged)} held"
         assert self._used_bytes <= self._budget_bytes, f"{self._used_bytes} bytes over a budget of {self._budget_bytes}"

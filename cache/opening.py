@@ -1,6 +1,6 @@
-"""A stack of tiers with what it stands on: a folder that the processes of a machine share, their claims, and threads.
+"""Opens a stack of tiers with its dependencies: a folder that the processes of a machine share, claims, and threads.
 
-Opened and closed as one: the stack first, which still writes to the disk, then its threads.
+They are closed together: first the stack, which still writes to the disk, then its threads.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ async def open_stack(
     threads: int,
     name: str,
 ) -> AsyncIterator[Stack[V]]:
-    """`disk_bytes` of values at most lie in `folder`, none where that is 0. Its claims are a file beside it. `threads`
-    called `name` do the disk's work. No mapping of a file is kept but by the values in use, so that whoever holds them
-    knows all memory."""
+    """`folder` contains at most `disk_bytes` of values; 0 disables the disk tier. The file of the claims is next to it.
+    `threads` threads called `name` do the disk's work. Mappings are kept only by the values in use, so that the memory
+    tier accounts for all memory."""
     executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
     disk = claims = None
     if disk_bytes:

@@ -1,8 +1,7 @@
-"""Single flight: however many ask for a key at once, one fetch runs, and all get what it brings or how it failed.
+"""Single flight: concurrent requests for a key share one fetch and its result or error.
 
-The rule it keeps: a waiter's cancellation is its own. The fetch runs in a task of its own that no caller's
-cancellation reaches, until the last waiter has gone: then nobody wants the result and the fetch is cancelled.
-Nothing is remembered after a flight lands: keeping results is the cache's business, and a failure is not a result.
+The rule: cancelling a waiter cancels only that waiter. The fetch runs in a separate task, which is cancelled when the
+last waiter has gone. Results are not remembered: that is the task of a cache, and an error is not a result.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class SingleFlight(Generic[K, V]):
         self._flights: dict[K, _Flight[V]] = {}
 
     def __len__(self) -> int:
-        """Fetches in flight."""
+        """The number of running fetches."""
         return len(self._flights)
 
     async def run(self, key: K, fetch: Callable[[], Awaitable[V]]) -> V:
-        """What `fetch` returns or raises, or what the fetch already in flight for this key does.
+        """The result or the error of `fetch`, or of the running fetch for this key.
 
         CancelledError when the caller is cancelled, or when the fetch cancels itself.
         """
@@ -50,7 +49,7 @@ class SingleFlight(Generic[K, V]):
                 # Later callers must not join a flight that is being cancelled.
                 self._forget(key, flight)
                 flight.task.cancel()
-            # An error's traceback holds this frame, and the task the error: no cycle, so that what else it holds goes.
+            # The traceback of an error refers to this frame, and the task to the error; this breaks the cycle.
             del flight
 
     def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
@@ -64,7 +63,7 @@ class SingleFlight(Generic[K, V]):
     def _land(self, key: K, flight: _Flight[V], task: asyncio.Task[V]) -> None:
         self._forget(key, flight)
         if not task.cancelled():
-            # Waiters cancelled in the same step leave nobody to take the error; asyncio would warn of it.
+            # When all waiters were cancelled in the same step, asyncio would warn of an unretrieved error.
             task.exception()
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:

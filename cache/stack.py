@@ -1,12 +1,12 @@
-"""The read-through stack: memory, then disk, then `fetch`, and what a fetch brings is kept in both.
+"""The read-through stack: memory, then disk, then `fetch`; a fetched value is stored in both.
 
-The rules: a key is fetched once at a time, by this event loop (single flight) and, where claims are given, by this
-machine; a tier that fails is a tier that misses, so only a fetch or its decoding fails a `get`; and a get never waits
-for a put: what was fetched goes to the disk behind the answer, through a queue that drops when it is full.
+The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with claims, on this
+machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a `get`. A get never waits
+for a put: fetched values are written to the disk in the background, through a queue that drops values when it is full.
 
-Memory holds decoded values (V), the disk bytes; `open` turns the one into the other. It should look at the bytes where
-they lie and copy nothing: over a mapped file, V then costs this process no memory of its own, and N workers share the
-pages. That is why a fetched value, whose bytes are private, is replaced by its mapped twin once the disk has it.
+Memory contains decoded values (V), the disk bytes; `open` converts bytes to values. It should use the bytes in place
+and copy nothing: V over a mapped file then costs this process no memory, and N workers share the pages. For the same
+reason a fetched value, whose bytes are private, is replaced by its mapped equivalent once it is on the disk.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CLAIM_POLL_S = 0.02
 class StackStats:
     """Counts since the start. `disk` is None without a disk tier.
 
-    `fetches` begun; `waits` for another process that was fetching, `overtaken` those that waited in vain and fetched
-    themselves; `dropped` values that were not put on the disk because too much was waiting; `unreadable` values from
-    the disk that `open` refused; `pending_bytes` waiting to be put now.
+    `fetches` started; `waits` for another process that was fetching, `overtaken` waits that timed out, after which this
+    process fetched; `dropped` values that were not written to the disk because the queue was full; `unreadable` values
+    from the disk that `open` refused; `pending_bytes` in the queue now.
     """
 
     memory: CacheStats
@@ -58,10 +58,10 @@ class _Put(Generic[V]):
 class Stack(Generic[V]):
     """Belongs to one event loop, and owns its tiers: `close` closes them.
 
-    `weigh` says what a value costs the memory tier, in bytes, `weigh_mapped` what it does over a mapped file, where
-    that is something else. At most `pending_bytes_max` wait to be put on the disk.
-    A process waits at most `claim_wait_s` for another's fetch of the same key. `executor` runs the disk's work and
-    `open` of what it holds; None is the loop's own.
+    `weigh` returns the cost of a value for the memory tier in bytes; `weigh_mapped` the cost over a mapped file, if
+    that differs. The queue for the disk has at most `pending_bytes_max`. A process waits at most `claim_wait_s` for
+    another's fetch of the same key. `executor` runs the disk's work and `open` of its bytes; None is the loop's default
+    executor.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Stack(Generic[V]):
         self._pending_bytes = 0
         self._fetches = self._waits = self._overtaken = self._dropped = self._unreadable = 0
 
-    def held(self, key: str) -> V | None:
-        """The value if memory has it, at once; for those who ask for many and would rather not await each."""
+    def cached(self, key: str) -> V | None:
+        """The value if it is in memory; for callers with many keys that should not await each."""
         return self._memory.get(key)
 
     async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
-        """The value under `key`: from memory, or `open` of the bytes that the disk holds or that `fetch` brings.
+        """The value of `key`: from memory, or `open` of the bytes from the disk or from `fetch`.
 
-        `fetch` decodes and does its own work in threads; what it or `open` after it raises, every waiter gets, and
-        nothing is kept. Of bytes from the disk that `open` refuses (an older program's, say), it fetches anew.
+        `fetch` decodes and runs its work in threads. All waiters get an error of `fetch`, or of `open` after it, and
+        nothing is stored. If `open` refuses bytes from the disk (of an older program, for instance), they are fetched.
         """
         value = self._memory.get(key)
         if value is not None:
@@ -107,7 +107,7 @@ class Stack(Generic[V]):
         return await self._flights.run(key, lambda: self._load(key, fetch, open))
 
     def discard(self, key: str) -> None:
-        """Forgets the value in memory only: the disk and other processes may still have it."""
+        """Removes the value from memory only; the disk and other processes may still have it."""
         self._memory.discard(key)
 
     async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
@@ -118,7 +118,7 @@ class Stack(Generic[V]):
         try:
             if self._disk is not None and self._claims is not None:
                 claimed = await self._claim(key)
-                # Between the miss and the claim another process may have put it there.
+                # Another process may have stored the value between the miss and the claim.
                 value = await self._from_disk(key, open)
                 if value is not None:
                     return value
@@ -127,7 +127,7 @@ class Stack(Generic[V]):
             value = open(payload)
             self._memory.put(key, value, self._weigh(value))
             if self._enqueue(_Put(key, payload, open, claimed)):
-                claimed = False  # the writer releases it, once the others find the value on the disk
+                claimed = False  # the writer releases the claim once other processes find the value on the disk
             return value
         finally:
             if claimed and self._claims is not None:
@@ -144,20 +144,20 @@ class Stack(Generic[V]):
         return value
 
     def _read(self, key: str, open: Callable[[memoryview], V]) -> tuple[V, Callable[[V], int]] | None:
-        """The value, and what weighs it. In a thread. Never raises: a cache that fails never fails a query."""
+        """The value and its weigher. Runs in a thread. Never raises: a failed cache must not fail a query."""
         assert self._disk is not None
         payload = self._disk.get(key)
         if payload is None:
             return None
         try:
             return open(payload), self._weigh_mapped if self._disk.is_mapped(payload) else self._weigh
-        except Exception:  # noqa: BLE001  whatever `open` dislikes about old bytes, fetching anew is the answer
+        except Exception:  # noqa: BLE001  when `open` refuses old bytes for any reason, they are fetched again
             self._unreadable += 1
             self._disk.discard(key)
             return None
 
     async def _claim(self, key: str) -> bool:
-        """Whether this process is the one that fetches; False when it waited in vain, or the value may be there now."""
+        """Whether this process fetches; False after waiting in vain, or when the value may be stored now."""
         assert self._claims is not None
         if self._claims.take(key):
             return True
@@ -170,7 +170,7 @@ class Stack(Generic[V]):
         return False
 
     def _enqueue(self, put: _Put[V]) -> bool:
-        """Whether it will be put on the disk."""
+        """Whether the value will be written to the disk."""
         if self._disk is None or self._closed:
             return False
         if self._pending_bytes + len(put.payload) > self._pending_bytes_max:
@@ -212,11 +212,11 @@ class Stack(Generic[V]):
         )
 
     async def close(self) -> None:
-        """Puts what waits on the disk, then closes the tiers. Later gets still work, from memory or by fetching."""
+        """Writes the queue to the disk, then closes the tiers. Later gets still work, from memory or by fetching."""
         self._closed = True
         if self._writer is not None:
             drained = asyncio.create_task(self._queue.join())
-            # A writer whose executor is gone ends early, and would be waited for for ever.
+            # A writer without its executor ends early, and the queue would never be drained.
             await asyncio.wait([drained, self._writer], return_when=asyncio.FIRST_COMPLETED)
             for task in (drained, self._writer):
                 task.cancel()
@@ -228,14 +228,14 @@ class Stack(Generic[V]):
             await self._in_thread(self._disk.close)
 
     def check_invariants(self) -> None:
-        """AssertionError when the account does not add up. For tests; call it while nothing is in flight."""
+        """AssertionError when the counts do not add up. For tests; call it while nothing is in flight."""
         self._memory.check_invariants()
         self._flights.check_invariants()
         assert self._queue.empty() == (self._pending_bytes == 0), f"{self._pending_bytes} bytes wait to be put"
 
 
 def _whole(payload: Payload) -> memoryview:
-    """One flat read-only view; several parts are joined, which copies them."""
+    """A flat read-only view; several parts are joined, which copies them."""
     parts = parts_of(payload)
     view = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     return view.toreadonly()

@@ -1,12 +1,12 @@
-"""The contract of a cache tier that keeps bytes. `tests/cache/contract.py` holds every tier to it.
+"""The contract of a cache tier for bytes. `tests/cache/contract.py` checks every tier.
 
-The rules: a key is immutable, so a value once put under it never changes and nothing is ever invalidated; a tier may
-forget anything at any time; and a tier that fails is a tier that misses. So no method raises because of a disk, a
-network or a damaged entry: `get` answers None, `put` False, and the stats say how often and why last.
+The rules: a key is immutable, so that its value never changes and nothing is invalidated; a tier may remove anything at
+any time; a tier that fails counts as a miss. No method raises because of a disk, a network or a damaged entry: `get`
+returns None, `put` False, and the stats contain the number and the last reason.
 
-The tiers of `Stack` are asked in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a key by
-rendezvous hashing, over HTTP) comes between disk and fetch, behind this same contract; an objects gateway is not a
-tier: it is what a `fetch` reads from, so that several servers share one read of the object storage.
+`Stack` queries the tiers in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a key by
+rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. An object gateway is not a tier: a
+`fetch` reads from it, so that several servers share one read of the object storage.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Protocol, TypeAlias
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = Bytes | Sequence[Bytes]
-"""One buffer, or several that are one after the other; C-contiguous, of any item size."""
+"""One buffer, or several that are concatenated; C-contiguous, of any item size."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Counts since this process opened the tier. `entries` and `used_bytes` are as of its last write.
+    """Counts since this process opened the tier. `entries` and `used_bytes` are those after its last write.
 
-    `refused`: values that could never fit. `damaged`: entries found broken, and removed; each is a miss too.
-    `errors`: operations given up because the tier could not do its work; `last_error` says why, "" when there was none.
+    `refused`: values that can never fit. `damaged`: broken entries, which are removed and count as misses, too.
+    `errors`: failed operations; `last_error` is the reason of the last, "" without any.
     """
 
     hits: int
@@ -42,31 +42,31 @@ class TierStats:
 
 
 class Tier(Protocol):
-    """Methods block and may be called from any thread, several at a time."""
+    """Methods block and may be called from any thread, also concurrently."""
 
     def get(self, key: str) -> memoryview | None:
-        """The payload: read-only, flat, of format "B". It stays valid while it or a view of it lives, come what may."""
+        """The payload: read-only, flat, of format "B". It stays valid while it or a view of it exists."""
 
     def is_mapped(self, payload: memoryview) -> bool:
-        """Whether a payload that `get` gave is a mapped file: its pages are the kernel's, which takes them back when
-        it needs them, and not this process' own."""
+        """Whether a payload from `get` is a mapped file: its pages belong to the kernel's page cache and do not count
+        as memory of this process."""
 
     def put(self, key: str, payload: Payload) -> bool:
-        """Whether it is kept now. TypeError for a payload that is not made of contiguous buffers."""
+        """Whether the value is stored now. TypeError for a payload without contiguous buffers."""
 
     def discard(self, key: str) -> None:
-        """Forgets the key; that it was not held is no error."""
+        """Removes the key; no error when it is absent."""
 
     def stats(self) -> TierStats: ...
 
     def close(self) -> None:
-        """Frees what it holds; payloads handed out stay valid. Afterwards everything misses. Twice is once."""
+        """Releases resources; returned payloads stay valid. Afterwards every get is a miss. Idempotent."""
 
     def check_invariants(self) -> None:
-        """AssertionError when the account does not add up. For tests; call it while nothing else uses the tier."""
+        """AssertionError when the counts do not add up. For tests; call it while nothing else uses the tier."""
 
 
 def parts_of(payload: Payload) -> list[memoryview]:
-    """The buffers of a payload as flat views of bytes. TypeError for what is no contiguous buffer."""
+    """The buffers of a payload as flat views of bytes. TypeError for an object without a contiguous buffer."""
     parts = [payload] if isinstance(payload, bytes | bytearray | memoryview) else payload
     return [memoryview(part).cast("B") for part in parts]

@@ -1,1 +1,1 @@
-"""The command `seamark`: one file a group of commands; `main.py` puts them together."""
+"""The command `seamark`: one module a group of commands; `main.py` assembles them."""

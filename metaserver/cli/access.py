@@ -1,8 +1,8 @@
-"""`seamark token` and `seamark grant`: who may log in, and what they may do.
+"""`seamark token` and `seamark grant`: manage logins and rights.
 
-They work on the database itself, beside running servers, which see the change with their next request. Whoever can
-open the database needs no login: that is how the first admin comes to be. Each change is in the audit log, as done by
-`cli:` and the account of the operating system.
+They write to the database itself; running servers apply the change to the next request. An account that can open the
+database needs no login, which is how the first admin is created. The audit log records each change as done by `cli:`
+and the account of the operating system.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ def create(
     NAME is also who audit and timeline say it was. Engines take the token as `token`, or as `credential` NAME:TOKEN.
     """
     if namespaces and role is None:
-        raise click.UsageError("--namespace says where a role holds; give --role, too")
+        raise click.UsageError("--namespace requires --role")
     ttl_s = None if expires_in is None else _seconds(expires_in)
 
     async def work(store: PointerStore, clock: Clock) -> tuple[str, list[Grant]]:
-        wanted = None
+        requested = None
         if role is not None:
-            wanted = [make_grant(name, role, path) for path in _paths(namespaces)]
-        secret = await create_token(store, clock, name, ttl_s, wanted)
+            requested = [make_grant(name, role, path) for path in _paths(namespaces)]
+        secret = await create_token(store, clock, name, ttl_s, requested)
         await _audit(store, clock, "createToken", name)
         return secret, await store.grants(name)
 
     secret, grants = _run(config, flags, work)
     click.echo(secret)
     may = "; ".join(_show(grant) for grant in grants) or "nothing yet: see seamark grant add"
-    click.echo(f"Keep it: nothing shows it again. {name} may do: {may}", err=True)
+    click.echo(f"Keep it: it is not shown again. {name} may do: {may}", err=True)
 
 
 @token.command("list", context_settings=CONTEXT)
@@ -136,8 +136,8 @@ def add(principal: str, role: str, namespaces: tuple[str, ...], config: Path | N
             await _audit(store, clock, "addGrant", f"{principal} {_show(grant)}")
         return grants
 
-    for one in _run(config, flags, work):
-        click.echo(f"{principal} has {_show(one)}")
+    for granted in _run(config, flags, work):
+        click.echo(f"{principal} has {_show(granted)}")
 
 
 @grant.command("remove", context_settings=CONTEXT)
@@ -155,8 +155,8 @@ def remove(principal: str, role: str, namespaces: tuple[str, ...], config: Path 
             await _audit(store, clock, "removeGrant", f"{principal} {_show(grant)}")
         return grants
 
-    for one in _run(config, flags, work):
-        click.echo(f"{principal} no longer has {_show(one)}")
+    for removed in _run(config, flags, work):
+        click.echo(f"{principal} no longer has {_show(removed)}")
 
 
 @grant.command("list", context_settings=CONTEXT)
@@ -173,7 +173,7 @@ def list_grants(principal: str | None, config: Path | None, **flags: Any) -> Non
 
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T]) -> T:
-    """`work` on the database of the settings; errors become one message and an exit code."""
+    """Runs `work` on the database of the settings; errors become a message and an exit code."""
     settings = load_settings(flags, config)
     try:
         return asyncio.run(_open_and(settings, work))
@@ -186,7 +186,7 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T]) -> T:
 async def _open_and(settings: Settings, work: Work[T]) -> T:
     os.umask(PRIVATE_UMASK)
     for path in make_private(settings) if settings.database else prepare_home(settings):
-        click.echo(f"{path} was open to other accounts, and is private now", err=True)
+        click.echo(f"{path} was accessible to other accounts and is private now", err=True)
     clock = SystemClock()
     async with open_store(settings.database_url(), clock=clock) as store:
         return await work(store, clock)
@@ -210,7 +210,7 @@ async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) 
 def _account() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container may run as a number without a name
+    except (KeyError, OSError, ImportError):  # a container may run with a user id without a name
         return "unknown"
 
 
@@ -218,17 +218,17 @@ def _paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
     return [parse_path(text) for text in namespaces] if namespaces else [()]
 
 
-def _show(one: Grant) -> str:
-    return f"{one.role} on {show_path(one.namespace) or 'the whole catalog'}"
+def _show(grant: Grant) -> str:
+    return f"{grant.role} on {show_path(grant.namespace) or 'the whole catalog'}"
 
 
 def _seconds(text: str) -> int:
-    found = _TTL.match(text)
-    if found is None:
+    match = _TTL.match(text)
+    if match is None:
         raise click.BadParameter(
-            f"{text!r} is no time: write a number and s, m, h, d, w or y", param_hint="--expires-in"
+            f"{text!r} is not a duration: write a number and s, m, h, d, w or y", param_hint="--expires-in"
         )
-    return int(found[1]) * _UNITS_S[found[2]]
+    return int(match[1]) * _UNITS_S[match[2]]
 
 
 def _time(at_ms: int | None) -> str:

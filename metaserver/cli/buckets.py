@@ -1,7 +1,7 @@
-"""`seamark buckets`: how large a table's buckets are, how many there should be, and more of them by doubling.
+"""`seamark buckets`: shows the sizes of a table's buckets and the recommended number, and doubles the number.
 
-The server is found as `seamark explain` finds it. Exit codes: 0 when it was done, 1 when the server refuses or cannot
-be reached, 2 when the command makes no sense, as a number of buckets that no doubling leads to.
+The server is found like for `seamark explain`. Exit codes: 0 on success, 1 when the server refuses or cannot be
+reached, 2 for invalid arguments, such as a number of buckets that is not a doubling.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ def buckets(
     stay as they are. TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
     if double and wanted is not None:
-        raise click.UsageError("--double and --resize are both given; say how many buckets in one way")
+        raise click.UsageError("--double and --resize are both set; set one of them")
     sizes = bucket_sizes(client, table, target_bytes=target_bytes)
-    found = [size for size in sizes if column in (None, size.column)]
-    if not found:
+    shown = [size for size in sizes if column in (None, size.column)]
+    if not shown:
         has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
         raise BadRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
     if double or wanted is not None:
-        done = resize(client, table, buckets=wanted or 2 * found[0].buckets, column=column)
+        done = resize(client, table, buckets=wanted or 2 * shown[0].buckets, column=column)
         again = "" if done.before != done.buckets else ", as before"
         say(f"{done.column}: {done.buckets:,} buckets from now on{again} (partition spec {done.spec_id})")
     elif as_json:
-        click.echo(json.dumps([_told(one) for one in found], indent=2))
+        click.echo(json.dumps([_json(size) for size in shown], indent=2))
     else:
-        _show(table, found)
+        _show(table, shown)
 
 
-def _told(sizes: BucketSizes) -> dict[str, Any]:
+def _json(sizes: BucketSizes) -> dict[str, Any]:
     each = zip(*(part.tolist() for part in (sizes.files, sizes.rows, sizes.bytes)), strict=True)
     return {
         "column": sizes.column,
@@ -87,24 +87,31 @@ def _told(sizes: BucketSizes) -> dict[str, Any]:
     }
 
 
-def _show(table: str, found: list[BucketSizes]) -> None:
+def _show(table: str, columns: list[BucketSizes]) -> None:
     listed = Table()
     listed.add_column("column", overflow="fold")
     for name in ("buckets", "files", "smallest", "mean", "largest", "skew", "advice"):
         listed.add_column(name, justify="right")
-    for one in found:
-        sizes = (show_size(int(size)) for size in (one.bytes.min(), one.bytes.mean(), one.bytes.max()))
-        files = f"{one.files.mean():,.1f} each"
+    for bucketed in columns:
+        sizes = (show_size(int(size)) for size in (bucketed.bytes.min(), bucketed.bytes.mean(), bucketed.bytes.max()))
+        files = f"{bucketed.files.mean():,.1f} each"
         listed.add_row(
-            one.column.replace("[", "\\["), f"{one.buckets:,}", files, *sizes, f"{one.skew:.1f}", f"{one.advice:,}"
+            bucketed.column.replace("[", "\\["),
+            f"{bucketed.buckets:,}",
+            files,
+            *sizes,
+            f"{bucketed.skew:.1f}",
+            f"{bucketed.advice:,}",
         )
     console = open_console()
     console.print(listed)
-    for one in found:
-        if one.shared_files:
-            share = f"{one.shared_files:,} files ({show_size(one.shared_bytes)}) have rows of several buckets of"
-            say(f"{share} {one.column}; they are as older partition specs wrote them.")
-        if one.advice > one.buckets:
-            each = show_size(round(one.partition_bytes / one.advice))
-            more = "" if len(found) == 1 else f" --column {one.column}"
-            say(f"Of about {each} each: seamark buckets {table}{more} --resize {one.advice}")
+    for bucketed in columns:
+        if bucketed.shared_files:
+            share = (
+                f"{bucketed.shared_files:,} files ({show_size(bucketed.shared_bytes)}) have rows of several buckets of"
+            )
+            say(f"{share} {bucketed.column}; older partition specs wrote them.")
+        if bucketed.advice > bucketed.buckets:
+            each = show_size(round(bucketed.partition_bytes / bucketed.advice))
+            more = "" if len(columns) == 1 else f" --column {bucketed.column}"
+            say(f"Of about {each} each: seamark buckets {table}{more} --resize {bucketed.advice}")

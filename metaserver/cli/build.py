@@ -1,8 +1,8 @@
-"""`seamark index build`: builds what an index lacks, beside whoever writes to the table.
+"""`seamark index build`: builds the missing part of an index, while writers go on.
 
-Little is read by this process; more by Spark, embedded unless `--master` names a cluster. Exit codes: 0 when the index
-covers what it can, 1 when it was cut off or refused, 2 when the command makes no sense. Ctrl-C and SIGTERM roll the
-build back; what it had finished stays, and the next one goes on from there.
+Small builds run in this process; larger ones in Spark, embedded unless `--master` names a cluster. Exit codes: 0 when
+the index covers all files that it can, 1 after an interruption or a refusal, 2 for invalid arguments. Ctrl-C and
+SIGTERM roll the build back; its index files stay, and the next build continues from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENGINES = ("auto", "process", "spark")
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command `--engine` and `--master`."""
+    """Adds `--engine` and `--master` to a command."""
     command = click.option(
         "--master",
         default="local[*]",
@@ -53,7 +53,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def open_workers(engine: str, master: str) -> Iterator[Workers]:
-    """Closed with the block. Misconfigured where Spark is asked for and not installed."""
+    """Closed with the block. Misconfigured when Spark is requested and not installed."""
     start = partial(start_spark, master)
     workers: Workers = InProcess()
     if engine == "spark":
@@ -74,16 +74,16 @@ def has_spark() -> bool:
 
 
 def start_spark(master: str) -> Workers:
-    """PySpark is an optional dependency: loaded where it is used, as nothing else of ours needs it."""
+    """PySpark is an optional dependency, which only this function imports."""
     if not has_spark():
-        raise Misconfigured("Spark is not installed: pip install 'seamark[spark]', or --engine process")
+        raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --engine process")
     workers: Workers = importlib.import_module("connector.spark.index_job").SparkWorkers.start(master)
     return workers
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block SIGTERM is what Ctrl-C is."""
+    """Within the block, SIGTERM acts like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
@@ -105,50 +105,50 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
 
     Reads only the indexed columns. Writers notice nothing; what they commit meanwhile is indexed, too.
     """
-    found = client.indexes(table) if name is None else [client.index(table, name)]
-    broken = [one for one in found if one.health == "broken" and name is None]
-    wanted = [
-        one.name
-        for one in found
-        if one.kind != "bucket" and one not in broken and (name is not None or one.state == "enabled")
+    indexes = client.indexes(table) if name is None else [client.index(table, name)]
+    broken = [index for index in indexes if index.health == "broken" and name is None]
+    names = [
+        index.name
+        for index in indexes
+        if index.kind != "bucket" and index not in broken and (name is not None or index.state == "enabled")
     ]
-    if not wanted and not broken:
+    if not names and not broken:
         raise Misconfigured(f"{table} has no index to build; define one with seamark index create")
     with interruptible(), open_workers(engine, master) as workers:
-        for one in wanted:
+        for index_name in names:
             try:
-                _build(client, table, one, workers)
+                _build(client, table, index_name, workers)
             except (OSError, ClusterFailed, TableReplaced, Corrupt) as error:
-                raise click.ClickException(f"Index {one} is not built: {error}") from None
+                raise click.ClickException(f"Index {index_name} is not built: {error}") from None
     if broken:
-        told = "; ".join(f"{one.name}: {one.problem}" for one in broken)
-        raise click.ClickException(f"{len(broken)} indexes are broken, and not built: {told}")
+        problems = "; ".join(f"{index.name}: {index.problem}" for index in broken)
+        raise click.ClickException(f"{len(broken)} indexes are broken and were not built: {problems}")
 
 
 def _build(client: IndexClient, table: str, name: str, workers: Workers) -> None:
     console = open_console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        shown = bar.add_task(f"Index {name}", total=None, told="")
+        shown = bar.add_task(f"Index {name}", total=None, text="")
         report = build(client, table, name, workers, on_progress=partial(_show, bar, shown))
     done = report.progress
     say(
         f"Index {name}: {done.files_done:,} data files, {done.rows_done:,} rows in {done.index_files:,} index files, "
         f"{show_size(done.size_bytes)}"
     )
-    _tell_left(report)
+    _show_left(report)
     if report.json["state"] != "completed":
         raise click.ClickException(f"Index {name} is not built: {report.json['reason']}")
 
 
 def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
-    told = show_size(now.size_bytes)
+    text = show_size(now.size_bytes)
     if now.eta_ms is not None:
-        told += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"
-    bar.update(shown, completed=now.files_done + now.files_skipped, total=now.files_total, told=told)
+        text += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"
+    bar.update(shown, completed=now.files_done + now.files_skipped, total=now.files_total, text=text)
 
 
-def _tell_left(report: BuildReport) -> None:
+def _show_left(report: BuildReport) -> None:
     if report.left:
         say(f"{report.left:,} data files cannot be indexed, and stay in every plan:", err=True)
     for path, why in report.skipped[:_TOLD_MAX]:

@@ -1,6 +1,6 @@
-"""How commands find the running server, and tell what it or the way to it refuses.
+"""Finds the running server for commands, and reports its refusals and connection errors.
 
-Exit codes: 1 when the server refuses or cannot be reached, 2 when the command makes no sense.
+Exit codes: 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Client = TypeVar("Client", bound=SeamarkClient)
 
 
 def served_at(config: Path | None, flags: dict[str, Any]) -> str:
-    """The URL of the server that has this home. Misconfigured where none runs."""
+    """The URL of the server with this home. Misconfigured when none is running."""
     path = load_settings(flags, config).home / "server.json"
     try:
         return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["url"])
     except (OSError, KeyError, msgspec.DecodeError):
-        raise Misconfigured(f"No server runs from {path.parent}; give its --url, or the --home that it has") from None
+        raise Misconfigured(f"No server runs from {path.parent}; set --url, or the --home of the server") from None
 
 
 @contextmanager
 def connected(make: Callable[[], Client]) -> Iterator[Client]:
-    """The client, closed with the block. What fails inside is told as commands tell it."""
+    """The client, closed with the block. Errors within the block become error messages of the command."""
     try:
         client = make()
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""`seamark explain`: how the server would plan a scan, told stage by stage.
+"""`seamark explain`: shows how the server plans a scan, stage by stage.
 
-A client of the running server, which is found by `--url`, or where `--home` says it listens. Exit codes: 0 when it was
-told, 1 when the server refuses or cannot be reached, 2 when the command or its predicate makes no sense.
+A client of the running server, explanation by `--url` or in the `--home` of the server. Exit codes: 0 on success, 1
+when the server refuses or cannot be reached, 2 for invalid arguments or an invalid predicate.
 """
 
 from __future__ import annotations
@@ -69,65 +69,65 @@ def explain(
     """
     with connected(lambda: SeamarkClient(url or served_at(config, flags), token=token)) as client:
         at = At(snapshot_id, ref, as_of_ms)
-        found = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
+        explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
     if as_json:
-        click.echo(json.dumps(found.json, indent=2))
+        click.echo(json.dumps(explanation.json, indent=2))
     else:
-        _show(found)
+        _show(explanation)
 
 
-def _show(found: Explanation) -> None:
+def _show(explanation: Explanation) -> None:
     console = open_console()
-    stages = Table(title=_title(found), title_justify="left")
+    stages = Table(title=_title(explanation), title_justify="left")
     stages.add_column("stage")
     for name in ("files in", "removed", "left", "bytes left", "time"):
         stages.add_column(name, justify="right")
-    for stage in found.stages:
+    for stage in explanation.stages:
         counts = [f"{count:,}" for count in (stage.files_in, stage.files_removed, stage.files_left)]
         late = "" if stage.complete else " (out of time)"
         stages.add_row(stage.name + late, *counts, show_size(stage.bytes_left), _time(stage.microseconds))
     console.print(stages)
-    for index in found.indexes:
+    for index in explanation.indexes:
         left_out = f"{index['files-removed']:,} of {index['files-in']:,} files"
         console.print(f"Index {index['name']} ({index['kind']}) left out {left_out}.", markup=False)
-    for join in found.joins:
-        told = f"{join['keys']:,} keys" if join["used"] else f"left out, {join['reason']}"
-        console.print(f"Join with {'.'.join(join['table'])}: {told}.", highlight=False, markup=False)
+    for join in explanation.joins:
+        outcome = f"{join['keys']:,} keys" if join["used"] else f"left out, {join['reason']}"
+        console.print(f"Join with {'.'.join(join['table'])}: {outcome}.", highlight=False, markup=False)
     console.print(
-        f"To read: {found.files:,} files, {show_size(found.bytes)}, {found.records:,} records; "
-        f"{found.delete_files:,} delete files apply.",
+        f"To read: {explanation.files:,} files, {show_size(explanation.bytes)}, {explanation.records:,} records; "
+        f"{explanation.delete_files:,} delete files apply.",
         highlight=False,
         markup=False,
     )
-    if found.columns:
-        told = ", ".join(f"{column['name']} ({column['type']})" for column in found.columns)
-        console.print(f"Compared: {told}", highlight=False, markup=False)
-    for part in found.not_used:
+    if explanation.columns:
+        columns = ", ".join(f"{column['name']} ({column['type']})" for column in explanation.columns)
+        console.print(f"Compared: {columns}", highlight=False, markup=False)
+    for part in explanation.not_used:
         console.print(f"Not used: {part}", highlight=False, markup=False)
-    for residual in found.residuals:
+    for residual in explanation.residuals:
         left = json.dumps(residual["residual"])
         console.print(f"Left to check in {residual['files']:,} files: {left}", highlight=False, markup=False)
-    if not found.residuals_complete:
+    if not explanation.residuals_complete:
         console.print("… and more in other partitions.")
-    if found.kept is not None:
-        console.print(_files(found))
+    if explanation.kept is not None:
+        console.print(_files(explanation))
 
 
-def _title(found: Explanation) -> str:
-    return "No snapshot" if found.snapshot_id is None else f"Snapshot {found.snapshot_id}"
+def _title(explanation: Explanation) -> str:
+    return "No snapshot" if explanation.snapshot_id is None else f"Snapshot {explanation.snapshot_id}"
 
 
-def _files(found: Explanation) -> Table:
-    assert found.kept is not None
-    files = Table(title=f"The first {len(found.kept):,} of {found.files:,} files", title_justify="left")
+def _files(explanation: Explanation) -> Table:
+    assert explanation.kept is not None
+    files = Table(title=f"The first {len(explanation.kept):,} of {explanation.files:,} files", title_justify="left")
     for name in ("file", "partition"):
         files.add_column(name, overflow="fold")
     for name in ("records", "size", "delete files"):
         files.add_column(name, justify="right")
-    for file in found.kept:
+    for file in explanation.kept:
         partition = ", ".join(f"{name}={value}" for name, value in file["partition"].items())
         counts = (f"{file['record-count']:,}", show_size(file["file-size-in-bytes"]), f"{file['delete-files']:,}")
-        # Not markup: a path may hold brackets.
+        # Not markup: a path may contain brackets.
         files.add_row(*(_plain(text) for text in (file["file-path"], partition, *counts)))
     return files
 
@@ -137,7 +137,7 @@ def _plain(text: str) -> str:
 
 
 def show_size(count: int) -> str:
-    """Bytes, in the unit that suits them."""
+    """A size in bytes, in a suitable unit."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

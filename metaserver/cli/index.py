@@ -1,7 +1,7 @@
-"""`seamark index`: defines, lists, pauses and drops a table's indexes, through the running server.
+"""`seamark index`: defines, lists, pauses and drops a table's indexes through the running server.
 
-The server is found as `seamark explain` finds it. Exit codes: 0 when it was done, 1 when the server refuses or cannot
-be reached, 2 when the command or the definition makes no sense.
+The server is found like for `seamark explain`. Exit codes: 0 on success, 1 when the server refuses or cannot be
+reached, 2 for invalid arguments or an invalid definition.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def index() -> None:
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command `--url`, `--token`, `--home` and `--config`, and the client that they lead to as `client`."""
+    """Adds `--url`, `--token`, `--home` and `--config` to a command, and passes it the client as `client`."""
 
     @settings_flags(("home",))
     @click.option(
@@ -84,8 +84,8 @@ def create(
         terms = tuple(part.strip() for given in columns for part in split_arguments(given))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    found = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, fpp=fpp)
-    say(f"Index {found.name}: {found.definition}, {found.lag_files:,} data files to index")
+    defined = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, fpp=fpp)
+    say(f"Index {defined.name}: {defined.definition}, {defined.lag_files:,} data files to index")
 
 
 @index.command("list", context_settings=CONTEXT)
@@ -94,13 +94,13 @@ def create(
 @server_options
 def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
     """The indexes of TABLE and how far each covers its current snapshot."""
-    found = client.indexes(table)
+    indexes = client.indexes(table)
     if as_json:
-        click.echo(json.dumps([one.json for one in found], indent=2))
-    elif not found:
-        say(f"{table} has no indexes; make one with: seamark index create {table} --kind … --columns …")
+        click.echo(json.dumps([index.json for index in indexes], indent=2))
+    elif not indexes:
+        say(f"{table} has no indexes; create one with: seamark index create {table} --kind … --columns …")
     else:
-        open_console().print(_listed(found))
+        open_console().print(_listed(indexes))
 
 
 @index.command(context_settings=CONTEXT)
@@ -110,23 +110,23 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
 @server_options
 def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """The index NAME of TABLE, with its index files."""
-    found = client.index(table, name)
+    shown = client.index(table, name)
     if as_json:
-        click.echo(json.dumps(found.json, indent=2))
+        click.echo(json.dumps(shown.json, indent=2))
         return
     console = open_console()
-    console.print(_listed([found]))
-    if used := found.json.get("used"):
+    console.print(_listed([shown]))
+    if used := shown.json.get("used"):
         console.print(
             f"Used by {used['plans']:,} plans of this worker: {used['files-removed']:,} of {used['files-in']:,} files "
             "left out.",
             highlight=False,
         )
-    if found.audited_ms is not None:
+    if shown.audited_ms is not None:
         console.print(
-            f"Audited {datetime.fromtimestamp(found.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
+            f"Audited {datetime.fromtimestamp(shown.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
         )
-    if files := found.json.get("index-files"):
+    if files := shown.json.get("index-files"):
         console.print(_files(files))
 
 
@@ -146,8 +146,8 @@ def pause(client: IndexClient, table: str, name: str) -> None:
 @server_options
 def resume(client: IndexClient, table: str, name: str) -> None:
     """Plans use the index NAME of TABLE again."""
-    found = client.put_index(table, name, state="enabled")
-    say(f"Index {name} is enabled, {found.lag_files:,} data files to index")
+    resumed = client.put_index(table, name, state="enabled")
+    say(f"Index {name} is enabled, {resumed.lag_files:,} data files to index")
 
 
 @index.command(context_settings=CONTEXT)
@@ -161,22 +161,22 @@ def drop(client: IndexClient, table: str, name: str) -> None:
 
 
 def _name_of(kind: str, columns: tuple[str, ...]) -> str:
-    """Letters, digits and underscores of the columns, and the kind."""
+    """The columns' letters, digits and underscores, and the kind."""
     words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 
 
-def _listed(found: list[Index]) -> Table:
+def _listed(indexes: list[Index]) -> Table:
     listed = Table()
     for name in ("name", "definition", "health"):
         listed.add_column(name, overflow="fold")
     for name in ("files", "to index", "size"):
         listed.add_column(name, justify="right")
-    for one in found:
-        counts = (f"{one.files:,} of {one.files_total:,}", f"{one.lag_files:,}", show_size(one.size_bytes))
-        told = one.health if one.problem is None else f"{one.health}: {one.problem}"
-        # Not markup: a definition holds brackets.
-        listed.add_row(*(_plain(text) for text in (one.name, one.definition, told)), *counts)
+    for index in indexes:
+        counts = (f"{index.files:,} of {index.files_total:,}", f"{index.lag_files:,}", show_size(index.size_bytes))
+        health = index.health if index.problem is None else f"{index.health}: {index.problem}"
+        # Not markup: a definition contains brackets.
+        listed.add_row(*(_plain(text) for text in (index.name, index.definition, health)), *counts)
     return listed
 
 

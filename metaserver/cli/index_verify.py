@@ -1,7 +1,7 @@
-"""`seamark index verify` and `rebuild-registry`: whether indexes say what the data say, and lists made from storage.
+"""`seamark index verify` and `rebuild-registry`: compare indexes with the data, and rebuild the registry from storage.
 
-Exit codes: 0 when all is right, 1 when something is wrong, the server refuses or cannot be reached, 2 when the command
-makes no sense.
+Exit codes: 0 when everything is correct, 1 when something is wrong or the server refuses or cannot be reached, 2 for
+invalid arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from metaserver.cli.terminal import open_console, say
 from metaserver.errors import BadRequest, Corrupt
 
 DEFAULT_SAMPLE = 3
-_TOLD_MAX = 20
+_PROBLEMS_SHOWN = 20
 
 
 @click.command("verify", context_settings=CONTEXT)
@@ -51,23 +51,23 @@ def verify_command(
     compares the rows that the index counts with those of the table. What is wrong is quarantined: plans go on without
     it, and the next build makes it anew. Data files are read by this machine, so it has to reach the table's storage.
     """
-    found = client.indexes(table) if name is None else [client.index(table, name)]
-    for one in found:
-        if one.health == "broken":
-            say(f"Index {one.name} is broken: {one.problem}", err=True)
-    wanted = [one.name for one in found if one.kind not in (None, "bucket") and one.health != "broken"]
-    if not wanted:
-        raise Misconfigured(f"{table} has no index that could be verified; see seamark index list {table}")
+    indexes = client.indexes(table) if name is None else [client.index(table, name)]
+    for index in indexes:
+        if index.health == "broken":
+            say(f"Index {index.name} is broken: {index.problem}", err=True)
+    names = [index.name for index in indexes if index.kind not in (None, "bucket") and index.health != "broken"]
+    if not names:
+        raise Misconfigured(f"{table} has no index that can be verified; see seamark index list {table}")
     wrong = 0
-    for index in wanted:
+    for index_name in names:
         try:
-            audit = _audit(client, table, index, sample=sample, report=not dry_run, seed=seed)
+            audit = _audit(client, table, index_name, sample=sample, report=not dry_run, seed=seed)
         except (BadRequest, Corrupt, OSError) as error:
-            raise click.ClickException(f"Index {index} cannot be verified: {error}") from None
+            raise click.ClickException(f"Index {index_name} cannot be verified: {error}") from None
         _show(audit)
         wrong += bool(audit.problems)
     if wrong:
-        raise click.ClickException(f"{wrong} of {len(wanted)} indexes are not right")
+        raise click.ClickException(f"{wrong} of {len(names)} indexes are not right")
 
 
 def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
@@ -95,10 +95,10 @@ def _show(audit: Audit) -> None:
         listed.add_row(_plain(_end_of(verdict.location)), *counts, _verdict(audit, verdict))
     if audit.verdicts:
         console.print(listed)
-    for problem in audit.problems[:_TOLD_MAX]:
+    for problem in audit.problems[:_PROBLEMS_SHOWN]:
         say(problem, err=True)
-    if len(audit.problems) > _TOLD_MAX:
-        say(f"… and {len(audit.problems) - _TOLD_MAX:,} problems more", err=True)
+    if len(audit.problems) > _PROBLEMS_SHOWN:
+        say(f"… and {len(audit.problems) - _PROBLEMS_SHOWN:,} problems more", err=True)
     files = f"{len(audit.verdicts):,} index files, {index.files:,} of {index.files_total:,} data files"
     rows = f"{audit.rows:,} rows counted" if audit.uncounted is None else f"rows not counted: {audit.uncounted}"
     right = f"not right (--seed {audit.seed})" if audit.problems else "right"
@@ -107,19 +107,19 @@ def _show(audit: Audit) -> None:
     say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
 
 
-def _verdict(audit: Audit, one: Verdict) -> str:
-    if one.newer:
+def _verdict(audit: Audit, verdict: Verdict) -> str:
+    if verdict.newer:
         return "of a newer version"
-    state = audit.states.get(one.location)
-    if not one.problems:
-        return "right" if state is None else "replaced meanwhile"
+    state = audit.states.get(verdict.location)
+    if not verdict.problems:
+        return "right" if state is None else "replaced in the meantime"
     if state == QUARANTINED:
         return "wrong: quarantined"
     return "wrong" if state is None else f"wrong here: {state}, as the server finds nothing"
 
 
 def _end_of(location: str) -> str:
-    """The build's folder and the name; all of a table's index files lie in one folder."""
+    """The build's folder and the file name; the index files of a table share the folder above."""
     return "/".join(location.split("/")[-2:])
 
 
@@ -137,20 +137,21 @@ def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> 
     For a database that was lost: register the tables again, then this, and plans are as they were. Index files say
     themselves what they are; what was quarantined before is not known any more, so verify afterwards.
     """
-    found = client.rebuild_index_registry(table)
+    result = client.rebuild_index_registry(table)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(result, indent=2))
         return
-    for one in found["registered"]:
+    for registered in result["registered"]:
         say(
-            f"Index {one['index']}: {one['index-files']:,} index files registered, of {one['files']:,} data files and "
-            f"{one['rows']:,} rows, {show_size(one['size-in-bytes'])}"
+            f"Index {registered['index']}: {registered['index-files']:,} index files registered, of "
+            f"{registered['files']:,} data files and {registered['rows']:,} rows, "
+            f"{show_size(registered['size-in-bytes'])}"
         )
     say(
-        f"{found['known']:,} index files were listed already, {found['redundant']:,} tell nothing new, "
-        f"{found['left-out-files']:,} are left out"
+        f"{result['known']:,} index files were listed already, {result['redundant']:,} describe nothing new, "
+        f"{result['left-out-files']:,} are left out"
     )
-    for one in found["left-out"][:_TOLD_MAX]:
-        say(f"  {one['location']}: {one['reason']}", err=True)
-    if found["left-out-files"] > _TOLD_MAX:
+    for left_out in result["left-out"][:_PROBLEMS_SHOWN]:
+        say(f"  {left_out['location']}: {left_out['reason']}", err=True)
+    if result["left-out-files"] > _PROBLEMS_SHOWN:
         say("  …", err=True)

@@ -1,7 +1,7 @@
-"""`seamark indexer`: the process that keeps all indexes built, merged and audited, a client of the running server.
+"""`seamark indexer`: a client process that keeps all indexes built, merged and audited.
 
-Any number of them may run, and be killed at any time. Logs go to standard error. Exit codes: 0 when it was told to end
-(SIGTERM, Ctrl-C), or `--once` and nothing failed; 1 when something did; 2 when the command makes no sense.
+Any number may run, and may be killed at any time. Logs go to standard error. Exit codes: 0 when it was stopped
+(SIGTERM, Ctrl-C), or with `--once` when nothing failed; 1 when something failed; 2 for invalid arguments.
 """
 
 from __future__ import annotations

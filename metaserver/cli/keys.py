@@ -1,4 +1,4 @@
-"""`seamark keys`: the keys that sign access tokens, plan and page tokens, on the database itself."""
+"""`seamark keys`: replaces the keys that sign access, plan and page tokens, in the database itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def renew(config: Path | None, **flags: Any) -> None:
 async def _renew(settings: Settings) -> str:
     os.umask(PRIVATE_UMASK)
     for path in prepare_home(settings):
-        click.echo(f"{path} was open to other accounts, and is private now", err=True)
+        click.echo(f"{path} was accessible to other accounts and is private now", err=True)
     clock = SystemClock()
     async with open_store(settings.database_url(), clock=clock) as store:
         return await renew_keys(settings, store, clock)

@@ -1,7 +1,7 @@
 """`seamark`: the entry point.
 
-Each command loads the same settings; what is wrong with them is told in one paragraph, with exit code 2. What a command
-needs is imported when it is run.
+All commands load the same settings; invalid settings end the command with one message and exit code 2. Modules of a
+command are imported when it runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Commands whose modules are imported when one of them is asked for: that of the server takes a second of CPU, and
-`seamark explain` needs none of it."""
+"""Commands that are imported when they run: importing the server takes a second of CPU, which `seamark explain` does
+not need."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import click
 
 
 class OnDemand(MutableMapping[str, click.Command]):
-    """For `click.Group(commands=…)`. `places`: the command's name → `module:attribute`."""
+    """For `click.Group(commands=…)`. `places` maps names of commands to `module:attribute`."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = dict(places)
-        self._found: dict[str, click.Command] = {}
+        self._loaded: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
-        found = self._found.get(name)
-        if found is None:
+        command = self._loaded.get(name)
+        if command is None:
             module, _, attribute = self._places[name].partition(":")
-            found = self._found[name] = _imported(module, attribute)
-        return found
+            command = self._loaded[name] = _imported(module, attribute)
+        return command
 
     def __setitem__(self, name: str, command: click.Command) -> None:
-        self._found[name] = command
+        self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        self._found.pop(name, None)
+        self._loaded.pop(name, None)
         self._places.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places.keys() | self._found.keys())
+        return iter(self._places.keys() | self._loaded.keys())
 
     def __len__(self) -> int:
-        return len(self._places.keys() | self._found.keys())
+        return len(self._places.keys() | self._loaded.keys())
 
 
 def _imported(module: str, attribute: str) -> click.Command:
-    # What imports make stays; to look through all of it for garbage, again and again, takes a sixth of their time.
+    # Imported objects are not garbage; repeated collections would take a sixth of the import time.
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What commands have in common: every setting as a flag, and one way to refuse wrong ones (exit code 2)."""
+"""Options that commands share: every setting as a flag, and one form of refusing invalid settings (exit code 2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
-    """Gives a command `--config` and a flag for each setting (or for `names`), unset unless given."""
+    """Adds `--config` and a flag for each setting (or for `names`) to a command; flags without a value are unset."""
 
     def add(command: Command) -> Command:
         for name in reversed(names or tuple(FIELDS)):
@@ -46,7 +46,7 @@ def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) 
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
-    """Settings for a command; exits with code 2 and a clear message when they are wrong."""
+    """Settings for a command. Exits with code 2 and a message when they are invalid."""
     try:
         settings = load(flags, os.environ, config)
         exposed = exposed_secrets(os.environ, config)
@@ -54,12 +54,14 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
         raise refuse(error) from None
     if exposed is not None:
         path, names = exposed
-        click.echo(f"Warning: every account can read {path}, which holds {', '.join(names)}: chmod 600 it", err=True)
+        click.echo(
+            f"Warning: every account can read {path}, which contains {', '.join(names)}; run chmod 600 on it", err=True
+        )
     return settings
 
 
 class Misconfigured(click.ClickException):
-    """What the operator has to mend before anything starts."""
+    """A fault in the configuration that the operator must fix."""
 
     exit_code = 2
 

@@ -1,7 +1,7 @@
-"""Writes the reference pages that are generated: `python -m metaserver.cli.reference` in the checkout.
+"""Generates reference pages: `python -m metaserver.cli.reference` in the checkout.
 
-docs/reference/settings.md comes from `Settings`, docs/reference/openapi.json from the routes. A test compares both with
-what is committed, so that neither can fall behind.
+docs/reference/settings.md is generated from `Settings`, docs/reference/openapi.json from the routes. A test compares
+both with the committed files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def settings_page() -> str:
 
 
 def openapi_document() -> str:
-    """The OpenAPI document of our own surface, indented."""
+    """The OpenAPI document of Seamark's API, indented."""
     app = web.Application()
     app[SETTINGS] = Settings()
     add_routes(app)

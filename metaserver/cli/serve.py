@@ -1,4 +1,4 @@
-"""`seamark serve`: one server, or a supervisor and its workers, until they are stopped."""
+"""`seamark serve`: runs one server, or a supervisor with its workers, until it is stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    # What the server keeps for itself is private. Files of tables outside the home get the modes that they always had.
+    # The server's files are private. Files of tables outside the home keep the usual modes.
     umask = os.umask(PRIVATE_UMASK)
     settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")
     configure_logging(settings)
@@ -46,7 +46,7 @@ def _serve(settings: Settings) -> None:
 
 
 def _serve_locked(settings: Settings) -> None:
-    open_certificate(settings)  # files that will not do are refused before anything starts
+    open_certificate(settings)  # invalid files are refused before anything starts
     shared = settings.workers > 1
     sock = bind(settings, shared=shared)
     url, port = url_of(settings, sock), sock.getsockname()[1]

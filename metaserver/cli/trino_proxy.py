@@ -1,7 +1,7 @@
-"""`seamark trino-proxy`: what Trino's clients connect to in the place of Trino, so that it reads only what matters.
+"""`seamark trino-proxy`: a proxy for Trino's clients that rewrites statements so that Trino reads fewer files.
 
-A client of the running server, which is found by `--url`, or where `--home` says it listens. Logs go to standard error.
-Exit codes: 0 when it was told to end (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 when the command makes no sense.
+A client of the running server, found by `--url` or in the `--home` of the server. Logs go to standard error. Exit
+codes: 0 when it was stopped (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -198,13 +198,13 @@ def _tls(certificate: Path | None, key: Path | None) -> Certificate | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise ValueError("--tls-cert and --tls-key go together")
+        raise ValueError("--tls-cert and --tls-key belong together; set both or neither")
     return Certificate(certificate, key)
 
 
 def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | None, *, allowed: bool) -> None:
-    """ValueError where passwords or our token would cross the network unencrypted and nobody said that they may; a
-    warning where somebody did."""
+    """ValueError when passwords or tokens would cross the network unencrypted and that is not allowed; a warning when
+    it is."""
     legs = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
     if settings.token and _is_plain(settings.seamark):
         legs.append(f"to Seamark at {settings.seamark}")
@@ -214,15 +214,16 @@ def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | Non
         return
     if not allowed:
         raise ValueError(
-            f"Passwords and tokens would travel unencrypted {', '.join(legs)}: use https (--tls-cert and --tls-key for "
-            "clients), or allow it on a network that you trust with --allow-plain-http"
+            f"Passwords and tokens would be sent unencrypted {', '.join(legs)}; use https (--tls-cert and --tls-key "
+            "for "
+            "clients), or allow it on a trusted network with --allow-plain-http"
         )
-    click.echo(f"Warning: passwords and tokens travel unencrypted {', '.join(legs)}", err=True)
+    click.echo(f"Warning: passwords and tokens are sent unencrypted {', '.join(legs)}", err=True)
 
 
 def _is_plain(url: str) -> bool:
     parts = urlsplit(url)
     try:
         return parts.scheme == "http" and not is_loopback(parts.hostname or "")
-    except ConfigError:  # a name that is not known yet is nobody's loopback
+    except ConfigError:  # a name that cannot be resolved yet is not loopback
         return True

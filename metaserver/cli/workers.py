@@ -1,8 +1,8 @@
-"""Several workers on one port: the supervisor starts them, restarts the one that crashed, and passes signals on.
+"""Runs several workers on one port: the supervisor starts them, restarts crashed workers, and forwards signals.
 
-Each worker is a fresh process (spawn, not fork: threads and event loops do not survive a fork) that binds the same
-port with SO_REUSEPORT. The supervisor holds the port too, without listening, so that the kernel gives it to nobody
-else between two workers and `--port 0` means one port for all.
+Each worker is a new process (spawn instead of fork, which does not preserve threads and event loops) that binds the
+same port with SO_REUSEPORT. The supervisor also binds the port without listening, so that no other process gets it
+between two workers, and `--port 0` means one port for all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from metaserver.settings import Settings
 
 BACKOFF_S_MAX = 30.0
 STEADY_S = 10.0
-"""A worker that lived this long did not fail because of how it was started: the next restart is immediate."""
+"""A worker that ran for this long did not fail at its start; it is restarted immediately."""
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
@@ -44,17 +44,17 @@ class _Worker:
     number: int
     process: BaseProcess | None = None
     pipe: Connection | None = None
-    """Says once that the worker is ready, or why it could not start."""
+    """Sends one message: the worker is ready, or why it could not start."""
     started_s: float = 0.0
     failures: int = 0
     due_s: float = 0.0
-    """When to start it, by the monotonic clock; meaningful while `process` is None."""
+    """When to start it, by the monotonic clock; used while `process` is None."""
 
 
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
     """Runs `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT.
 
-    ConfigError when the first start fails for a reason that the operator has to mend.
+    ConfigError when the first start fails because of the configuration.
     """
     folder = settings.home.absolute() / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
@@ -65,7 +65,7 @@ def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], No
 
 
 class Supervisor:
-    """A plain loop over what can happen: a signal, a worker that is ready or ended, a restart that is due."""
+    """A loop over events: a signal, a worker that is ready or has ended, a restart that is due."""
 
     def __init__(self, settings: Settings, clock: Clock, metrics_folder: str, on_ready: Callable[[], None]) -> None:
         self._settings = settings
@@ -117,40 +117,40 @@ class Supervisor:
             if worker.pipe is not None:
                 sources.append(worker.pipe)
         due = [worker.due_s - now for worker in self._workers if worker.process is None and not self._stopping]
-        happened = wait(sources, timeout=max(0.0, min(due)) if due else None)  # type: ignore[arg-type]
-        if self._wake_read in happened:
+        events = wait(sources, timeout=max(0.0, min(due)) if due else None)  # type: ignore[arg-type]
+        if self._wake_read in events:
             self._wake_read.recv(4096)
         for worker in self._workers:
-            if worker.pipe is not None and worker.pipe in happened:
-                self._hear(worker)
+            if worker.pipe is not None and worker.pipe in events:
+                self._receive(worker)
             if worker.process is not None and not worker.process.is_alive():
-                self._bury(worker)
+                self._handle_exit(worker)
 
     def _start(self, worker: _Worker) -> None:
-        ours, theirs = _spawn.Pipe(duplex=False)
+        receiver, sender = _spawn.Pipe(duplex=False)
         worker.process = _spawn.Process(
-            target=_work, args=(self._settings, worker.number, theirs), name=f"seamark-{worker.number}", daemon=False
+            target=_work, args=(self._settings, worker.number, sender), name=f"seamark-{worker.number}", daemon=False
         )
         worker.process.start()
-        theirs.close()
-        worker.pipe, worker.started_s = ours, self._clock.monotonic()
+        sender.close()
+        worker.pipe, worker.started_s = receiver, self._clock.monotonic()
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         assert worker.pipe is not None
         try:
-            said: str = worker.pipe.recv()
+            message: str = worker.pipe.recv()
         except EOFError:
-            said = ""
+            message = ""
         worker.pipe.close()
         worker.pipe = None
-        if said.startswith("config:") and not self._announced:
-            raise ConfigError(said.removeprefix("config:"))
-        if said == "ready" and not self._announced:
-            # One is enough to say so: the others share the port and are ready in a moment.
+        if message.startswith("config:") and not self._announced:
+            raise ConfigError(message.removeprefix("config:"))
+        if message == "ready" and not self._announced:
+            # The first worker suffices: the others share the port and will be ready shortly.
             self._announced = True
             self._on_ready()
 
-    def _bury(self, worker: _Worker) -> None:
+    def _handle_exit(self, worker: _Worker) -> None:
         assert worker.process is not None
         process, worker.process = worker.process, None
         process.join()
@@ -183,7 +183,7 @@ class Supervisor:
 
 
 def _work(settings: Settings, number: int, pipe: Connection) -> None:
-    """A worker's whole life."""
+    """The main function of a worker process."""
     os.umask(PRIVATE_UMASK)
     configure_logging(settings, number)
     try:

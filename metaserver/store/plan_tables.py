@@ -13,8 +13,9 @@ from metaserver.store.statement import Statement, Steps, placeholders
 
 def keep(op: port.KeepPlanTable, now_ms: int) -> Steps[port.PlanTable]:
     rows = yield Statement(
-        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({placeholders(16)}) ON CONFLICT (namespace, name) DO UPDATE SET "  # noqa: S608
-        "expires_ms = CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
+        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({placeholders(16)}) "  # noqa: S608
+        "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
+        "CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
         f"ELSE plan_tables.expires_ms END RETURNING {PLAN_TABLE}",
         from_plan_table(op.plan),
     )

@@ -85,11 +85,11 @@ async def test_a_value_is_fetched_once_then_comes_from_memory_and_after_a_restar
     stack = make(tmp_path)
     first = await stack.get("k", source.of("k"), same)
     assert first == payload_of("k", SIZE)
-    assert stack.held("k") is first
+    assert stack.cached("k") is first
     assert await stack.get("k", source.of("k"), same) is first
     await stack.close()
     stack = make(tmp_path)
-    assert stack.held("k") is None
+    assert stack.cached("k") is None
     assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
     assert source.fetched == ["k"]
     stats = stack.stats()
@@ -108,7 +108,7 @@ async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
 async def test_once_the_disk_has_a_value_memory_holds_its_mapped_twin(tmp_path: Path, stack: Stack[memoryview]) -> None:
     value = await stack.get("k", Source().of("k"), same)
     await settled(stack)
-    twin = stack.held("k")
+    twin = stack.cached("k")
     assert twin == value
     assert twin is not value
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -127,7 +127,7 @@ async def test_over_a_mapped_file_a_value_weighs_what_it_does_there(tmp_path: Pa
     for number in range(20):  # four times the budget
         await stack.get(f"k{number}", source.of(f"k{number}"), same)
         await settled(stack)
-    assert all(stack.held(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
+    assert all(stack.cached(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
 
     async def too_few_to_be_mapped() -> bytes:
         return bytes(1000)

@@ -102,7 +102,7 @@ class Indexes:
 
     def held(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """The opened file if memory has it, at once."""
-        return self._stack.held(_key(file.location))
+        return self._stack.cached(_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """None when it cannot be used, for whatever reason. Never raises."""
