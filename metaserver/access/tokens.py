@@ -53,7 +53,7 @@ async def create_token(
     """
     check_token_name(name)
     if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
-        raise BadRequest(f"The lifetime is {ttl_s} s; it must be 1 to {TTL_S_MAX} s, or absent for no expiry")
+        raise BadRequest(f"The lifetime is {ttl_s} seconds; it must be 1 to {TTL_S_MAX}, or absent for no expiry")
     secret = PREFIX + base64.urlsafe_b64encode(clock.random_bytes(SECRET_BYTES)).rstrip(b"=").decode()
     now_ms = clock.now_ms()
     token = Token(

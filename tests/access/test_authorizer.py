@@ -116,7 +116,7 @@ def test_a_refusal_names_who_what_where_and_the_command_that_would_allow_it() ->
         AUTHORIZER.require(Principal("ann"), "createTable", ("a b", "c.d"))
     assert caught.value.message == (
         r"ann may not createTable in a b.c\.d: it needs the role writer on namespace a b.c\.d or one above it. "
-        r"An admin gives it with: seamark grant add ann writer --namespace 'a b.c\.d'"
+        r"An admin grants it with: seamark grant add ann writer --namespace 'a b.c\.d'"
     )
     with pytest.raises(Forbidden, match=r"role admin on the whole catalog.*grant add 'oidc:x y' admin$"):
         AUTHORIZER.require(Principal("oidc:x y"), "createToken", ())

@@ -215,8 +215,8 @@ async def test_nonsense_is_refused_and_never_asks_the_issuer(issuer: LocalIssuer
 
 async def test_a_huge_token_is_refused_unread(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
-    await refused(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "at most")
-    await refused(authenticator, "a" * LENGTH_MAX + ".b.c", "at most")
+    await refused(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "the limit")
+    await refused(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
     deep = base64.urlsafe_b64encode(b"[" * 6000).decode()
     await refused(authenticator, f"{deep}.{deep}.x", "JSON")
     assert issuer.fetches == 0

@@ -318,7 +318,7 @@ async def test_a_paused_index_is_not_asked(api: Api) -> None:
     await stored.index("keys", "record", ["id"], files)
     assert (await api("PUT", "/api/v1/tables/db/t/indexes/keys", {"state": "paused"})).status == 200
     assert "paused" in (await api("POST", LOOKUP, {"keys": [1], "index": "keys"})).error[2]
-    assert "there are none" in (await api("POST", LOOKUP, {"keys": [{"id": 1}]})).error[2]
+    assert "available: none" in (await api("POST", LOOKUP, {"keys": [{"id": 1}]})).error[2]
 
 
 async def test_a_table_without_a_snapshot_has_no_rows(api: Api) -> None:

@@ -128,7 +128,7 @@ def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each
         return said(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", counted)
-    monkeypatch.setattr(overlap, "_apart", None)  # to compare two would fail
+    monkeypatch.setattr(overlap, "_disjoint", None)  # to compare two would fail
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):

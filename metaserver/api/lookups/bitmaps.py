@@ -60,7 +60,7 @@ else:
 FILES_MAX = 10_000
 """The limit for file page."""
 PAGE_BYTES = 16 << 20
-"""The size of the rows of a page after which no further file is started. Also the limit of file file's positions."""
+"""The size of the rows of a page after which no further file is started. Also the limit of the positions of one file."""
 CANDIDATES_MAX = 4_000_000
 """The number of rows of a page that are compared with deletes, after which no further file is started; also the
 batch."""
@@ -236,7 +236,7 @@ class _AnswerFile:
         ResponseSpec(400, "The predicate makes no sense; the message says where"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
-        ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in file file"),
+        ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in one file"),
     ),
 )
 async def select_rows(request: web.Request) -> web.Response:
