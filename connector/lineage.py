@@ -10,7 +10,7 @@ without lineage: both are null there, as Iceberg's readers have it, and the comm
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.parquet.casting import Unwritable
-from connector.target import WriteTarget
 from metaserver.iceberg.files.parquet import InDoubt
 from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from metaserver.iceberg.types.schema import Field, Schema
+from metaserver.iceberg.types.schema import Field
 
 ROW_ID_NAME, LAST_UPDATED_NAME = "_row_id", "_last_updated_sequence_number"
 LINEAGE = (
@@ -37,15 +35,6 @@ FIRST_ROW_ID, SEQUENCE_NUMBER = "first-row-id", "data-sequence-number"
 
 def has_lineage(metadata: TableMetadata) -> bool:
     return metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
-
-
-def with_lineage(target: WriteTarget) -> WriteTarget:
-    """For files that have both columns behind the table's. Rows may lack them, which is null. Unwritable where a column
-    of the table has one of their names."""
-    if taken := [one.name for one in target.schema.fields if one.name in NAMES]:
-        raise Unwritable(f"the table has a column {taken[0]}, as the format calls one of its own; rename it")
-    schema = target.schema
-    return replace(target, schema=Schema((*schema.fields, *LINEAGE), schema.schema_id, schema.identifier_field_ids))
 
 
 @dataclass(frozen=True)

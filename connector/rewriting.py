@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from connector.lineage import NAMES, has_lineage, with_lineage
+from connector.lineage import NAMES, has_lineage
 from connector.locating import FoundRows
 from connector.planning import OpenTable
 from connector.reading import TaskReader, wanted_of
-from connector.target import WriteTarget
+from connector.target import WriteTarget, with_lineage
 from connector.writing import TableWriter, WrittenFiles
 from metaserver.iceberg.expressions.expression import TRUE
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from connector.client import LoadedTable
 from connector.indexing import IndexTask
+from connector.lineage import LINEAGE, NAMES
 from connector.locations import data_location, partition_path
 from connector.ordering import Ordering
 from connector.parquet.casting import Unwritable, arrow_schema
@@ -102,3 +103,12 @@ def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
             IndexTask(table_uuid, one, projection, folder, storage) for one in read_definitions(metadata).enabled
         ),
     )
+
+
+def with_lineage(target: WriteTarget) -> WriteTarget:
+    """For files that have both columns behind the table's. Rows may lack them, which is null. Unwritable where a column
+    of the table has one of their names."""
+    if taken := [one.name for one in target.schema.fields if one.name in NAMES]:
+        raise Unwritable(f"the table has a column {taken[0]}, as the format calls one of its own; rename it")
+    schema = target.schema
+    return replace(target, schema=Schema((*schema.fields, *LINEAGE), schema.schema_id, schema.identifier_field_ids))

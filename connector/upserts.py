@@ -32,14 +32,14 @@ from connector.commits import Producer
 from connector.deleted import Deletes
 from connector.deleting import DeletedRows, WrittenDeletes, write_deletes
 from connector.latest import Batch, Rank, batch_of, column_of, latest
-from connector.lineage import NAMES, ROW_ID_NAME, has_lineage, with_lineage
+from connector.lineage import NAMES, ROW_ID_NAME, has_lineage
 from connector.locating import RANGES_MAX, WAYS, BatchKeys, FoundRows, LocatedKeys, key_names, locate
 from connector.parquet.casting import Unwritable
 from connector.planning import OpenTable, plan
 from connector.reading import TaskReader, bound_filter, wanted_of
 from connector.rewriting import rewritten
 from connector.row_commits import ATTEMPTS, NOTHING, Report, RowChange, committed
-from connector.target import WriteTarget
+from connector.target import WriteTarget, with_lineage
 from connector.unchanged import check_unchanged
 from connector.unlocated import EQUALITY, check_unlocated, unlocated
 from connector.writing import Rows, WrittenFiles, batches_of, write_batches

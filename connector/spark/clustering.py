@@ -33,14 +33,14 @@ from connector.client import At, Name, SeamarkClient
 from connector.clustering import Attributes, Clustering, Reached, cuts, ordered
 from connector.curves import CURVES, HILBERT
 from connector.errors import BadRequest
-from connector.lineage import NAMES, has_lineage, with_lineage
+from connector.lineage import NAMES, has_lineage
 from connector.planning import OpenTable, ScanTask, open_table, plan
 from connector.reading import ReadPlan, TaskReader, scan, wanted_of
 from connector.spark.results import RESULT, result_of, told_by
 from connector.spark.types import for_spark, spark_type
 from connector.spark.writing import WriteReport, decoded, encoded, with_place
 from connector.storage import Storage
-from connector.target import WriteTarget, target_of
+from connector.target import WriteTarget, target_of, with_lineage
 from connector.writing import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles, commit
 from metaserver.iceberg.expressions.expression import TRUE
 from metaserver.iceberg.metadata.properties import as_int
