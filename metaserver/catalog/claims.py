@@ -1,14 +1,14 @@
-"""Where tables, views and functions lie, and that nothing else comes to lie there.
+"""Claims: the locations of tables, views and functions, which no other entry may overlap.
 
-Signatures and purges go by a table's location, so two that overlap could read, overwrite and delete each other's files.
-Each claims its location, the folders that its `write.*.path` properties name, and its metadata file where that lies
-elsewhere, in the transaction that creates or moves it. It keeps them all for as long as a name, live or dropped, leads
-to it, wherever that name moves, since older files lie where they were written.
+Signatures and purges depend on a table's location, so that two overlapping tables could read, overwrite and delete each
+other's files. Each entry claims its location, the folders of its `write.*.path` properties and, if that is elsewhere,
+its metadata file, in the transaction that creates or moves it. It keeps all claims while a name, live or dropped,
+refers to it, because older files stay where they were written.
 
-What was dropped may be made anew, by the same name, just where it was: who may do that may bring it back as well. It
-cannot be brought back then, and its purge leaves alone what lies there.
+A dropped entry may be created again with the same name at the same location: a principal that may do that may also
+restore it. It can no longer be restored then, and its purge does not delete the new files.
 
-Folders of `write.*.path` may be common to several tables where somebody says so who may write the whole catalog.
+Folders of `write.*.path` may be shared by several tables if a principal with write access to the whole catalog says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from metaserver.wire import show
 
 _FILLED_AT_ONCE = 64
 _WITHIN_LIMIT = 100_000
-"""Claims of others inside one table's folders; only those from before claims can be there at all."""
+"""The limit of claims of others inside a table's folders; only older tables can have such claims."""
 
 
 async def claim(
@@ -81,9 +81,8 @@ async def check_unclaimed(
     """BadRequest where the location overlaps a place of another than `uuid`. The transaction checks again."""
     if await _is_taken(parts, location, named, uuid):
         raise BadRequest(
-            f"{what} {location!r} overlaps the files of another table, view or function; choose another, or leave it "
-            "out, and the server chooses one. What was dropped keeps its location until it is purged or its retention "
-            "ends"
+            f"{what} {location!r} overlaps the files of another table, view or function; choose another, or omit it, "
+            "and the server chooses one. A dropped entry keeps its location until it is purged or its retention ends"
         )
 
 
@@ -109,33 +108,35 @@ async def _keys(locations: Iterable[str]) -> list[str]:
 
 
 async def check_staged(parts: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
-    """Forbidden where a staged table's location has come to be another's than the table's of that name: a pass outlives
-    the staging, and the table may have got another name, or lost it."""
+    """Forbidden when another table than that of the name has claimed the location of a staged table since: a pass
+    outlives the staging, and the table may have been renamed or dropped."""
     entry = await parts.store.entry(EntryKind.TABLE, namespace, name)
     if await _is_taken(parts, location, (namespace, name), "" if entry is None else entry.uuid):
-        raise Forbidden(f"The place that was staged for {show(namespace, name)} is another's now; load the table again")
+        raise Forbidden(
+            f"Another table has claimed the location staged for {show(namespace, name)}; load the table again"
+        )
 
 
 async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
-    """Forbidden where the location is no place of `uuid`. Metadata files lie where the table's writers may write, and
-    could have been written over: what opens files for a client is looked up in the database."""
+    """Forbidden when the location is not claimed by `uuid`. The table's writers can overwrite metadata files, so that
+    the database decides which files a client may open."""
     claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
     if not claims and await fill(parts):  # of a server from before claims, which runs beside this one
         claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
     (key,) = await _keys([location])
     if claims.isdisjoint(with_folders(key)):
-        raise Forbidden(f"The location {location!r} in the table's metadata is not one of the table's places")
+        raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
 
 
 async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
-    """Those of the locations that lie in places of `uuid`, whatever its metadata say."""
+    """The locations that `uuid` has claimed, regardless of its metadata."""
     claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
     keys = await _keys(locations)
     return [place for place, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
 
 
 async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
-    """As `check_own`, of the folder in which the server writes metadata, manifests and plans by this metadata."""
+    """Like `check_own`, for the folder that the server writes metadata, manifests and plans to."""
     await check_own(parts, uuid, metadata_folder(metadata.location, metadata.properties))
 
 
@@ -198,7 +199,7 @@ async def _unchecked(entry: Entry, places: list[str]) -> ClaimLocations:
 
 
 def _outermost(wanted: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
-    """With their keys, without those that lie in one before."""
+    """The locations with their keys, without those that are within an earlier one."""
     kept: list[ClaimedLocation] = []
     for each in wanted:
         try:
@@ -211,8 +212,8 @@ def _outermost(wanted: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]
 
 
 def with_folders(key: str) -> list[str]:
-    """The key of a place, and those of the folders that it lies in."""
-    found, at = [key], len(key)
+    """The key of a location, and the keys of the folders that contain it."""
+    keys, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
-        found.append(key[:at])
-    return found
+        keys.append(key[:at])
+    return keys

@@ -1,14 +1,13 @@
-"""Which files a table may name: those in places that it claims, and those where somebody allowed it.
+"""Which files a table may name: files in the locations that it has claimed, and in locations that an admin has allowed.
 
-A manifest can name any file, and who reads a table reads what its manifests name, and hears their bounds. So a writer
-who may not write the whole catalog adds files that lie in the table's own places, and no others; what it only carries
-over from the snapshot before, it may name wherever it lies. Manifest lists and manifests are read for that. As files
-may be written over after they were committed, they are looked at again when they are planned
-(`planner/plan/location_checks.py`).
+A manifest can name any file, and a reader of a table reads the named files and sees their bounds. A writer without
+write access to the whole catalog may therefore add only files in the table's locations. Files that it carries over from
+the parent snapshot may be anywhere. Manifest lists and manifests are read to check that. Files can be overwritten after
+the commit, so that planning checks them again (`planner/plan/location_checks.py`).
 
-A writer of the whole catalog names what it likes. For files of another table to be read, too, it lists their folders,
-separated by commas, in the property `seamark.allowed-locations`. That is kept in the database: a table's metadata file
-lies where the table's writers may write.
+A writer of the whole catalog may name any file. To have files of another table read as well, it lists their folders,
+separated by commas, in the property `seamark.allowed-locations`. The database stores the list, because the table's
+writers can overwrite its metadata file.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ async def check_added(
     metadata: TableMetadata,
     change: TableChange,
 ) -> None:
-    """BadRequest where a confined caller's updates name files outside the table's places, or files that cannot be
-    read. `metadata` is what the updates make of `base`: places that it has and `base` has not are the table's by this
-    very commit, which claims them. That the caller may have them at all has been checked."""
+    """BadRequest when a confined caller's updates name files outside the table's locations, or unreadable files.
+    `metadata` is the result of the updates on `base`: locations that it has and `base` has not become the table's with
+    this commit, which claims them. The caller's right to them is checked before."""
     updates = change.updates
     if caller.confined_to is None:
         return
@@ -67,7 +66,7 @@ async def check_added(
         return
     places = {found.location for found in await parts.store.claims(uuid)} if base is not None else set()
     for what, place in _new_places(parts, base, metadata):
-        # Before anything there is read: a refusal says which files are named.
+        # Before any file there is read, because a refusal quotes names of files.
         await check_unclaimed(parts, place, what, (change.namespace, change.name), uuid)
         places.add(await asyncio.to_thread(location_key, parse_location(place)))
     own = _Own(places)
@@ -87,8 +86,8 @@ async def check_added(
 def _new_places(
     parts: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
 ) -> Iterator[tuple[str, str]]:
-    """What each is, and where. Those that stand in `base` already count as far as they are claimed: its file may have
-    been written over."""
+    """What each new location is, and the location. Those of `base` count only if they are claimed, because its file may
+    have been overwritten."""
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
     for name in PATH_PROPERTIES:
@@ -98,7 +97,7 @@ def _new_places(
 
 
 async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[str]) -> None:
-    """BadRequest unless all of the files are in manifests of the snapshot before."""
+    """BadRequest unless all of the files are in manifests of the parent snapshot."""
     for manifest in before:
         outside -= await reader.files(manifest)
         if not outside:
@@ -108,21 +107,21 @@ async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[st
 
 def _outside(path: str, what: str) -> BadRequest:
     return BadRequest(
-        f"{what} {path[:_SHOWN]!r} lies outside the table's own folders; write it below the table's location, or have "
-        f"who may write the whole catalog add its folder to the table's property {ALLOWED_LOCATIONS}"
+        f"{what} {path[:_SHOWN]!r} is outside the table's folders; write it below the table's location, or have an "
+        f"admin of the catalog add its folder to the table property {ALLOWED_LOCATIONS}"
     )
 
 
 def _named(updates: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str], list[str]]:
-    """Manifest lists, manifests and other files that the updates bring."""
+    """The manifest lists, manifests and other files of the updates."""
     lists: list[str] = []
     manifests: list[str] = []
     others: list[str] = []
     for update in updates:
         for name in ("statistics", "partition-statistics"):
-            found = update.get(name)
-            if isinstance(found, Mapping) and isinstance(found.get("statistics-path"), str):
-                others.append(found["statistics-path"])
+            statistics = update.get(name)
+            if isinstance(statistics, Mapping) and isinstance(statistics.get("statistics-path"), str):
+                others.append(statistics["statistics-path"])
         snapshot = update.get("snapshot")
         if isinstance(snapshot, Mapping):
             if isinstance(snapshot.get("manifest-list"), str):
@@ -167,12 +166,12 @@ class _Reader:
         self._own = own
 
     async def before(self, base: TableMetadata | None, updates: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-        """Manifests of the current snapshot, and of those that the new ones follow."""
+        """The manifests of the current snapshot and of the parents of the new snapshots."""
         found: dict[str, None] = {}
         if base is None:
             return found
         added = (update.get("snapshot") for update in updates)
-        parents = [one.get("parent-snapshot-id") for one in added if isinstance(one, Mapping)]
+        parents = [snapshot.get("parent-snapshot-id") for snapshot in added if isinstance(snapshot, Mapping)]
         for snapshot_id in {base.current_snapshot_id, *(parent for parent in parents if isinstance(parent, int))}:
             snapshot = None if snapshot_id is None else base.snapshot(snapshot_id)
             if snapshot is None:
@@ -181,20 +180,20 @@ class _Reader:
             if snapshot.manifest_list is not None:
                 try:
                     found |= dict.fromkeys(await self.manifest_list(snapshot.manifest_list))
-                except BadRequest:  # broken before this commit
+                except BadRequest:  # was broken before this commit
                     continue
         return found
 
     async def manifest_list(self, location: str) -> list[str]:
         data = await self._read(location, "manifest list")
         try:
-            found = await asyncio.to_thread(decode_manifest_list, data, location)
+            manifests = await asyncio.to_thread(decode_manifest_list, data, location)
         except Corrupt as error:
-            raise BadRequest(f"The commit's manifest list cannot be read: {error.message}") from None
-        return [manifest.manifest_path for manifest in found]
+            raise BadRequest(f"The commit's manifest list is unreadable: {error.message}") from None
+        return [manifest.manifest_path for manifest in manifests]
 
     async def files(self, manifest: str) -> set[str]:
-        """Live files of a manifest that stands."""
+        """The live files of a manifest of the parent."""
         try:
             data = await self._read(manifest, "manifest")
             return {path for path, _ in await asyncio.to_thread(_paths, data, manifest)}
@@ -202,14 +201,14 @@ class _Reader:
             return set()
 
     async def outside(self, manifest: str) -> set[str]:
-        """Its files that lie outside the table's places. BadRequest for delete files that refer to such ones."""
+        """Its files outside the table's locations. BadRequest for delete files that refer to such files."""
         data = await self._read(manifest, "manifest")
 
         def find() -> set[str]:
             try:
                 named = list(_paths(data, manifest))
             except Corrupt as error:
-                raise BadRequest(f"A manifest of the commit cannot be read: {error.message}") from None
+                raise BadRequest(f"A manifest of the commit is unreadable: {error.message}") from None
             self._own.check((about for path, about in named if about and self._own.holds(path)), "The data file")
             return {path for path, _ in named if not self._own.holds(path)}
 
@@ -219,11 +218,11 @@ class _Reader:
         try:
             return await self._parts.objects.read(location, limit_bytes=self._parts.settings.plan_manifest_limit_bytes)
         except ObjectMissing:
-            raise BadRequest(f"The {what} {location[:_SHOWN]!r} that the commit names is not there") from None
+            raise BadRequest(f"The commit names the {what} {location[:_SHOWN]!r}, which does not exist") from None
 
 
 def _paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
-    """(path, the data file that it refers to) of each live entry. Corrupt naming the manifest."""
+    """(path, the data file that it refers to) of each live entry. Corrupt names the manifest."""
     decoded = decode_manifest(data, location)
     heap = decoded.heap.tobytes()
     paths = _texts(decoded.texts["file_path"], heap)

@@ -1,14 +1,14 @@
-"""Plan tables: names under which a table is read as one plan left it, for as long as their lease lasts.
+"""Plan tables: names that read a table as one plan selected it, until their lease ends.
 
-The rules it keeps. What a name stands for never changes: it says by a digest of which table, which metadata and which
-filter, and the row in the pointer store says which files were written for it, once, under paths that nothing else ever
-has. Whoever asks for the same plan shares both. A name is good only while the table that it was made of bears that
-table's name. Files outlive the lease, so that a query that has begun ends; then the name goes, then the files, then the
-row, so that a crash between leaves a row to try again.
+The rules. The meaning of a name never changes: a digest in it identifies the table, its metadata and the filter, and
+the row in the pointer store lists the files that were written for it once, to unique paths. Identical plans share name
+and files. A name resolves only while the table has the name that it had. Files outlive the lease, so that running
+queries can finish; then the name is removed, then the files, then the row, so that after a crash a row remains for a
+retry.
 
-A plan made for an audience (requests that carry one value of `X-Seamark-Plans`) cannot be read by a name. loadTable
-shows it to that audience as one more snapshot of the table, until the lease ends or is withdrawn. The table's metadata
-never holds that snapshot. A commit that removes its id drops the plan, because the engine deletes the plan's files.
+A plan for an audience (requests with one value of `X-Seamark-Plans`) has no name. loadTable shows it to that audience
+as a further snapshot of the table, until the lease ends or is withdrawn. The table's metadata never contains that
+snapshot. A commit that removes its id drops the plan, because the engine deletes the plan's files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _COUNTED_S = 10.0
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
-    """A plan table as engines load it, and the table that it is of."""
+    """A plan table as engines load it, and its table."""
 
     plan: PlanTable
     metadata: TableMetadata
@@ -71,25 +71,25 @@ class Holder(NamedTuple):
 
 
 def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | None = None) -> str | None:
-    """Of the plan that answers `question`, the bound filter, on a snapshot of the table. None where it is too long."""
-    said = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-    told = encode_json((said, entry.index_version, snapshot_id, question, *(holder or ())))
-    name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(told).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
+    """The name of the plan for `question`, the bound filter, on a snapshot of the table. None if it is too long."""
+    table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
+    identity = encode_json((table, entry.index_version, snapshot_id, question, *(holder or ())))
+    name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(identity).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
     return name if len(name) <= NAME_MAX else None
 
 
 def shown_id_of(plan_id: str) -> int:
-    """The number by which a plan of an audience is known."""
+    """The snapshot id of a plan of an audience."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 
 def shown_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
-    """The snapshot that shows a plan to its audience. `planned` has the plan's manifest list and the real id.
+    """The snapshot that shows a plan to its audience. `planned` has the plan's manifest list and the original id.
 
-    The schema is the one that the question was bound to: a later schema may give its names to other columns. The parent
-    is the real snapshot, where engines find statistics. The time is just before that one's, so that who looks for the
-    newest snapshot in an engine's list finds the real one.
+    The schema is that of the filter: a later schema may use its names for other columns. The parent is the original
+    snapshot, where engines find statistics. The timestamp is just before that of the original, so that an engine that
+    searches for the newest snapshot selects the original.
     """
     return msgspec.structs.replace(
         planned,
@@ -101,7 +101,7 @@ def shown_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> 
 
 
 def digest_of(name: str) -> str:
-    """By which its files are called, from the name of a plan."""
+    """The digest in the name of a plan, which its files have in their names."""
     return name.rpartition(PLAN_MARK)[2]
 
 
@@ -134,8 +134,8 @@ class PlanTables:
         return self._count < self._parts.settings.plan_tables_limit
 
     async def named(self, namespace: NamespacePath, name: str) -> tuple[PlanTable, Entry]:
-        """The plan of this name, and where its table's pointer stands. NoSuchTable, in the words that any table has,
-        for a lease that has ended, and where another table bears the table's name by now."""
+        """The plan with this name, and the pointer of its table. NoSuchTable, with the usual message, when its lease
+        has ended or another table has the table's name now."""
         plan = await self._parts.store.plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._parts.clock.now_ms():
             entry = await self._parts.store.entry(EntryKind.TABLE, namespace, plan.of_name)
@@ -144,7 +144,7 @@ class PlanTables:
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedPlan:
-        """As `named`. NotFound where a metadata file is gone from storage."""
+        """Like `named`. NotFound when a metadata file is missing in storage."""
         plan, entry = await self.named(namespace, name)
         documents = self._parts.documents
         table = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
@@ -152,7 +152,7 @@ class PlanTables:
         return LoadedPlan(plan, await documents.table(plan.location), table)
 
     async def read(self, namespace: NamespacePath, name: str) -> LoadedTable:
-        """As `load`, for reading only: the plan's metadata as those of its table, at the table's location."""
+        """Like `load`, for reading only: the plan's metadata as metadata of its table, at the table's location."""
         plan = await self.load(namespace, name)
         entry = plan.table.entry
         assert entry is not None
@@ -234,7 +234,7 @@ class PlanTables:
 
     async def before_commit(self, changes: Iterable[TableChange]) -> None:
         """Drops the plans whose snapshots the commit removes: an engine that does so deletes their files afterwards.
-        BadRequest for a commit that would add one of these snapshots to the table."""
+        BadRequest for a commit that would add a snapshot of a plan to the table."""
         for change in changes:
             for update in change.updates:
                 _check_snapshot(update)
@@ -244,7 +244,7 @@ class PlanTables:
                 await self._parts.store.transact([drop])
 
     async def clean(self) -> int:
-        """A round of housekeeping. How many plans' files were deleted."""
+        """Housekeeping. Returns the number of plans whose files were deleted."""
         store, now_ms = self._parts.store, self._parts.clock.now_ms()
         before_ms = now_ms - self._parts.settings.plan_table_grace_s * 1000
         while (await store.transact([RetirePlanTables(before_ms, _BATCH)]))[0] == _BATCH:
@@ -257,7 +257,7 @@ class PlanTables:
         return done
 
     async def _delete(self, plan: PlanTable, slots: asyncio.Semaphore) -> bool:
-        """False where a file could not be deleted: another round tries again."""
+        """False when a file could not be deleted; a later round tries again."""
         async with slots:
             try:
                 for location in reversed(plan.files):
@@ -275,7 +275,7 @@ class PlanTables:
 
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:
-    """BadRequest for metadata of a plan, or that name one's manifest list: these files are deleted soon."""
+    """BadRequest for metadata of a plan, or with the manifest list of a plan: these files are deleted soon."""
     lists = (snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list is not None)
     found = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
     if found is not None:
@@ -286,7 +286,7 @@ def check_lasting(location: str, metadata: TableMetadata) -> None:
 
 
 def _check_snapshot(update: Mapping[str, Any]) -> None:
-    """BadRequest for an update that would make a plan's snapshot one of the table's: its files are deleted soon."""
+    """BadRequest for an update that would add a plan's snapshot to the table: its files are deleted soon."""
     snapshot = update.get("snapshot") if update.get("action") == "add-snapshot" else None
     manifest_list = snapshot.get("manifest-list") if isinstance(snapshot, dict) else None
     if isinstance(manifest_list, str) and _PLAN_FILE.search(manifest_list):
@@ -298,4 +298,4 @@ def _check_snapshot(update: Mapping[str, Any]) -> None:
 
 def _removed_ids(update: Mapping[str, Any]) -> list[int]:
     given = update.get("snapshot-ids") if update.get("action") == "remove-snapshots" else None
-    return [one for one in given if type(one) is int and 0 < one < 1 << 63] if isinstance(given, list) else []
+    return [id_ for id_ in given if type(id_) is int and 0 < id_ < 1 << 63] if isinstance(given, list) else []

@@ -75,7 +75,7 @@ async def test_a_place_that_a_commit_names_and_gives_up_is_not_the_tables(lake: 
     for updates in (by_location, by_property):
         answer = await _create(lake, "x", *updates, *_snapshot(5, there))
         assert answer.status == 400, answer.raw
-        assert "outside the table's own folders" in answer.json["error"]["message"]
+        assert "outside the table's folders" in answer.json["error"]["message"]
 
 
 async def test_malformed_updates_are_the_clients_mistake(lake: Lake) -> None:

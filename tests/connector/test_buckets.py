@@ -350,7 +350,7 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
         (("db.t", "--resize", "4"), 2, "only made more"),
         (("db.t", "--resize", "10"), 2, "not 8 doubled"),
         (("db.t", "--resize", "0"), 2, "--resize"),
-        (("db.t", "--resize", "16", "--double"), 2, "in one way"),
+        (("db.t", "--resize", "16", "--double"), 2, "set one of them"),
         (("db.t", "--column", "note"), 2, "buckets of id only"),
         (("db.plain", "--double"), 2, "has no buckets"),
         (("db.nope",), 1, "does not exist"),

@@ -206,7 +206,7 @@ def test_the_same_seed_looks_at_the_same(client: IndexClient) -> None:
         (("verify", "db.t", "nope"), 1, "no index 'nope'"),
         (("verify", "db.nope"), 1, "does not exist"),
         (("verify", "db.t", "--sample", "-1"), 2, "--sample"),
-        (("verify", "db.empty"), 2, "no index that could be verified"),
+        (("verify", "db.empty"), 2, "no index that can be verified"),
         (("rebuild-registry", "db.nope"), 1, "does not exist"),
     ],
 )

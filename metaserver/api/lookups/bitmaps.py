@@ -58,9 +58,9 @@ else:
     sql = Deferred("metaserver.iceberg.expressions.sql")
 
 FILES_MAX = 10_000
-"""The limit for file page."""
+"""The limit of one page."""
 PAGE_BYTES = 16 << 20
-"""The size of the rows of a page after which no further file is started. Also the limit of the positions of one file."""
+"""The size of the rows of a page after which no further file is started. Also the limit of one file's positions."""
 CANDIDATES_MAX = 4_000_000
 """The number of rows of a page that are compared with deletes, after which no further file is started; also the
 batch."""
