@@ -1,1 +1,1 @@
-"""Cache tiers over immutable keys. Knows nothing of tables and imports nothing of ours."""
+"""Cache tiers over immutable keys. Independent of tables and of the other packages."""

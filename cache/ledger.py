@@ -314,7 +314,7 @@ def _inode(path: Path) -> int:
 
 
 def _is_corruption(error: BaseException) -> bool:
-    """Whether SQLite's first error says so: on a full disk diskcache's ROLLBACK fails, too."""
+    """Whether SQLite's first error indicates corruption: on a full disk diskcache's ROLLBACK fails, too."""
     first = _first(error)
     if isinstance(first, sqlite3.Error):
         return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING

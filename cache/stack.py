@@ -157,7 +157,7 @@ class Stack(Generic[V]):
             return None
 
     async def _claim(self, key: str) -> bool:
-        """Whether this process fetches; False after waiting in vain, or when the value may be stored now."""
+        """Whether this process fetches; False after the wait timed out, or when the value may be stored now."""
         assert self._claims is not None
         if self._claims.take(key):
             return True

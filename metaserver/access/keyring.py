@@ -128,7 +128,7 @@ class StoredKeyring(Keyring):
 
 async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> str:
     """Replaces all keys, even if they cannot be decrypted: everything that they signed becomes invalid. Returns the
-    description of the key that encrypts the new ones."""
+    description of the key that encrypts the new keys."""
     protector = _protector(settings, clock, create=True)
     sealed = await protector.seal(msgspec.msgpack.encode((_new_key(clock, 0),)), _ABOUT)
     for _ in range(_TRIES):

@@ -142,7 +142,7 @@ class Oidc:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
-        """Fetches new keys, or keeps the old ones for some time. Concurrent requests share one fetch."""
+        """Fetches new keys, or keeps the old keys for some time. Concurrent requests share one fetch."""
         if self._fetching.locked() and self._lookup(kid) is not None and self._age_s(self._fetched_s) < STALE_S:
             return  # a fetch is in progress; the issuer may be slow, and the old keys can still be used
         before = self._attempts
@@ -255,6 +255,6 @@ def _claim(claims: Mapping[str, Any], name: str) -> object:
 async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Oidc]:
     """Fetches no keys yet, so that a server starts while its issuer is unavailable."""
     if settings.oidc_issuer.startswith("http:"):
-        _log.warning("the OIDC issuer is not https: whoever is in between can log in as anybody")
+        _log.warning("the OIDC issuer is not https; a man in the middle can log in as any user")
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
         yield Oidc(settings, clock, http)

@@ -8,7 +8,8 @@ refers to it, because older files stay where they were written.
 A dropped entry may be created again with the same name at the same location: a principal that may do that may also
 restore it. It can no longer be restored then, and its purge does not delete the new files.
 
-Folders of `write.*.path` may be shared by several tables if a principal with write access to the whole catalog says so.
+Folders of `write.*.path` may be shared by several tables if a principal with write access to the whole catalog allows
+it.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def _check_snapshot(update: Mapping[str, Any]) -> None:
     if isinstance(manifest_list, str) and _PLAN_FILE.search(manifest_list):
         raise BadRequest(
             f"The manifest list {manifest_list} belongs to a plan, whose files are deleted when its lease ends; "
-            "commit a snapshot with a manifest list of its own"
+            "commit a snapshot with another manifest list"
         )
 
 

@@ -34,7 +34,7 @@ class AddedFiles(NamedTuple):
 
 
 class RemovedFiles(NamedTuple):
-    """Data files or delete files that one snapshot removed. None when its parent has expired: unknown."""
+    """Data files or delete files that a snapshot removed. None when its parent has expired: unknown."""
 
     snapshot: Snapshot
     deletes: bool
@@ -48,7 +48,7 @@ class TooLong(Exception):
 def since(
     metadata: TableMetadata, head: Snapshot | None, read_snapshot_id: int | None, look_back: int
 ) -> list[Snapshot] | None:
-    """The snapshots after the one that was read (None: the empty table) up to the head, newest first.
+    """The snapshots after the read snapshot (None: the empty table) up to the head, newest first.
 
     None when the read snapshot is no ancestor of the head or the ancestry is unknown. Raises TooLong.
     """

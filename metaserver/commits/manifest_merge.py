@@ -97,7 +97,7 @@ def _can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
 
 
 def _rows(manifests: Sequence[ManifestFile]) -> int:
-    """The row count that one merged manifest would have; it must fit a long."""
+    """The row count of the merged manifest; it must fit a long."""
     return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 
 

@@ -53,7 +53,7 @@ class DrivenStore(ABC):
 
     @abstractmethod
     async def _change(self, begin: Callable[[], Steps[T]]) -> T:
-        """`begin` starts the generator anew for each attempt."""
+        """`begin` starts the generator again for each attempt."""
 
     @abstractmethod
     async def _point(self, begin: Callable[[], Steps[T]]) -> T: ...

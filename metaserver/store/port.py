@@ -434,7 +434,7 @@ class AdvanceProducer(msgspec.Struct, frozen=True):
 
 
 class KeepPlanTable(msgspec.Struct, frozen=True):
-    """Stores the plan, unless another has its name: then that plan's lease is extended to this one's.
+    """Stores the plan, unless another has its name: then that plan's lease is extended to the new lease.
 
     The result is the PlanTable that has the name."""
 

@@ -112,7 +112,7 @@ POSTGRES = SqlDialect(
             "|| lpad(to_hex(pg_current_xact_id()::text::bigint), 16, '0') "
             "|| lpad(to_hex(nextval('instant_sequence')), 16, '0'))"
         ),
-        # The oldest transaction id in progress in these sessions, otherwise the next one. Not the snapshot's xmin,
+        # The oldest transaction id in progress in these sessions, otherwise the next id. Not the snapshot's xmin,
         # which does not advance while any transaction in the cluster, such as a vacuum, is running. The session list
         # has ids of 32 bits, so they are compared with the snapshot's xmax; ids that it has not seen are above it.
         "watermark": (

@@ -2,8 +2,8 @@
 
 The timeline is the queue: the only state of a webhook is its position (a cursor), so that a receiver that was
 unavailable for a week gets the events of the week. One replica at a time delivers to a URL (a lease); if two overlap,
-the cursor's compare-and-swap stops the one that is behind. A receiver gets an event again when the reply or the cursor
-was lost: it recognises it by `id`, which is the instant's position and never reused.
+the cursor's compare-and-swap stops the replica that is behind. A receiver gets an event again when the reply or the
+cursor was lost: it recognises it by `id`, which is the instant's position and never reused.
 
 Format: CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2). Signature, if
 `webhook_secret` is set: header `Seamark-Signature: t=<unix seconds>,v1=<hex>`, HMAC-SHA256 over `<t>.<body>`.

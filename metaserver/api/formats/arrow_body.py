@@ -1,7 +1,7 @@
 """Decodes Arrow IPC streams from clients, which are not trusted.
 
 The rule: before anything is decoded, the stream is checked for compression and its rows are counted, and no value is
-used before Arrow has validated it. A small body therefore cannot become a large one: streams with compressed buffers
+used before Arrow has validated it. A small body therefore cannot become large: streams with compressed buffers
 are refused (a client may use `Content-Encoding` instead).
 """
 

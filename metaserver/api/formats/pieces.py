@@ -90,7 +90,7 @@ async def send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamRespo
 
 
 async def _stream(request: web.Request, encoder: _Encoder, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """Sends the buffer, then the other pieces as they are generated."""
+    """Sends the buffer, then each further piece when it is generated."""
     response = await _begin(request, encoder)
     with _cut_off(request):
         await _write(response, encoder.take())

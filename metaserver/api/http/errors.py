@@ -2,8 +2,8 @@
 
     {"error": {"message": "...", "type": "NoSuchTableException", "code": 404, "stack": []}}
 
-All errors have this form: Seamark's, those of aiohttp (unknown path, wrong method, large body) and unexpected ones. The
-message of an unexpected error contains only the request id; the log has the details.
+All errors have this form: Seamark's, those of aiohttp (unknown path, wrong method, large body) and unexpected errors.
+The message of an unexpected error contains only the request id; the log has the details.
 """
 
 from __future__ import annotations

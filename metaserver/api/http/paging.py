@@ -1,7 +1,7 @@
 """Paging of Seamark's listings. Pages are always bounded, unlike those of the Iceberg specification.
 
 The token of a page of a snapshot contains the snapshot and a checksum of the request, so that all pages of a listing
-refer to the same snapshot, whatever is committed in between.
+refer to the same snapshot, regardless of commits in between.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ async def _sent(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
 
 @dataclass(frozen=True)
 class _LookupAnswer:
-    """An answer; a large one is encoded in a thread."""
+    """An answer; encoded in a thread when it is large."""
 
     metadata: TableMetadata
     scan: Scan

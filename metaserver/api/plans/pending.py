@@ -59,7 +59,7 @@ class PendingPlans:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _finish(self, plan_id: str, task: asyncio.Task[Scan]) -> None:
-        """Keeps the latest plans for polling clients, because the planner may have evicted a large one."""
+        """Keeps the latest plans for polling clients, because the planner may have evicted a large plan."""
         if self._tasks.get(plan_id) is not task:
             return
         if task.cancelled() or task.exception() is not None:  # a poll repeats the plan and gets the error

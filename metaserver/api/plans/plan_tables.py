@@ -295,7 +295,7 @@ async def _make(
             app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
         return made
     plan_id = str(app[CLOCK].uuid7())
-    if not scan.complete:  # a later plan may keep fewer files, so this one gets a name that is not shared
+    if not scan.complete:  # a later plan may keep fewer files, so the name is not shared
         name = plan_name(entry, snapshot.snapshot_id, f"{bound_scan.text} {plan_id}", holder)
         made = msgspec.structs.replace(made, name=name)
     version = metadata.format_version

@@ -19,7 +19,7 @@ async def get_config(request: web.Request) -> web.Response:
             "defaults": _defaults(request),
             "overrides": {"prefix": settings.prefix} if settings.prefix else {},
             "endpoints": served_endpoints(request.app),
-            # Its presence tells clients that idempotency keys are supported (ISO 8601 duration).
+            # Its presence announces to clients that idempotency keys are supported (ISO 8601 duration).
             "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
         }
     )
