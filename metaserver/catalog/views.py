@@ -20,6 +20,7 @@ from metaserver.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
+    Forbidden,
     SeamarkError,
 )
 from metaserver.iceberg.metadata.properties import check_client_properties
@@ -46,7 +47,18 @@ class Views:
     async def load(self, namespace: NamespacePath, name: str) -> LoadedView:
         entry = await self.entry(namespace, name)
         await self._parts.documents.ensure_exists(entry.metadata_location)
-        return LoadedView(entry=entry, metadata=await self._parts.documents.view(entry.metadata_location))
+        return LoadedView(entry=entry, metadata=await self._metadata(entry))
+
+    async def _metadata(self, entry: Entry) -> ViewMetadata:
+        """Forbidden for metadata of another view: the file lies where the view's writers may write, and by the UUID it
+        is known which places and instants are the view's."""
+        metadata = await self._parts.documents.view(entry.metadata_location)
+        if metadata.view_uuid != entry.uuid:
+            raise Forbidden(
+                f"The metadata file of {show(entry.namespace, entry.name)} was written over with another's; register "
+                "an older one"
+            )
+        return metadata
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
         requested_ms = self._parts.clock.now_ms()
@@ -109,7 +121,7 @@ class Views:
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
             entry = await self.entry(namespace, name)
-            base = await self._parts.documents.view(entry.metadata_location)
+            base = await self._metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
             metadata = apply_view_updates(base, updates, now_ms=self._parts.clock.now_ms())
             metadata = _owned(caller, base, metadata)

@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from metaserver.catalog.commit import table_uuid
+from metaserver.catalog.own_files import own_places
 from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.purge import owned
 from metaserver.catalog.values import Caller
 from metaserver.commits.change import Change, ChangeRequest, TableShape, read_change, shape_of
 from metaserver.commits.collision import Collision
@@ -40,9 +39,17 @@ class ChangeApplication:
     """Belongs to one request."""
 
     def __init__(
-        self, parts: CatalogContext, manifests: Manifests, planner: Planner, caller: Caller, request: ChangeRequest
+        self,
+        parts: CatalogContext,
+        manifests: Manifests,
+        planner: Planner,
+        caller: Caller,
+        request: ChangeRequest,
+        uuid: str,
     ) -> None:
+        """`uuid`: the table's, as the database has it."""
         self._parts = parts
+        self._uuid = uuid
         self._manifests = manifests
         self._planner = planner
         self._caller = caller
@@ -71,7 +78,7 @@ class ChangeApplication:
         shape = shape_of(metadata)
         if self._shape == shape:
             return
-        check_path = self._path_check(metadata)
+        check_path = await self._path_check(metadata)
 
         def read() -> tuple[Change, SummaryCounts]:
             change = read_change(self.request, metadata, check_path)
@@ -110,17 +117,18 @@ class ChangeApplication:
         self._removing = Removing(self._writer, self._manifests)
         self._merging = Merging(self._writer, self._manifests)
 
-    def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
-        """Files lie in the warehouse. Who may not write all of it adds files of this table's own folders alone: else
-        another table's could be read, and deleted, by way of this one."""
+    async def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
+        """Files lie in the warehouse. Who may not write all of it adds files in the places of this table alone: else
+        another table's could be read, and deleted, by way of this one. The places are those in the database, since
+        the metadata file may have been written over."""
         warehouse = self._parts.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
-        owns = owned(self._parts, metadata)
+        own = await own_places(self._parts, self._uuid)
 
         def check(path: str) -> None:
             warehouse.parse(path, "The file")
-            if not owns(path):
+            if not own.holds(path):
                 raise Forbidden(
                     f"The file {path[:500]!r} lies outside the folders of the table, where {self._caller.who} may "
                     f"write; put it below {metadata.location}"
@@ -142,7 +150,7 @@ class ChangeApplication:
         parent = head_of(self.request.branch, metadata)
         listed = await self._manifests.listed(parent)
         # They may be merged into manifests of this table's.
-        await self._planner.check_paths(metadata, table_uuid(metadata), [one.manifest_path for one in listed])
+        await self._planner.check_paths(metadata, self._uuid, [one.manifest_path for one in listed])
         await self._check_new(change, listed, metadata)
         wanted = set(self.request.remove)
         if change.replaced is not None:

@@ -191,7 +191,7 @@ class Commits:
             raise
         entry = loaded.entry
         assert entry is not None
-        applying = ChangeApplication(self._parts, self._manifests, self._planner, caller, request)
+        applying = ChangeApplication(self._parts, self._manifests, self._planner, caller, request, entry.uuid)
         job = _Job(caller, entry.uuid, applying, self._parts.clock.now_ms())
         ended = True
         try:

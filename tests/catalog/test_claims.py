@@ -12,7 +12,9 @@ import pytest
 
 from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
+from metaserver.iceberg.metadata.table_json import encode_table
 from metaserver.objects.locations import location_key, parse_location
+from metaserver.store.port import EntryKind, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
 from tests.catalog.test_confinement import VERSION
 
@@ -332,3 +334,95 @@ async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_no
         await views.create(CALLER, ("a",), view)
         with pytest.raises(CommitConflict, match="since it was dropped"):
             await views.register(CALLER, ("a",), "old", seen.metadata_location)
+
+
+async def test_registering_an_older_file_takes_back_what_was_allowed_since_and_keeps_the_places(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        tables, name = it.catalog.tables, (("b",), "moved")
+        first = (await tables.load(*name)).entry
+        assert first is not None
+        elsewhere, allowed = f"{it.settings.warehouse_uri()}/later", f"{it.settings.warehouse_uri()}/lent"
+        updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
+        await tables.commit(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
+        second = (await tables.load(*name)).entry
+        assert second is not None
+
+        async def places() -> tuple[set[str], set[str]]:
+            claims = await it.store.claims(first.uuid)
+            return {one.location for one in claims if not one.allowed}, {one.location for one in claims if one.allowed}
+
+        before = await places()
+        assert before[1] == {location_key(parse_location(allowed))}
+        await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
+        assert await places() == (before[0], set()), "files lie where they were written"
+        await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
+        assert await places() == before
+        await _refused(it, CALLER, location)
+
+
+async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadata_say(tmp_path: Path) -> None:
+    """Metadata of old writers have no UUID, and may get any by a commit or by who writes over the file."""
+    async with rig(tmp_path) as it:
+        await _prepared(it)
+        tables, name = it.catalog.tables, (("a",), "old")
+        victim = (await tables.load(("b",), "moved")).entry
+        made = (await tables.load(("a",), "mine")).metadata
+        assert victim is not None
+        claims, instants = await it.store.claims(victim.uuid), await it.store.instants(_of(victim.uuid), 100)
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/old"
+        old = {**json.loads(encode_table(made)), "location": place, "format-version": 1}
+        del old["table-uuid"]
+        await it.objects.create(f"{place}/v1.metadata.json", json.dumps(old).encode())
+        entry = (await tables.register(CALLER, *name, f"{place}/v1.metadata.json", overwrite=False)).entry
+        assert entry is not None
+        await tables.commit(
+            CONFINED,
+            *name,
+            [],
+            [
+                {"action": "assign-uuid", "uuid": victim.uuid},
+                {"action": "set-properties", "updates": {"write.data.path": f"{place}-data"}},
+            ],
+        )
+        snapshot = {"snapshot-id": 5, "timestamp-ms": made.last_updated_ms + 1, "summary": {"operation": "append"}}
+        snapshot |= {"manifest-list": f"{_folder_of(victim.metadata_location)}/snap.avro", "schema-id": 0}
+        with pytest.raises(BadRequest, match="outside the table's own folders"):
+            await tables.commit(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
+        assert await it.store.claims(victim.uuid) == claims
+        assert await it.store.instants(_of(victim.uuid), 100) == instants
+        assert {one.action for one in await it.store.instants(_of(entry.uuid), 100)} == {"register", "commit"}
+        stored = await it.store.entry(EntryKind.TABLE, *name)
+        assert stored is not None
+        assert stored.uuid == entry.uuid
+
+
+async def test_a_view_whose_file_was_written_over_with_anothers_is_neither_served_nor_changed(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await _prepared(it)
+        views = it.catalog.views
+        victim = (await it.catalog.tables.load(("b",), "moved")).entry
+        seen = (await views.load(("a",), "view")).entry
+        assert victim is not None
+        claims = await it.store.claims(victim.uuid)
+        path = Path(parse_location(seen.metadata_location).file_path)
+        forged = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
+        path.write_text(json.dumps(forged))
+        it.catalog.documents.cache.clear()
+        with pytest.raises(Forbidden, match="written over"):
+            await views.load(("a",), "view")
+        for update in (
+            {"action": "set-location", "location": f"{location}/x"},
+            {"action": "set-properties", "updates": {}},
+        ):
+            with pytest.raises(Forbidden, match="written over"):
+                await views.replace(CONFINED, ("a",), "view", [], [update])
+        assert await it.store.claims(victim.uuid) == claims
+
+
+def _of(uuid: str) -> InstantFilter:
+    return InstantFilter(uuid=uuid)
+
+
+def _folder_of(location: str) -> str:
+    return location.rpartition("/")[0]
