@@ -199,6 +199,8 @@ class Commits:
             last = await self._last(job, entry, loaded.metadata)
             if last is not None and _is_repeat(job, last):
                 return self._repeated(job, last, entry, loaded.metadata)
+            if request.repeats_only:
+                raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
             head_of(request.branch, loaded.metadata)  # before anything is written
             job.index_files = await index_files(entry, loaded.metadata)
             await applying.prepare(loaded.metadata)

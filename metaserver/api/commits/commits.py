@@ -60,6 +60,12 @@ _BODY: dict[str, Any] = {
             "properties": {"id": {"type": "string"}, "sequence": {"type": "integer", "minimum": 0}},
             "description": "Who writes, and its how-manieth change this is: each sequence is committed once.",
         },
+        "repeats-only": {
+            "type": "boolean",
+            "default": False,
+            "description": "Answer a repeat of the producer's change as the first time, and refuse all else by 409, "
+            "so that a writer who finds rows changed since it read them learns whether its own change did that.",
+        },
         "change-id": {
             "type": ["string", "null"],
             "description": "The same for all attempts of one change. One that has collided several times has the turn "
