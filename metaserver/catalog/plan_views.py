@@ -112,7 +112,7 @@ class PlanViews:
         name = _name(entry, version, audience)
         if name is None:
             return None
-        shared = await self._plans.share(entry.namespace, name, lease_s, audience)
+        shared = await self._plans.share(entry.namespace, name, lease_s, who, audience)
         if shared is not None or not await self._plans.has_room(who):
             return shared
         plan_id = str(self._parts.clock.uuid7())

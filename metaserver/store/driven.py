@@ -128,8 +128,8 @@ class DrivenStore(ABC):
     ) -> list[ShownPlan]:
         return await self._list(lambda: queries.plan_snapshots(namespace, of_name, uuid, audience, now_ms, limit))
 
-    async def plan_table_count(self) -> int:
-        return await self._list(queries.plan_table_count)
+    async def plan_table_count(self, now_ms: int) -> int:
+        return await self._list(lambda: queries.plan_table_count(now_ms))
 
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         return await self._list(lambda: queries.plan_tables_retired(after, limit))

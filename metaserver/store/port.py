@@ -691,8 +691,8 @@ class PointerStore(Protocol):
         """Of the table, those of the audience whose lease has not ended: in order of id, the `limit` of them whose
         leases end last."""
 
-    async def plan_table_count(self) -> int:
-        """Retired ones included."""
+    async def plan_table_count(self, now_ms: int) -> int:
+        """Those whose leases have not ended."""
 
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         """In order of id, those greater than `after`."""

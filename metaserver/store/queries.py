@@ -172,8 +172,8 @@ def plan_snapshots(
     return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda one: one.shown_id)
 
 
-def plan_table_count() -> Steps[int]:
-    rows = yield Statement("SELECT count(*) FROM plan_tables")
+def plan_table_count(now_ms: int) -> Steps[int]:
+    rows = yield Statement("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", (now_ms,))
     return int(rows[0][0])
 
 
