@@ -105,8 +105,8 @@ class DrivenStore(ABC):
     async def gave_up(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
         return await self._point(lambda: claims.gave_up(uuid, namespace, name))
 
-    async def unclaimed(self, limit: int) -> list[Entry]:
-        return await self._list(lambda: queries.unclaimed(limit))
+    async def unclaimed(self, after: str, limit: int) -> list[Entry]:
+        return await self._list(lambda: queries.unclaimed(after, limit))
 
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         return await self._list(lambda: queries.indexed_tables(after, limit))

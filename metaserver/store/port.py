@@ -666,8 +666,8 @@ class PointerStore(Protocol):
         """Whether it is dropped, by this name, and nothing live has its UUID: what is made anew by that name may lie
         where it lies."""
 
-    async def unclaimed(self, limit: int) -> list[Entry]:
-        """Live and dropped names of what has claimed nothing."""
+    async def unclaimed(self, after: str, limit: int) -> list[Entry]:
+        """Live and dropped names of what has claimed nothing, in order of uuid, those greater than `after`."""
 
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         """Entries of tables that have, or had, index files, in order of uuid: all names of up to `limit` tables whose

@@ -200,12 +200,13 @@ def names_of(uuid: str) -> Steps[int]:
     return int(rows[0][0])
 
 
-def unclaimed(limit: int) -> Steps[list[Entry]]:
+def unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
     found = " UNION ALL ".join(
-        f"SELECT {ENTRY} FROM {table} WHERE NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"  # noqa: S608
+        f"SELECT {ENTRY} FROM {table} WHERE uuid > $1 "  # noqa: S608
+        f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"
         for table in ("entries", "dropped")
     )
-    rows = yield Statement(f"{found} LIMIT $1", (limit,))
+    rows = yield Statement(f"{found} ORDER BY uuid LIMIT $2", (after, limit))
     return [to_entry(row) for row in rows]
 
 
