@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.claims import fill_rest
 from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
-from metaserver.clock import SimulatedClock
-from metaserver.errors import BadRequest, CommitConflict, Forbidden, RetryLater, SeamarkError
+from metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
 from metaserver.iceberg.metadata.table_json import encode_table
 from metaserver.objects.locations import location_key, parse_location
-from metaserver.objects.port import ObjectStore
 from metaserver.store.port import EntryKind, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
 from tests.catalog.test_confinement import VERSION
@@ -24,7 +21,7 @@ from tests.catalog.test_confinement import VERSION
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
-async def _prepared(it: Rig) -> str:
+async def prepared(it: Rig) -> str:
     """A table that was made in `a` and moved to `b`; returns its location."""
     for path in (("a",), ("b",)):
         await it.catalog.namespaces.create(CALLER, path, {})
@@ -48,7 +45,7 @@ def _created(uuid: str, location: str) -> list[dict[str, Any]]:
     ]
 
 
-async def _refused(it: Rig, caller: Caller, location: str) -> None:
+async def refused(it: Rig, caller: Caller, location: str) -> None:
     """By every door that takes a location."""
     catalog = it.catalog
     uuid = "11111111-2222-4333-8444-555555555555"
@@ -89,14 +86,14 @@ async def _refused(it: Rig, caller: Caller, location: str) -> None:
 @pytest.mark.parametrize("caller", [CONFINED, CALLER])
 async def test_nothing_comes_to_lie_over_a_table_that_moved_away(tmp_path: Path, caller: Caller) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         for spelling in _spellings(location):
-            await _refused(it, caller, spelling)
+            await refused(it, caller, spelling)
 
 
 async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/deep"
         await it.catalog.tables.create(
             CONFINED, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
@@ -108,14 +105,14 @@ async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
 
 async def test_what_was_dropped_keeps_its_place_until_it_is_purged(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         await it.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
-        await _refused(it, CONFINED, location)
+        await refused(it, CONFINED, location)
         row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
         await it.catalog.dropped.restore(CALLER, row.id, None, "again")
-        await _refused(it, CONFINED, location)
+        await refused(it, CONFINED, location)
         await it.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
-        await _refused(it, CONFINED, location)
+        await refused(it, CONFINED, location)
         row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
         await it.catalog.dropped.purge(CALLER, row.id)
         await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
@@ -123,19 +120,19 @@ async def test_what_was_dropped_keeps_its_place_until_it_is_purged(tmp_path: Pat
 
 async def test_a_table_that_moves_on_keeps_the_places_where_its_older_files_lie(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         new = f"{it.catalog.warehouse.namespace_location(('b',))}/new"
         await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
         for place in (location, new):
-            await _refused(it, CALLER, place)
+            await refused(it, CALLER, place)
         await it.catalog.tables.commit(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
         )
 
 
-async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_path: Path) -> None:
+async def test_of_two_that_claim_overlapping_places_at_once_one_isrefused(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/race"
         staged = [
             (await it.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
@@ -158,7 +155,7 @@ async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_p
 
 async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/staged"
         await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         token = it.catalog.staging.issue(("a",), "s", place)
@@ -172,7 +169,7 @@ async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path
 
 async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         folder = Path(parse_location(it.catalog.warehouse.namespace_location(("a",))).file_path)
         (folder / "link").symlink_to(parse_location(location).file_path)
         with pytest.raises(BadRequest, match="overlaps"):
@@ -183,7 +180,7 @@ async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
 
 async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_caller_says_so(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         common = {"write.data.path": f"{it.catalog.warehouse.namespace_location(('a',))}/common"}
         for name in ("one", "two"):
             await it.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
@@ -191,153 +188,10 @@ async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_c
             await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common))
 
 
-async def test_claims_of_what_is_older_than_claims_are_made_at_the_start(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await _prepared(it)
-        await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
-        gone = (await it.catalog.tables.load(("b",), "gone")).metadata.location
-        await it.catalog.tables.drop(CALLER, ("b",), "gone", purge=False)
-    with sqlite3.connect(tmp_path / "seamark.db") as connection:
-        connection.execute("DELETE FROM claims")
-    async with rig(tmp_path) as it:
-        for place in (location, gone):
-            await _refused(it, CONFINED, place)
-
-
-class _Away:
-    """Storage that may not answer, and files whose reads fail."""
-
-    def __init__(self, objects: ObjectStore) -> None:
-        self._objects = objects
-        self.away = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._objects, name)
-
-    async def read(self, location: str, **more: Any) -> bytes:
-        if self.away:
-            raise RetryLater("the storage does not answer")
-        return await self._objects.read(location, **more)
-
-
-async def _upgraded(home: Path) -> dict[str, str]:
-    """Of a server from before claims: the locations of a table in `b`, and of one whose files lie apart."""
-    async with rig(home) as it:
-        found = {"moved": await _prepared(it)}
-        apart = {"write.metadata.path": f"{it.settings.warehouse_uri()}/apart/meta"}
-        made = await it.catalog.tables.create(
-            CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=apart)
-        )
-        found["apart"] = made.metadata.location
-    with sqlite3.connect(home / "seamark.db") as connection:
-        connection.execute("DELETE FROM claims")
-    return found
-
-
-async def test_places_are_not_guessed_while_the_storage_is_away_and_nothing_comes_to_lie_anywhere(
-    tmp_path: Path,
-) -> None:
-    places, clock, wrapped = await _upgraded(tmp_path), SimulatedClock(1), list[_Away]()
-
-    def wrap(objects: ObjectStore) -> _Away:
-        wrapped.append(_Away(objects))
-        return wrapped[-1]
-
-    async with rig(tmp_path, clock=clock, wrap_objects=wrap) as it:
-        catalog = it.catalog
-        assert await it.store.unclaimed("", 9), "no claim is better than a wrong one"
-        create = CreateTable(name="x", schema=SCHEMA)
-        view = CreateView(name="x", schema=SCHEMA, view_version=VERSION)
-        doors: list[Any] = [
-            lambda: catalog.tables.create(CALLER, ("a",), create),
-            lambda: catalog.tables.stage(CONFINED, ("a",), create),
-            lambda: catalog.views.create(CONFINED, ("a",), view),
-            lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{it.settings.warehouse_uri()}/c"}),
-        ]
-        for door in doors:
-            with pytest.raises(RetryLater, match="cannot be checked"):
-                await door()
-        row = (await catalog.dropped.list(("b",), None, None)).items
-        assert not row
-        wrapped[0].away = False
-        clock.advance(6000)
-        await doors[0]()
-        assert await it.store.unclaimed("", 9) == []
-        for place in places.values():
-            await _refused_table(it, place)
-        await catalog.tables.create(CALLER, ("a",), CreateTable(name="y", schema=SCHEMA))
-
-
-async def test_a_purge_waits_until_all_places_are_known(tmp_path: Path) -> None:
-    await _upgraded(tmp_path)
-    wrapped: list[_Away] = []
-
-    def wrap(objects: ObjectStore) -> _Away:
-        wrapped.append(_Away(objects))
-        return wrapped[-1]
-
-    async with rig(tmp_path, wrap_objects=wrap) as it:
-        name = (("b",), "apart")
-        entry = await it.catalog.tables.entry(*name)
-        await it.catalog.tables.drop(CALLER, *name, purge=False)
-        (row,) = (await it.catalog.dropped.list(("b",), None, None)).items
-        before = await it.files()
-        wrapped[0].away = False
-        document = await it.catalog.documents.table(entry.metadata_location)
-        it.catalog.parts.documents.remember_table(entry.metadata_location, document, b"{}")
-        wrapped[0].away = True
-        await it.catalog.dropped.purge(CALLER, row.id)
-        assert await it.files() == before, "the storage gave nothing of the other tables"
-        wrapped[0].away = False
-        await it.catalog.dropped.purge_expired()
-        assert entry.metadata_location not in await it.files()
-
-
-async def test_where_a_table_may_lie_whose_metadata_are_lost_nothing_comes_and_all_else_goes_on(tmp_path: Path) -> None:
-    places = await _upgraded(tmp_path)
-    async with rig(tmp_path) as it:
-        entry = (await it.catalog.tables.load(("b",), "moved")).entry
-        assert entry is not None
-    path = Path(parse_location(entry.metadata_location).file_path)
-    kept = path.read_bytes()
-    path.unlink()
-    with sqlite3.connect(tmp_path / "seamark.db") as connection:
-        connection.execute("DELETE FROM claims")
-    clock = SimulatedClock(2)
-    async with rig(tmp_path, clock=clock) as it:
-        assert [one.uuid for one in await it.store.unclaimed("", 9)] == [entry.uuid]
-        create = CreateTable(name="x", schema=SCHEMA, location=f"{places['moved']}/data")
-        for caller in (CALLER, CONFINED):
-            with pytest.raises(RetryLater, match="missing or broken"):
-                await it.catalog.tables.create(caller, ("a",), create)
-        await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="free", schema=SCHEMA))
-        assert await fill_rest(it.catalog.parts) == 0
-        path.write_bytes(kept)
-        assert await fill_rest(it.catalog.parts) == 1
-        assert await fill_rest(it.catalog.parts) == 0
-        await _refused_table(it, places["moved"])
-
-
-async def _refused_table(it: Rig, location: str) -> None:
-    with pytest.raises(BadRequest, match="overlaps"):
-        await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
-
-
-async def test_what_a_server_from_before_claims_creates_beside_this_one_may_be_written(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await _prepared(it)
-        with sqlite3.connect(tmp_path / "seamark.db") as connection:
-            connection.execute("DELETE FROM claims")
-        set_property = {"action": "set-properties", "updates": {"a": "b"}}
-        await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [set_property])
-        assert await it.catalog.owned_location(("b",), "moved") == location
-        await _refused(it, CONFINED, location)
-
-
 async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -> None:
     """Of tables that overlapped before that was refused."""
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/over"
         await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
         outer = (await it.catalog.tables.load(("a",), "outer")).entry
@@ -374,7 +228,7 @@ async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -
 
 async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed_for(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        theirs = await _prepared(it)
+        theirs = await prepared(it)
         created = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert await it.catalog.owned_location(("a",), "mine")
         assert created.entry is not None
@@ -386,7 +240,7 @@ async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed
 
 async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_deleted(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        theirs = await _prepared(it)
+        theirs = await prepared(it)
         victim = (await it.catalog.tables.load(("b",), "moved")).entry
         forged = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert victim is not None
@@ -408,7 +262,7 @@ async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_dele
 
 async def test_what_was_dropped_may_be_made_anew_by_its_name_and_in_its_place_alone(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         tables, dropped = it.catalog.tables, it.catalog.dropped
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
 
@@ -432,7 +286,7 @@ async def test_what_was_dropped_may_be_made_anew_by_its_name_and_in_its_place_al
 
 async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_now(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         tables, views = it.catalog.tables, it.catalog.views
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
         table = CreateTable(name="again", schema=SCHEMA, location=place)
@@ -460,7 +314,7 @@ async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_no
 
 async def test_registering_an_older_file_takes_back_what_was_allowed_since_and_keeps_the_places(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         tables, name = it.catalog.tables, (("b",), "moved")
         first = (await tables.load(*name)).entry
         assert first is not None
@@ -480,13 +334,13 @@ async def test_registering_an_older_file_takes_back_what_was_allowed_since_and_k
         assert await places() == (before[0], set()), "files lie where they were written"
         await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
         assert await places() == before
-        await _refused(it, CALLER, location)
+        await refused(it, CALLER, location)
 
 
 async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadata_say(tmp_path: Path) -> None:
     """Metadata of old writers have no UUID, and may get any by a commit or by who writes over the file."""
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         tables, name = it.catalog.tables, (("a",), "old")
         victim = (await tables.load(("b",), "moved")).entry
         made = (await tables.load(("a",), "mine")).metadata
@@ -521,7 +375,7 @@ async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadat
 
 async def test_a_view_whose_file_was_written_over_with_anothers_is_neither_served_nor_changed(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         views = it.catalog.views
         victim = (await it.catalog.tables.load(("b",), "moved")).entry
         seen = (await views.load(("a",), "view")).entry
