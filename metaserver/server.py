@@ -33,6 +33,7 @@ from metaserver.api.http.connections import ConnectionRunner, limits_of, raise_d
 from metaserver.api.http.metrics import ServerMetrics
 from metaserver.api.http.parts import ServerParts
 from metaserver.catalog.catalog import open_catalog
+from metaserver.catalog.claims import fill_rest
 from metaserver.clock import Clock, SystemClock
 from metaserver.commits.group_commit import open_commits
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
@@ -327,6 +328,7 @@ async def housekeeping_round(parts: ServerParts) -> dict[str, int]:
     rounds: dict[str, Callable[[], Awaitable[int]]] = {
         "archived": parts.timeline.archive,
         "pruned": lambda: _prune(parts),
+        "claims_filled": lambda: fill_rest(parts.catalog.parts),
         "purged": parts.catalog.dropped.purge_expired,
         "index_files_cleaned": parts.cleaner.clean,
         "plan_tables_cleaned": parts.catalog.plan_tables.clean,
@@ -371,6 +373,7 @@ async def _sample(parts: ServerParts) -> None:
         metrics.in_flight.set(metrics.answering)
         metrics.watchers.set(parts.timeline.watchers)
         metrics.store_queue.set(parts.store.transacting)
+        metrics.plans_refused(parts.catalog.plan_tables.refused)
         planner = parts.planner.stats()
         metrics.plan_views.set(planner.views)
         metrics.plan_blocks.set(planner.blocks)

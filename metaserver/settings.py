@@ -285,7 +285,10 @@ class Settings:
         least=0,
     )
     plan_tables_limit: int = setting(
-        100_000, "Plan tables whose files have not been deleted yet, in the whole catalog; more are not made.", least=0
+        100_000,
+        "Plan tables whose leases have not ended, in the whole catalog. One principal has half of them; more are not "
+        "made for it.",
+        least=0,
     )
     plan_snapshots_limit: int = setting(
         1000,
@@ -295,9 +298,9 @@ class Settings:
         most=100_000,
     )
     plan_tables_bytes: int = setting(
-        16 << 30,
-        "Bytes of plan tables' files that a worker writes within the longest lease and plan_table_grace_s. One "
-        "principal has half of them, and half of plan_tables_limit; more are not made for it.",
+        32 << 30,
+        "Bytes of plan tables' files that one worker has written and whose leases, and plan_table_grace_s after them, "
+        "have not ended. One principal has half of them; more are not made for it.",
         least=0,
     )
     plan_table_memory_bytes: int = setting(

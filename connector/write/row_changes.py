@@ -14,7 +14,7 @@ from typing import Any
 
 from connector.arrow.casting import Unwritable
 from connector.client.client import At, Name, SeamarkClient
-from connector.client.commits import Producer, back_off, producer_named
+from connector.client.commits import CommitClient, Producer, back_off, producer_named
 from connector.client.errors import BadRequest, Conflict, Refused
 from connector.read.tables import OpenTable, in_sql, open_table
 from connector.write.appends import WrittenFiles, commit
@@ -122,7 +122,13 @@ def committed(
     while True:
         number += 1
         target = target_of(opened.metadata, opened.storage)
-        change = prepared(opened, target).allowed(target)
+        try:
+            change = prepared(opened, target).allowed(target)
+        except Conflict:
+            # Rows have changed since they were read: maybe by this very change, whose answer was lost.
+            if (first := _first_answer(client, table, named)) is None:
+                raise
+            return Report(attempts=number, snapshot_id=first["snapshot-id"], duplicate=True)
         if change.is_empty and of is None:  # a producer's number is recorded: its repeat may find other rows
             return replace(change.report, attempts=number)
         try:
@@ -139,6 +145,17 @@ def committed(
             return replace(
                 change.done(), attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
             )
+
+
+def _first_answer(client: SeamarkClient, table: Name, named: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of what its producer has committed before; None where that is another change."""
+    asked = {name: named[name] for name in ("producer", "branch", "table-uuid") if name in named}
+    if "producer" not in asked:
+        return None
+    try:
+        return CommitClient(client).commit(table, {**asked, "repeats-only": True})
+    except (Conflict, BadRequest):  # a server of an older version does not know the question
+        return None
 
 
 def check_takes_deletes(metadata: TableMetadata) -> None:

@@ -18,7 +18,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import unquote
 
-from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
+import structlog
+
+from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext, Unclaimed
 from metaserver.catalog.values import Caller
 from metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
 from metaserver.iceberg.metadata.metadata import TableMetadata
@@ -28,7 +30,10 @@ from metaserver.objects.locations import location_key, parse_location
 from metaserver.store.port import ClaimedLocation, ClaimLocations, Entry, EntryKind, NamespacePath
 from metaserver.wire import show
 
+_log = structlog.get_logger("seamark.claims")
+
 _FILLED_AT_ONCE = 64
+_TRIED_EVERY_S = 5.0
 _WITHIN_LIMIT = 100_000
 """The limit of claims of others inside a table's folders; only older tables can have such claims."""
 
@@ -53,6 +58,7 @@ async def claim(
     own = entry.metadata_location
     wanted.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
     locations = await asyncio.to_thread(_outermost, wanted)
+    await check_known(parts, (each.key for each in locations), entry.uuid)
     return ClaimLocations(
         uuid=entry.uuid,
         locations=locations,
@@ -70,9 +76,10 @@ def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | V
     return any(metadata.properties.get(name) != base.properties.get(name) for name in PATH_PROPERTIES)
 
 
-async def claim_folder(entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
+async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
     """As `claim`, of a function."""
     locations = await asyncio.to_thread(_outermost, [ClaimedLocation(key=folder, shown=folder)])
+    await check_known(parts, (each.key for each in locations), entry.uuid)
     return ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
 
 
@@ -89,6 +96,7 @@ async def check_unclaimed(
 
 async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
     (key,) = await _keys([location])
+    await check_known(parts, [key], uuid)
     for found in await parts.store.claims_overlapping([key], uuid, 1):
         if found.location != key or not await parts.store.gave_up(found.uuid, *named):
             return True
@@ -97,7 +105,9 @@ async def _is_taken(parts: CatalogContext, location: str, named: tuple[Namespace
 
 async def check_outside(parts: CatalogContext, location: str, what: str) -> None:
     """BadRequest where the location is, or lies in, a place of a table, view or function. It may hold such places."""
-    if await parts.store.claims_overlapping(await _keys([location]), "", 0):
+    keys = await _keys([location])
+    await check_known(parts, keys, "", around=False)
+    if await parts.store.claims_overlapping(keys, "", 0):
         raise BadRequest(f"{what} {location!r} lies in the location of a table, view or function; choose another")
 
 
@@ -124,6 +134,8 @@ async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
     claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
     if not claims and await fill(parts):  # of a server from before claims, which runs beside this one
         claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
+    if not claims and parts.unclaimed.unread:
+        raise RetryLater("Where the table lies is not known yet, since the storage does not answer; try again")
     (key,) = await _keys([location])
     if claims.isdisjoint(with_folders(key)):
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
@@ -143,9 +155,15 @@ async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetada
 
 async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
     """Whether a file lies in a place of another than `uuid`, of those that overlap `folders`, so that it may not be
-    deleted as one of `uuid`'s. Folders that several share hold files of all of them."""
+    deleted as one of `uuid`'s. Folders that several share hold files of all of them. RetryLater while not all places
+    are known."""
+    if parts.unclaimed.unread:
+        await fill(parts)
+        if parts.unclaimed.unread:
+            raise RetryLater("Where other tables lie is not known yet, since the storage does not answer")
     keys = await _keys(folders)
-    others = {
+    others = {place for owner, lost in parts.unclaimed.lost.items() if owner != uuid for place in lost}
+    others |= {
         found.location
         for found in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
         if not found.shared or found.location not in keys
@@ -154,22 +172,70 @@ async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> 
 
 
 async def fill(parts: CatalogContext) -> int:
-    """Claims for all that was created before claims were kept; returns for how many."""
-    filled, reads = 0, True
-    while entries := await parts.store.unclaimed(_FILLED_AT_ONCE):
-        places = await asyncio.gather(*(_places(parts, entry, reads=reads) for entry in entries))
-        reads = reads and None not in places
-        found = zip(entries, places, strict=True)
-        operations = [await _unchecked(entry, place or _guessed(entry)) for entry, place in found]
-        await parts.store.transact(operations)
-        filled += len({entry.uuid for entry in entries})
+    """Claims for all that was created before claims were kept; returns for how many. What cannot be read stays without
+    claims, since a guess could claim another's place, or leave its own to others; `parts.unclaimed` tells then."""
+    state = parts.unclaimed
+    state.tried_s, filled, unread, after = parts.clock.monotonic(), 0, 0, ""
+    lost: dict[str, list[str]] = {}
+    while unread < _FILLED_AT_ONCE and (entries := await parts.store.unclaimed(after, _FILLED_AT_ONCE)):
+        after = entries[-1].uuid
+        if len(entries) == _FILLED_AT_ONCE and entries[0].uuid != after:  # all names of one UUID together
+            entries = [entry for entry in entries if entry.uuid != after]
+            after = entries[-1].uuid
+        places = await asyncio.gather(*(_places(parts, entry) for entry in entries))
+        found = list(zip(entries, places, strict=True))
+        unknown = {entry.uuid for entry, place in found if place is None}
+        unread += len(unknown)
+        known = [(entry, place) for entry, place in found if place and entry.uuid not in unknown]
+        await parts.store.transact([await _unchecked(entry, place) for entry, place in known])
+        claimed = {entry.uuid for entry, _ in known}
+        filled += len(claimed)
+        for entry, place in found:
+            if place is not None and entry.uuid not in claimed | unknown:
+                lost.setdefault(entry.uuid, []).extend(await asyncio.to_thread(_possible_keys, entry))
+    if (unread, lost.keys()) != (state.unread, state.lost.keys()):
+        _log.warning("places of tables and views are not known", unread=unread, lost=len(lost))
+    state.unread, state.lost = unread, lost
     return filled
 
 
-async def _places(parts: CatalogContext, entry: Entry, *, reads: bool) -> list[str] | None:
-    """None while the storage does not answer."""
-    if not reads:
-        return None
+async def fill_rest(parts: CatalogContext) -> int:
+    """A round of housekeeping: as `fill`, where there was something left to do."""
+    return await fill(parts) if parts.unclaimed.unread or parts.unclaimed.lost else 0
+
+
+async def check_known(parts: CatalogContext, keys: Iterable[str], uuid: str, *, around: bool = True) -> None:
+    """RetryLater while something else than `uuid` may lie there, for all that is known; with `around`, below there."""
+    state, wanted = parts.unclaimed, list(keys)
+    if not _may_be_taken(state, wanted, uuid, around=around):
+        return
+    if parts.clock.monotonic() - state.tried_s >= _TRIED_EVERY_S:
+        await fill(parts)
+    if not _may_be_taken(state, wanted, uuid, around=around):
+        return
+    if state.unread:
+        raise RetryLater(
+            "The location cannot be checked: where older tables lie is read from their metadata files, and the storage "
+            "does not answer; try again when it does"
+        )
+    raise RetryLater(
+        "A table, view or function whose metadata file is missing or broken may lie in this location; restore that "
+        "file, or drop and purge what it belongs to, or choose another location"
+    )
+
+
+def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: bool) -> bool:
+    if state.unread:
+        return True
+    places = {place for owner, lost in state.lost.items() if owner != uuid for place in lost}
+    return bool(places) and any(
+        not places.isdisjoint(with_folders(key)) or (around and any(place.startswith(f"{key}/") for place in places))
+        for key in keys
+    )
+
+
+async def _places(parts: CatalogContext, entry: Entry) -> list[str] | None:
+    """None while the storage does not answer; none at all where the metadata are missing or broken."""
     try:
         if entry.kind is EntryKind.TABLE:
             table = await parts.documents.table(entry.metadata_location)
@@ -177,20 +243,23 @@ async def _places(parts: CatalogContext, entry: Entry, *, reads: bool) -> list[s
         elif entry.kind is EntryKind.VIEW:
             view = await parts.documents.view(entry.metadata_location)
             location, properties = view.location, view.properties
-        else:
-            return _guessed(entry)
-    except (NotFound, Corrupt):
-        return _guessed(entry)
-    except (RetryLater, SeamarkError):
+        else:  # the server itself has chosen it, and its document tells no place
+            return [_folder(entry), entry.metadata_location]
+    except (NotFound, Corrupt, BadRequest):
+        return []
+    except SeamarkError:
         return None
     paths = [properties[name] for name in PATH_PROPERTIES if parts.warehouse.contains(properties.get(name, ""))]
     return [location, *paths, entry.metadata_location]
 
 
-def _guessed(entry: Entry) -> list[str]:
+def _folder(entry: Entry) -> str:
     """By where metadata files lie as a rule: below `metadata` in the location."""
-    folder = entry.metadata_location.rpartition("/")[0]
-    return [folder.removesuffix("/metadata"), entry.metadata_location]
+    return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
+
+
+def _possible_keys(entry: Entry) -> list[str]:
+    return [_key(_folder(entry)), _key(entry.metadata_location)]
 
 
 async def _unchecked(entry: Entry, places: list[str]) -> ClaimLocations:
@@ -203,13 +272,17 @@ def _outermost(wanted: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]
     """The locations with their keys, without those that are within an earlier one."""
     kept: list[ClaimedLocation] = []
     for each in wanted:
-        try:
-            key = location_key(parse_location(each.key))
-        except BadRequest:  # of before claims: it leads nowhere that this server writes
-            key = unquote(each.key).rstrip("/")
+        key = _key(each.key)
         if not any(key == other.key or key.startswith(f"{other.key}/") for other in kept):
             kept.append(ClaimedLocation(key=key, shared=each.shared, shown=each.shown, what=each.what))
     return tuple(kept)
+
+
+def _key(location: str) -> str:
+    try:
+        return location_key(parse_location(location))
+    except BadRequest:  # of before claims: it leads nowhere that this server writes
+        return unquote(location).rstrip("/")
 
 
 def with_folders(key: str) -> list[str]:

@@ -100,6 +100,10 @@ class PlannedCommit(msgspec.Struct):
     claims: tuple[Operation, ...] = ()
     """Claims of the locations that the table gets."""
 
+    def new_entry(self, now_ms: int) -> Entry:
+        """Where the pointer stands when this has happened."""
+        return created_entry(self.namespace, self.name, _uuid_of(self.entry, self.metadata), self.location, now_ms)
+
     def written_files(self) -> list[tuple[str, bytes]]:
         """In write order: each file follows the files that it refers to."""
         return [*self.files, (self.location, self.document)]
@@ -239,7 +243,7 @@ class Committer:
     def _pointer_operation(self, plan: PlannedCommit) -> Operation:
         now = self._parts.clock.now_ms()
         if plan.entry is None:
-            return CreateEntry(entry=created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now))
+            return CreateEntry(entry=plan.new_entry(now))
         return SwapPointer(
             kind=EntryKind.TABLE,
             namespace=plan.namespace,
@@ -259,7 +263,7 @@ class Committer:
         now = self._parts.clock.now_ms()
         return self._parts.instant(
             event.caller,
-            created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now),
+            plan.new_entry(now),
             "create" if plan.entry is None else "commit",
             requested_ms=event.requested_ms,
             snapshot_id=event.snapshot_id,
@@ -285,7 +289,7 @@ class Committer:
             metadata = self._apply(base, change.updates)
         except CommitConflict:
             if base is not None:
-                await check_added(self._parts, request.caller, table_uuid(base), base, base, change)
+                await check_added(self._parts, request.caller, _uuid_of(entry, base), base, base, change)
             requested, rebased = None, await self._rebase(request, change, base)
             if rebased is None:
                 raise
@@ -297,7 +301,7 @@ class Committer:
             raise BadRequest(f"A table with the UUID {metadata.table_uuid} exists already; stage the table again")
         plan = await self._prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
         if requested is not None:
-            await check_added(self._parts, request.caller, table_uuid(metadata), base, metadata, requested)
+            await check_added(self._parts, request.caller, _uuid_of(entry, metadata), base, metadata, requested)
         plan.events, plan.files = [_commit_event(request, change)], files
         return plan
 
@@ -323,12 +327,12 @@ class Committer:
         metadata: TableMetadata,
     ) -> PlannedCommit:
         """The metadata as a document, with its location; both empty when the metadata equals the base."""
-        namespace, name = named
+        (namespace, name), uuid = named, _uuid_of(entry, metadata)
         if base is not None and metadata is base:
             return PlannedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
         if base is None or metadata.location != base.location:
             await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
-            await check_unclaimed(self._parts, metadata.location, "The table's location", named, table_uuid(metadata))
+            await check_unclaimed(self._parts, metadata.location, "The table's location", named, uuid)
         before = {} if base is None else base.properties
         await self._parts.check_properties(caller, metadata.properties, before, namespace)
         forgotten: list[str] = []
@@ -342,11 +346,11 @@ class Committer:
         document, location = self._place(metadata, entry)
         claims: tuple[Operation, ...] = ()
         if moves(base, metadata):
-            new = created_entry(namespace, name, metadata, location, 0)
+            new = created_entry(namespace, name, uuid, location, 0)
             claims = (await claim(self._parts, caller, metadata, new, fresh=base is None),)
         elif entry is not None:
             await check_writable(self._parts, entry.uuid, metadata)
-        claims += tuple(await allow(self._parts, caller, table_uuid(metadata), metadata.properties, before))
+        claims += tuple(await allow(self._parts, caller, uuid, metadata.properties, before))
         return PlannedCommit(
             namespace=namespace,
             name=name,
@@ -404,9 +408,9 @@ class Committer:
         else:
             self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
         if plan.forgotten:
-            shared = partial(self._has_another_name, table_uuid(plan.metadata))
+            shared = partial(self._has_another_name, _uuid_of(plan.entry, plan.metadata))
             self._cleanup.remove(plan.forgotten, unless=shared)
-        entry = created_entry(plan.namespace, plan.name, plan.metadata, plan.location, now)
+        entry = plan.new_entry(now)
         if plan.entry is not None:
             entry = msgspec.structs.replace(
                 entry,
@@ -489,12 +493,12 @@ async def check_name_free(parts: CatalogContext, namespace: NamespacePath, name:
             raise AlreadyExists(f"{what}: {show(namespace, name)}")
 
 
-def created_entry(namespace: NamespacePath, name: str, metadata: TableMetadata, location: str, now_ms: int) -> Entry:
+def created_entry(namespace: NamespacePath, name: str, uuid: str, location: str, now_ms: int) -> Entry:
     return Entry(
         kind=EntryKind.TABLE,
         namespace=namespace,
         name=name,
-        uuid=table_uuid(metadata),
+        uuid=uuid,
         metadata_location=location,
         created_ms=now_ms,
         updated_ms=now_ms,
@@ -540,6 +544,12 @@ def _is_derived(uuid: str) -> bool:
 def table_uuid(metadata: TableMetadata) -> str:
     """The table's UUID. Version 1 metadata may have none; then it is derived from the location."""
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
+
+
+def _uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
+    """As the database has it, where the table is there: its writers could name another's in its metadata, and by the
+    UUID it is known which files, places and instants are the table's."""
+    return table_uuid(metadata) if entry is None else entry.uuid
 
 
 def _location(plan: PlannedCommit) -> str:

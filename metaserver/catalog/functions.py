@@ -98,7 +98,7 @@ class Functions:
         action = "create" if current is None else "replace"
         try:
             await self._parts.objects.create(location, body)
-            claimed = await claim_folder(entry, folder, fresh=current is None)
+            claimed = await claim_folder(self._parts, entry, folder, fresh=current is None)
             await self._parts.transact(
                 [claimed, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
             )

@@ -40,11 +40,21 @@ async def allow(
     """The operation that records a new list of allowed locations. Forbidden unless the caller may write all of it."""
     if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
         return []
+    return [await allow_anew(parts, caller, uuid, properties)]
+
+
+async def allow_anew(parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str]) -> AllowLocations:
+    """As `allow`, whatever was allowed before: what is registered names what it needs, and no more than that."""
     if caller.confined_to is not None:
         raise Forbidden(f"{ALLOWED_LOCATIONS} may be set only by who may write the whole catalog")
     wanted = [parts.warehouse.parse(place, ALLOWED_LOCATIONS, root_ok=True) for place in allowed_locations(properties)]
     keys = await asyncio.to_thread(lambda: [location_key(place) for place in wanted])
-    return [AllowLocations(uuid=uuid, locations=tuple(ClaimedLocation(key=key) for key in keys))]
+    return AllowLocations(uuid=uuid, locations=tuple(ClaimedLocation(key=key) for key in keys))
+
+
+async def own_places(parts: CatalogContext, uuid: str) -> OwnPlaces:
+    """As the database has them, whatever the table's metadata say."""
+    return OwnPlaces({found.location for found in await parts.store.claims(uuid)})
 
 
 async def check_added(
@@ -69,7 +79,7 @@ async def check_added(
         # Before any file there is read, because a refusal quotes names of files.
         await check_unclaimed(parts, place, what, (change.namespace, change.name), uuid)
         places.add(await asyncio.to_thread(location_key, parse_location(place)))
-    own = _Own(places)
+    own = OwnPlaces(places)
     reader = _Reader(parts, own)
     await asyncio.to_thread(own.check, [*others, *lists], "The file")
     known = await reader.before(base, updates)
@@ -131,7 +141,9 @@ def _named(updates: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str], 
     return lists, manifests, others
 
 
-class _Own:
+class OwnPlaces:
+    """Of one table: those that it claims, and those where it may name files. Keys of locations."""
+
     def __init__(self, places: set[str]) -> None:
         self._places = places
         self._holds = lru_cache(maxsize=4096)(self._folder_lies_within)
@@ -161,7 +173,7 @@ class _Own:
 class _Reader:
     """Manifest lists and manifests of one commit."""
 
-    def __init__(self, parts: CatalogContext, own: _Own) -> None:
+    def __init__(self, parts: CatalogContext, own: OwnPlaces) -> None:
         self._parts = parts
         self._own = own
 

@@ -8,11 +8,13 @@ principal that changes the text of a view with an owner becomes its owner: the t
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Mapping
 
 from metaserver.catalog.values import Caller
 from metaserver.errors import Forbidden
+from metaserver.iceberg.views.view import ViewMetadata, encode_view
 
 OWNER = "owner"
 """A label that Spark and others display; no engine derives rights from it."""
@@ -25,6 +27,17 @@ def determines_rights(key: str) -> bool:
     if any(part in folded for part in _RUNS_AS):
         return True
     return folded.startswith(("trino.", "presto.")) and (OWNER in folded or folded.endswith(("created-by", ".user")))
+
+
+def borrows_rights(metadata: ViewMetadata) -> bool:
+    """Whether the view runs with the rights of somebody whom its properties name."""
+    return any(determines_rights(key) for key in metadata.properties)
+
+
+def fingerprint_of(metadata: ViewMetadata, location: str) -> str:
+    """Of all that engines read of a view, in the metadata file at `location`. It is kept in the database, since that
+    file lies where the view's writers may write, and could be given another owner, or an owner's view another text."""
+    return hashlib.sha256(location.encode() + b"\n" + encode_view(metadata)).hexdigest()
 
 
 def owned_properties(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -62,6 +63,17 @@ _SETTLE_TRIES = 5
 T = TypeVar("T")
 
 
+@dataclass
+class Unclaimed:
+    """Of what was created before claims were kept, that whose places are not known yet (`claims.fill`)."""
+
+    unread: int = 0
+    """So many whose metadata the storage did not give; the rest was not looked at."""
+    lost: dict[str, list[str]] = field(default_factory=dict)
+    """By UUID, where those may lie whose metadata are gone or broken. Keys of locations."""
+    tried_s: float = -math.inf
+
+
 @dataclass(frozen=True)
 class CatalogContext:
     """The services that the catalog depends on; one instance a server."""
@@ -74,6 +86,7 @@ class CatalogContext:
     documents: Documents
     timeline: Timeline
     pages: PageTokens
+    unclaimed: Unclaimed = field(default_factory=Unclaimed)
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
         namespace = await self.store.namespace(path)

@@ -17,16 +17,17 @@ import asyncio
 import contextlib
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 
-from metaserver.access.principal import ANONYMOUS_NAME
 from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.quotas import Quota
+from metaserver.catalog.plan_shares import PlanShares
 from metaserver.catalog.values import LoadedTable, TableChange
-from metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError
+from metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.snapshot import Snapshot
 from metaserver.store.port import (
@@ -50,6 +51,9 @@ _DELETED_AT_ONCE = 16
 _SHOWN_ID_MIN = 1 << 32
 """Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
 _PLAN_FILE = re.compile(rf"/{PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
+_log = structlog.get_logger("seamark.plans")
+
+_LOGGED_EVERY_S = 60.0
 _COUNTED_S = 10.0
 """How long a count of them all serves; those made here since are added to it."""
 
@@ -105,33 +109,46 @@ def digest_of(name: str) -> str:
     return name.rpartition(PLAN_MARK)[2]
 
 
-def _holder(who: str) -> str | None:
-    """Whose share it counts against; without a login there are none."""
-    return None if who == ANONYMOUS_NAME else who
-
-
 class PlanTables:
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
         self._count, self._counted_s = 0, -_COUNTED_S
         settings = parts.settings
-        self._made = Quota(max(1, settings.plan_tables_limit // 2))
-        self._written = Quota(max(1, settings.plan_tables_bytes // 2))
-        self._written_by_all = Quota(settings.plan_tables_bytes)
+        self._shares = PlanShares(
+            leases=settings.plan_tables_limit,
+            size_bytes=settings.plan_tables_bytes,
+            grace_s=settings.plan_table_grace_s,
+        )
+        self.refused: Counter[str] = Counter()
+        """Plans that were not made, by what there was no room in; for metrics."""
+        self._logged_s: dict[str, float] = {}
 
     async def has_room(self, who: str) -> bool:
         """Whether there may be another: every reader can have some made, and each has files."""
-        now_s, holder = self._parts.clock.monotonic(), _holder(who)
-        if not (
-            self._made.has_room(holder, now_s)
-            and self._written.has_room(holder, now_s)
-            and self._written_by_all.has_room("all", now_s)
-        ):
-            return False
-        if now_s - self._counted_s >= _COUNTED_S:
-            self._counted_s = now_s
-            self._count = await self._parts.store.plan_table_count()
-        return self._count < self._parts.settings.plan_tables_limit
+        now_s = self._parts.clock.monotonic()
+        exhausted = self._shares.exhausted(who, now_s)
+        if exhausted is None:
+            if now_s - self._counted_s >= _COUNTED_S:
+                self._counted_s = now_s
+                self._count = await self._parts.store.plan_table_count(self._parts.clock.now_ms())
+            exhausted = None if self._count < self._parts.settings.plan_tables_limit else "leases"
+        if exhausted is None:
+            return True
+        self._refuse(exhausted, who)
+        return False
+
+    def _refuse(self, exhausted: str, who: str) -> None:
+        self.refused[exhausted] += 1
+        now_s = self._parts.clock.monotonic()
+        if now_s - self._logged_s.get(exhausted, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
+            self._logged_s[exhausted] = now_s
+            _log.warning(
+                "plans are not made: statements read whole tables",
+                exhausted=exhausted,
+                who=who,
+                refused=self.refused[exhausted],
+                settings="plan_tables_limit, plan_tables_bytes",
+            )
 
     async def named(self, namespace: NamespacePath, name: str) -> tuple[PlanTable, Entry]:
         """The plan with this name, and the pointer of its table. NoSuchTable, with the usual message, when its lease
@@ -166,28 +183,53 @@ class PlanTables:
         return await self._parts.store.plan_snapshots(entry.namespace, entry.name, entry.uuid, audience, now_ms, limit)
 
     async def lease(
-        self, namespace: NamespacePath, of_name: str, audience: str, shown_ids: Iterable[int], lease_s: int
+        self, namespace: NamespacePath, of_name: str, audience: str, shown_ids: Iterable[int], lease_s: int, who: str
     ) -> int:
-        """Renews plans of the table, or of the view; a lease of 0 s withdraws them. The number that were found."""
+        """Renews plans of the table, or of the view, for `who`; a lease of 0 s withdraws them. The number that were
+        found. TooManyRequests where these are more leases than one principal may have."""
         expires_ms = self._parts.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(shown_ids)))
+        if lease_s and not self._may_lease(who, ids):
+            raise too_many_plans(who)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
         (found,) = await self._parts.store.transact([operation])
+        now_s = self._parts.clock.monotonic()
+        if lease_s == 0:
+            self._count = max(0, self._count - int(found))
+            self._shares.withdraw(who, ids, now_s)
+        elif found:
+            for shown_id in ids:
+                self._shares.grant(who, shown_id, now_s, now_s + lease_s)
         return int(found)
 
+    def _may_lease(self, who: str, plans: Sequence[int]) -> bool:
+        now_s = self._parts.clock.monotonic()
+        further = self._shares.unknown(who, plans, now_s)
+        exhausted = self._shares.exhausted(who, now_s, further) if further else None
+        if exhausted is not None:
+            self._refuse(exhausted, who)
+        return exhausted is None
+
     async def share(
-        self, namespace: NamespacePath, name: str, lease_s: int, audience: str | None = None
+        self, namespace: NamespacePath, name: str, lease_s: int, who: str, audience: str | None = None
     ) -> PlanTable | None:
-        """The plan of this name and audience where there is one whose files stay for `lease_s`. It is renewed where
-        less than half of that is left, so that most who share it change nothing."""
+        """The plan of this name and audience where there is one whose files stay for `lease_s`. It is renewed, for
+        `who`, where less than half of that is left, so that most who share it change nothing. None, too, where that is
+        one lease more than one principal may have."""
         now_ms = self._parts.clock.now_ms()
         plan = await self._parts.store.plan_table(namespace, name)
         if plan is None or plan.audience != audience:
             return None
         if plan.expires_ms - now_ms >= lease_s * 500:
             return plan
+        number = shown_id_of(plan.id)
+        if not self._may_lease(who, [number]):
+            return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
         (renewed,) = await self._parts.store.transact([RenewPlanTable(plan.id, expires_ms)])
+        if renewed:
+            now_s = self._parts.clock.monotonic()
+            self._shares.grant(who, number, now_s, now_s + lease_s)
         return msgspec.structs.replace(plan, expires_ms=expires_ms) if renewed else None
 
     async def keep(
@@ -199,15 +241,11 @@ class PlanTables:
         who: str,
     ) -> PlanTable:
         """Stores the files and gives the plan its name. Another's, where another was first; these files go then.
-        They count against the shares of `who` for the longest that they may stay.
+        They count against the shares of `who` (`plan_shares.py`).
 
         `files` are those of the plan, the metadata file last. A plan view has no table's `metadata`."""
-        now_s, settings = self._parts.clock.monotonic(), self._parts.settings
-        until_s = now_s + settings.plan_table_lease_max_s + settings.plan_table_grace_s
-        size = sum(len(data) for _, data in files)
-        self._made.add(_holder(who), now_s, until_s)
-        self._written.add(_holder(who), now_s, until_s, size)
-        self._written_by_all.add("all", now_s, until_s, size)
+        now_s, size = self._parts.clock.monotonic(), sum(len(data) for _, data in files)
+        self._shares.grant(who, shown_id_of(plan.id), now_s, now_s + lease_s, size)
         try:
             async with asyncio.TaskGroup() as group:
                 for location, data in files:
@@ -272,6 +310,12 @@ class PlanTables:
         for location in locations:
             with contextlib.suppress(SeamarkError):  # orphans of a few kilobytes, which nothing points at
                 await self._parts.objects.delete(location)
+
+
+def too_many_plans(who: str) -> TooManyRequests:
+    return TooManyRequests(
+        f"{who} has leased as many plans as one principal may (plan_tables_limit, plan_tables_bytes); withdraw some", 30
+    )
 
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from metaserver.catalog.commit import metadata_location
+from metaserver.catalog.owners import fingerprint_of
 from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
 from metaserver.catalog.values import LoadedView
@@ -89,7 +90,9 @@ class PlanViews:
             if entry is not None and entry.uuid == plan.uuid:
                 await self._parts.documents.ensure_exists(plan.location)
                 metadata = await self._parts.documents.view(plan.location)
-                if _name(entry, metadata.current_version, audience) == name:
+                # Engines run it by its owner's rights, and who may write the view's folder could write over the file.
+                whole = plan.shown in (None, fingerprint_of(metadata, plan.location))
+                if whole and _name(entry, metadata.current_version, audience) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
                     return plan, LoadedView(entry=located, metadata=metadata)
         raise NoSuchView(f"View does not exist: {show(namespace, name)}")
@@ -112,7 +115,7 @@ class PlanViews:
         name = _name(entry, version, audience)
         if name is None:
             return None
-        shared = await self._plans.share(entry.namespace, name, lease_s, audience)
+        shared = await self._plans.share(entry.namespace, name, lease_s, who, audience)
         if shared is not None or not await self._plans.has_room(who):
             return shared
         plan_id = str(self._parts.clock.uuid7())
@@ -135,6 +138,7 @@ class PlanViews:
             expires_ms=0,
             audience=audience,
             shown_id=None if reader is None else shown_id_of(plan_id),
+            shown=fingerprint_of(metadata, location),
         )
         return await self._plans.keep(plan, None, [(location, encode_view(metadata))], lease_s, who)
 

@@ -18,7 +18,7 @@ from metaserver.catalog.commit import (
 )
 from metaserver.catalog.documents import compress
 from metaserver.catalog.dropped import drop_operations
-from metaserver.catalog.own_files import allow
+from metaserver.catalog.own_files import allow, allow_anew
 from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.plan_tables import PlanTables, check_lasting
 from metaserver.catalog.purge import check_purgeable
@@ -86,7 +86,7 @@ class Tables:
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
         document, suffix = compress(codec, encode_table(metadata))
         location = metadata_location(self._parts, metadata.location, metadata.properties, None, suffix)
-        entry = created_entry(namespace, request.name, metadata, location, requested_ms)
+        entry = created_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
         try:
             await self._parts.objects.create(location, document)
             await self._parts.transact(
@@ -120,7 +120,7 @@ class Tables:
         check_lasting(location, metadata)
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._parts.documents.stored_properties(location), "A registered table")
-        entry = created_entry(namespace, name, metadata, location, requested_ms)
+        entry = created_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         operations: builtins.list[Any] = []
         if current is not None and current.uuid == entry.uuid:
             operations.append(
@@ -140,7 +140,7 @@ class Tables:
             operations.append(CreateEntry(entry=entry))
         returns = current is None or current.uuid != entry.uuid
         operations.append(await claim(self._parts, caller, metadata, entry, returns=returns))
-        operations += await allow(self._parts, caller, entry.uuid, metadata.properties, {})
+        operations.append(await allow_anew(self._parts, caller, entry.uuid, metadata.properties))
         operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._parts.remember(caller, status=200, metadata_location=location)
         await self._parts.transact(operations)

@@ -10,7 +10,7 @@ import msgspec
 from metaserver.catalog.claims import check_unclaimed, check_writable, claim, moves
 from metaserver.catalog.commit import metadata_location
 from metaserver.catalog.dropped import drop_operations
-from metaserver.catalog.owners import owned_properties
+from metaserver.catalog.owners import borrows_rights, fingerprint_of, owned_properties
 from metaserver.catalog.parts import CatalogContext
 from metaserver.catalog.tables import rename_entry
 from metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
@@ -20,19 +20,33 @@ from metaserver.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
+    Forbidden,
     SeamarkError,
 )
 from metaserver.iceberg.metadata.properties import check_client_properties
 from metaserver.iceberg.metadata.requirements import check_view_requirements
 from metaserver.iceberg.views.view import ViewMetadata, encode_view
 from metaserver.iceberg.views.view_updates import apply_view_updates, new_view
-from metaserver.store.port import CreateEntry, Entry, EntryKind, IdempotencyTaken, NamespacePath, SwapPointer
+from metaserver.store.port import (
+    CreateEntry,
+    Entry,
+    EntryKind,
+    IdempotencyTaken,
+    InstantFilter,
+    NamespacePath,
+    RecordInstant,
+    SwapPointer,
+)
 from metaserver.wire import check_new_name, show
+
+_RECORDED_MAX = 10_000
 
 
 class Views:
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
+        self._recorded: dict[str, str] = {}
+        """Fingerprints that were looked up, by metadata file."""
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
         return await self._parts.list_names(EntryKind.VIEW, namespace, page_token, page_size)
@@ -46,7 +60,39 @@ class Views:
     async def load(self, namespace: NamespacePath, name: str) -> LoadedView:
         entry = await self.entry(namespace, name)
         await self._parts.documents.ensure_exists(entry.metadata_location)
-        return LoadedView(entry=entry, metadata=await self._parts.documents.view(entry.metadata_location))
+        return LoadedView(entry=entry, metadata=await self._metadata(entry))
+
+    async def _metadata(self, entry: Entry) -> ViewMetadata:
+        """Forbidden for metadata of another view: the file lies where the view's writers may write, and by the UUID it
+        is known which places and instants are the view's."""
+        metadata = await self._parts.documents.view(entry.metadata_location)
+        if metadata.view_uuid != entry.uuid:
+            raise Forbidden(
+                f"The metadata file of {show(entry.namespace, entry.name)} was written over with another's; register "
+                "an older one"
+            )
+        if borrows_rights(metadata) and not await self._is_recorded(entry, metadata):
+            raise Forbidden(
+                f"The metadata file of {show(entry.namespace, entry.name)}, a view that runs with the rights of "
+                "another, is not as it was when it was committed; register an older one"
+            )
+        return metadata
+
+    async def _is_recorded(self, entry: Entry, metadata: ViewMetadata) -> bool:
+        """Whether the view was committed just so; or before servers recorded that."""
+        found = fingerprint_of(metadata, entry.metadata_location)
+        if self._recorded.get(entry.metadata_location) == found:
+            return True
+        store = self._parts.store
+        if await store.instant_by_fingerprint(entry.uuid, found) is None:
+            for action in ("commit", "register", "create"):
+                where = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
+                if any(one.fingerprint for one in await store.instants(where, 1)):
+                    return False
+        if len(self._recorded) >= _RECORDED_MAX:
+            self._recorded.clear()
+        self._recorded[entry.metadata_location] = found
+        return True
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
         requested_ms = self._parts.clock.now_ms()
@@ -68,7 +114,7 @@ class Views:
         )
         path = metadata_location(self._parts, location, metadata.properties, None, ".metadata.json")
         entry = _entry(namespace, request.name, metadata, path, requested_ms)
-        record = self._parts.instant(caller, entry, "create", requested_ms=requested_ms)
+        record = self._instant(caller, entry, "create", requested_ms, metadata)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
         claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
         await self._write_then(path, metadata, [claimed, CreateEntry(entry=entry), record, *remember])
@@ -90,7 +136,7 @@ class Views:
             [
                 await claim(self._parts, caller, metadata, entry, returns=True),
                 CreateEntry(entry=entry),
-                self._parts.instant(caller, entry, "register", requested_ms=requested_ms),
+                self._instant(caller, entry, "register", requested_ms, metadata),
                 *self._parts.remember(caller, status=200, metadata_location=location),
             ]
         )
@@ -109,7 +155,7 @@ class Views:
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
             entry = await self.entry(namespace, name)
-            base = await self._parts.documents.view(entry.metadata_location)
+            base = await self._metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
             metadata = apply_view_updates(base, updates, now_ms=self._parts.clock.now_ms())
             metadata = _owned(caller, base, metadata)
@@ -154,7 +200,7 @@ class Views:
             new_location=path,
             now_ms=now,
         )
-        record = self._parts.instant(caller, updated, "commit", requested_ms=requested_ms)
+        record = self._instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
         if moves(base, metadata):
@@ -163,6 +209,17 @@ class Views:
             await check_writable(self._parts, entry.uuid, metadata)
         await self._write_then(path, metadata, [*claimed, swap, record, *remember])
         return LoadedView(entry=updated, metadata=metadata)
+
+    def _instant(
+        self, caller: Caller, entry: Entry, action: str, requested_ms: int, metadata: ViewMetadata
+    ) -> RecordInstant:
+        return self._parts.instant(
+            caller,
+            entry,
+            action,
+            requested_ms=requested_ms,
+            fingerprint=fingerprint_of(metadata, entry.metadata_location),
+        )
 
     async def _write_then(self, path: str, metadata: ViewMetadata, operations: builtins.list[Any]) -> None:
         """Writes the metadata file and runs the transaction; deletes the file when the transaction is known to have

@@ -89,6 +89,7 @@ class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fie
     table_uuid: str | None = None
     branch: str = MAIN
     producer: Producer | None = None
+    repeats_only: bool = False
     change_id: str | None = None
     operation: str | None = None
     read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
@@ -108,6 +109,8 @@ class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     table_uuid: str | None
     branch: str
     producer: Producer | None
+    repeats_only: bool
+    """Whether only a repeat is answered, and nothing is ever committed."""
     change_id: str | None
     """All attempts of one change share it. It identifies the change that holds a table lock (`table_locks.py`)."""
     operation: str | None
@@ -188,6 +191,8 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     check_name(body.branch, "branch")
     if body.producer is not None:
         check_name(body.producer.id, "producer id")
+    if body.repeats_only and body.producer is None:
+        raise BadRequest("repeats-only needs a producer, whose repeat it may be")
     if body.change_id is not None:
         check_name(body.change_id, "change-id")
     _check_choice("operation", body.operation, (None, *OPERATIONS))
@@ -202,6 +207,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
         table_uuid=body.table_uuid,
         branch=body.branch,
         producer=body.producer,
+        repeats_only=body.repeats_only,
         change_id=body.change_id,
         operation=body.operation,
         reads=body.read_snapshot_id is not UNSET,

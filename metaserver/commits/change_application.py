@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from metaserver.catalog.commit import table_uuid
+from metaserver.catalog.own_files import own_places
 from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.purge import owned
 from metaserver.catalog.values import Caller
 from metaserver.commits.change import Change, ChangeRequest, TableShape, read_change, shape_of
 from metaserver.commits.collision import Collision
@@ -40,9 +39,17 @@ class ChangeApplication:
     """The attempts of one change. Belongs to one request."""
 
     def __init__(
-        self, parts: CatalogContext, manifests: Manifests, planner: Planner, caller: Caller, request: ChangeRequest
+        self,
+        parts: CatalogContext,
+        manifests: Manifests,
+        planner: Planner,
+        caller: Caller,
+        request: ChangeRequest,
+        uuid: str,
     ) -> None:
+        """`uuid`: the table's, as the database has it."""
         self._parts = parts
+        self._uuid = uuid
         self._manifests = manifests
         self._planner = planner
         self._caller = caller
@@ -72,7 +79,7 @@ class ChangeApplication:
         shape = shape_of(metadata)
         if self._shape == shape:
             return
-        check_path = self._path_check(metadata)
+        check_path = await self._path_check(metadata)
 
         def read() -> tuple[Change, SummaryCounts]:
             change = read_change(self.request, metadata, check_path)
@@ -111,17 +118,18 @@ class ChangeApplication:
         self._removing = ManifestFilter(self._writer, self._manifests)
         self._merging = ManifestMerge(self._writer, self._manifests)
 
-    def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
-        """The check of file locations: in the warehouse and, for a confined writer, in the table's own folders.
-        Otherwise the table would give access to files of another table."""
+    async def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
+        """The check of file locations: in the warehouse and, for a confined writer, in the locations of the table.
+        Otherwise the table would give access to files of another table. The locations are those in the database: a
+        writer may overwrite the metadata file."""
         warehouse = self._parts.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
-        owns = owned(self._parts, metadata)
+        own = await own_places(self._parts, self._uuid)
 
         def check(path: str) -> None:
             warehouse.parse(path, "The file")
-            if not owns(path):
+            if not own.holds(path):
                 raise Forbidden(
                     f"The file {path[:500]!r} is outside the folders of the table; {self._caller.who} may write only "
                     f"there. Write the file below {metadata.location}"
@@ -143,7 +151,7 @@ class ChangeApplication:
         parent = head_of(self.request.branch, metadata)
         listed = await self._manifests.listed(parent)
         # A merge may copy entries of these manifests into new manifests of this table.
-        await self._planner.check_paths(metadata, table_uuid(metadata), [manifest.manifest_path for manifest in listed])
+        await self._planner.check_paths(metadata, self._uuid, [manifest.manifest_path for manifest in listed])
         await self._check_new(change, listed, metadata)
         removals = set(self.request.remove)
         if change.replaced is not None:

@@ -191,7 +191,7 @@ class Commits:
             raise
         entry = loaded.entry
         assert entry is not None
-        application = ChangeApplication(self._parts, self._manifests, self._planner, caller, request)
+        application = ChangeApplication(self._parts, self._manifests, self._planner, caller, request, entry.uuid)
         job = _Job(caller, entry.uuid, application, self._parts.clock.now_ms())
         ended = True
         try:
@@ -199,6 +199,8 @@ class Commits:
             last = await self._last(job, entry, loaded.metadata)
             if last is not None and _is_repeat(job, last):
                 return self._repeated(job, last, entry, loaded.metadata)
+            if request.repeats_only:
+                raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
             head_of(request.branch, loaded.metadata)  # raises before anything is written
             job.index_files = await index_files(entry, loaded.metadata)
             await application.prepare(loaded.metadata)

@@ -105,8 +105,8 @@ class DrivenStore(ABC):
     async def gave_up(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
         return await self._point(lambda: claims.gave_up(uuid, namespace, name))
 
-    async def unclaimed(self, limit: int) -> list[Entry]:
-        return await self._list(lambda: queries.unclaimed(limit))
+    async def unclaimed(self, after: str, limit: int) -> list[Entry]:
+        return await self._list(lambda: queries.unclaimed(after, limit))
 
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         return await self._list(lambda: queries.indexed_tables(after, limit))
@@ -128,8 +128,8 @@ class DrivenStore(ABC):
     ) -> list[ShownPlan]:
         return await self._list(lambda: queries.plan_snapshots(namespace, of_name, uuid, audience, now_ms, limit))
 
-    async def plan_table_count(self) -> int:
-        return await self._list(queries.plan_table_count)
+    async def plan_table_count(self, now_ms: int) -> int:
+        return await self._list(lambda: queries.plan_table_count(now_ms))
 
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         return await self._list(lambda: queries.plan_tables_retired(after, limit))

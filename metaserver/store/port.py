@@ -666,8 +666,8 @@ class PointerStore(Protocol):
         """Whether the UUID was dropped with this name and has no live name: a new entry with that name may use its
         location."""
 
-    async def unclaimed(self, limit: int) -> list[Entry]:
-        """Live and dropped entries without claims."""
+    async def unclaimed(self, after: str, limit: int) -> list[Entry]:
+        """Live and dropped entries without claims, in order of UUID, with UUIDs after `after`."""
 
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         """Entries of tables with current or earlier index files, in order of UUID: all names of up to `limit` tables
@@ -691,8 +691,8 @@ class PointerStore(Protocol):
         """The plan snapshots of the table for the audience with live leases, in order of id: the `limit` whose leases
         end last."""
 
-    async def plan_table_count(self) -> int:
-        """Includes retired plans."""
+    async def plan_table_count(self, now_ms: int) -> int:
+        """The number of plan tables with live leases."""
 
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         """After `after`, in order of id."""

@@ -172,8 +172,8 @@ def plan_snapshots(
     return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.shown_id)
 
 
-def plan_table_count() -> Steps[int]:
-    rows = yield Statement("SELECT count(*) FROM plan_tables")
+def plan_table_count(now_ms: int) -> Steps[int]:
+    rows = yield Statement("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", (now_ms,))
     return int(rows[0][0])
 
 
@@ -200,12 +200,13 @@ def names_of(uuid: str) -> Steps[int]:
     return int(rows[0][0])
 
 
-def unclaimed(limit: int) -> Steps[list[Entry]]:
+def unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
     sources = " UNION ALL ".join(
-        f"SELECT {ENTRY} FROM {table} WHERE NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"  # noqa: S608
+        f"SELECT {ENTRY} FROM {table} WHERE uuid > $1 "  # noqa: S608
+        f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"
         for table in ("entries", "dropped")
     )
-    rows = yield Statement(f"{sources} LIMIT $1", (limit,))
+    rows = yield Statement(f"{sources} ORDER BY uuid LIMIT $2", (after, limit))
     return [to_entry(row) for row in rows]
 
 

@@ -451,3 +451,17 @@ async def test_of_two_deletion_vectors_for_one_file_the_second_is_refused(api: A
     other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **said})
     assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
     assert await seen(lake) == [(2, 0, "b"), (4, 0, "d")]
+
+
+async def test_a_question_for_a_repeat_alone_is_answered_and_never_committed(api: Api) -> None:
+    lake = await Lake.create(api)
+    body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
+    asked = {"producer": body["producer"], "repeats-only": True}
+    assert (await lake.send(asked)).error[:2] == (409, "CommitFailedException")
+    first = await lake.commit(body)
+    again = await lake.commit(asked)
+    assert (again["snapshot-id"], again["duplicate"]) == (first["snapshot-id"], True)
+    later = {**asked, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
+    assert (await lake.send(later)).status == 409
+    assert (await lake.send({"repeats-only": True})).error[0] == 400
+    assert len((await lake.metadata())["snapshots"]) == 1

@@ -209,3 +209,21 @@ async def test_metadata_that_were_written_over_open_nothing_of_another_table(lak
     for route in ("files", "partitions"):
         answer = await lake("wendy", "GET", f"/api/v1/tables/mine/forged/{route}")
         assert answer.error[0] == 403, route
+
+
+async def test_a_native_commit_goes_by_the_places_in_the_database_not_by_the_metadata_file(lake: Lake) -> None:
+    """Who may write the table's folder may write another location, or path, into its metadata file."""
+    theirs = await lake.metadata("theirs")
+    body = {"name": "forged", "schema": SCHEMA}
+    created = (await lake("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
+    path, own = Path(created["metadata-location"].removeprefix("file://")), created["metadata"]["location"]
+    forged = {**created["metadata"]["properties"], "write.data.path": f"{theirs['location']}/data"}
+    path.write_text(json.dumps({**created["metadata"], "properties": forged}))
+
+    async def send(who: str, file: str) -> int:
+        added = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
+        added |= {"file-size-in-bytes": 100, "record-count": 1}
+        return (await lake(who, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added]})).status
+
+    assert await send("wendy", f"{theirs['location']}/data/{SECRET}.parquet") == 403
+    assert await send("wendy", f"{own}/data/0.parquet") == 200

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,15 @@ from pyarrow import fs
 from connector.parquet import columns as indexed
 from connector.parquet.columns import Projection, read_columns
 from metaserver.clock import SystemClock
+from metaserver.iceberg.files import thrift
+from metaserver.iceberg.files.budget import decoded_budget
 from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.files.parquet_reading import (
+    FOOTER_FREE_BYTES,
+    FOOTER_LIMIT_BYTES,
+    BoundedParquet,
+    page_sizes,
+)
 from metaserver.iceberg.types.schema import Field, Schema
 from metaserver.index.keys.delete_files import DeleteFile, decoded
 from metaserver.objects.router import open_objects
@@ -151,6 +161,120 @@ def test_an_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read
     size, told = peak_of(as_equality_delete, BOMBS[name](tmp_path), KINDS.get(name, "string"))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
+
+
+def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
+    """A file of one column and one row whose footer is changed."""
+    out = io.BytesIO()
+    field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY)})
+    pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
+    data = out.getvalue()
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer, _ = thrift.read(data, begin)
+    change(footer)
+    written = thrift.write(footer)
+    assert len(written) < FOOTER_LIMIT_BYTES
+    path.write_bytes(data[:begin] + written + len(written).to_bytes(4, "little") + b"PAR1")
+    return path
+
+
+def _listed(count: int, one: object, kind: int = thrift.STRUCT) -> tuple[int, tuple[int, list[object]]]:
+    return thrift.LIST, (kind, [one] * count)
+
+
+def _group(footer: thrift.Fields) -> thrift.Fields:
+    group: thrift.Fields = footer[4][1][1][0]
+    return group
+
+
+def chunks(footer: thrift.Fields) -> None:
+    _group(footer)[1] = _listed(400_000, {2: (thrift.I64, 0)})
+
+
+def claimed(footer: thrift.Fields) -> None:
+    """Of no column chunk a field is there, so pyarrow refuses the file, once it has made room for them."""
+    _group(footer)[1] = _listed(400_000, {})
+
+
+def groups(footer: thrift.Fields) -> None:
+    one = {1: _listed(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
+    footer[4] = _listed(700_000, one)
+
+
+def pairs(footer: thrift.Fields) -> None:
+    footer[5] = _listed(500_000, {1: (thrift.BINARY, b"")})
+
+
+def elements(footer: thrift.Fields) -> None:
+    root, *_ = footer[2][1][1]
+    children = [{1: (thrift.I32, 1), 3: (thrift.I32, 1), 4: (thrift.BINARY, b"")}] * 120_000
+    footer[2] = (thrift.LIST, (thrift.STRUCT, [{**root, 5: (thrift.I32, len(children))}, *children]))
+
+
+def paths(footer: thrift.Fields) -> None:
+    _group(footer)[1][1][1][0][3][1][3] = _listed(1_200_000, b"", thrift.BINARY)
+
+
+FOOTERS = {"chunks": chunks, "claimed": claimed, "groups": groups, "pairs": pairs, "schema": elements, "paths": paths}
+
+
+@pytest.mark.parametrize("name", FOOTERS)
+def test_a_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
+    path = of_footer(tmp_path / "f.parquet", FOOTERS[name])
+    size, told = peak_of(as_columns, path)
+    assert told == f"its footer takes more than {LIMIT:,} bytes when it is decoded"
+    assert size < LIMIT
+
+
+def as_columns(path: str) -> str:
+    """What is left of the budget when the file is open."""
+    budget = decoded_budget(LIMIT)
+    try:
+        with pa.memory_map(path) as source:
+            return f"{BoundedParquet(source, path, budget).rows} rows, {budget.left_bytes} left"
+    except Unreadable as error:
+        return error.reason
+
+
+@pytest.mark.parametrize("count", [1, 40, 700])
+def test_a_long_footer_of_a_sound_file_takes_what_it_is_weighed_at(tmp_path: Path, count: int) -> None:
+    names = [f"a_column_with_a_long_name_{number}" for number in range(count)]
+    table = pa.table({name: pa.array(range(8)) for name in names})
+    path = tmp_path / "wide.parquet"
+    pq.write_table(table, path, row_group_size=1)
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    size, told = peak_of(as_columns, path)
+    assert told.startswith("8 rows, ")
+    taken = LIMIT - int(told.split()[2])
+    if footer <= FOOTER_FREE_BYTES:
+        assert taken == 0
+    else:
+        assert size / 3 - 4 * MIB < taken < 4 * size + 4 * MIB
+
+
+def test_a_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
+    """The header of a data page with a list of ten million structures of one byte."""
+    many = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
+    path = tmp_path / "pages"
+    path.write_bytes(many)
+    size, told = peak_of(as_pages, path)
+    assert "no Thrift structure" in told or "longer than the bytes" in told
+    assert size < LIMIT
+
+
+def as_pages(path: str) -> str:
+    try:
+        return str(page_sizes(Path(path).read_bytes(), 10))
+    except ValueError as error:
+        return str(error)
+
+
+def varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*out, number))
 
 
 def as_position_delete(path: str) -> str:

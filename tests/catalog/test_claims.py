@@ -12,14 +12,16 @@ import pytest
 
 from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
+from metaserver.iceberg.metadata.table_json import encode_table
 from metaserver.objects.locations import location_key, parse_location
+from metaserver.store.port import EntryKind, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
 from tests.catalog.test_confinement import VERSION
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
-async def _prepared(it: Rig) -> str:
+async def prepared(it: Rig) -> str:
     """A table that was made in `a` and moved to `b`; returns its location."""
     for path in (("a",), ("b",)):
         await it.catalog.namespaces.create(CALLER, path, {})
@@ -43,7 +45,7 @@ def _created(uuid: str, location: str) -> list[dict[str, Any]]:
     ]
 
 
-async def _refused(it: Rig, caller: Caller, location: str) -> None:
+async def refused(it: Rig, caller: Caller, location: str) -> None:
     """By every door that takes a location."""
     catalog = it.catalog
     uuid = "11111111-2222-4333-8444-555555555555"
@@ -84,14 +86,14 @@ async def _refused(it: Rig, caller: Caller, location: str) -> None:
 @pytest.mark.parametrize("caller", [CONFINED, CALLER])
 async def test_nothing_comes_to_lie_over_a_table_that_moved_away(tmp_path: Path, caller: Caller) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         for spelling in _spellings(location):
-            await _refused(it, caller, spelling)
+            await refused(it, caller, spelling)
 
 
 async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/deep"
         await it.catalog.tables.create(
             CONFINED, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
@@ -103,14 +105,14 @@ async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
 
 async def test_what_was_dropped_keeps_its_place_until_it_is_purged(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         await it.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
-        await _refused(it, CONFINED, location)
+        await refused(it, CONFINED, location)
         row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
         await it.catalog.dropped.restore(CALLER, row.id, None, "again")
-        await _refused(it, CONFINED, location)
+        await refused(it, CONFINED, location)
         await it.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
-        await _refused(it, CONFINED, location)
+        await refused(it, CONFINED, location)
         row = (await it.catalog.dropped.list(("b",), None, None)).items[0]
         await it.catalog.dropped.purge(CALLER, row.id)
         await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
@@ -118,19 +120,19 @@ async def test_what_was_dropped_keeps_its_place_until_it_is_purged(tmp_path: Pat
 
 async def test_a_table_that_moves_on_keeps_the_places_where_its_older_files_lie(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         new = f"{it.catalog.warehouse.namespace_location(('b',))}/new"
         await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
         for place in (location, new):
-            await _refused(it, CALLER, place)
+            await refused(it, CALLER, place)
         await it.catalog.tables.commit(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
         )
 
 
-async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_path: Path) -> None:
+async def test_of_two_that_claim_overlapping_places_at_once_one_isrefused(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/race"
         staged = [
             (await it.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
@@ -153,7 +155,7 @@ async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_p
 
 async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/staged"
         await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         token = it.catalog.staging.issue(("a",), "s", place)
@@ -167,7 +169,7 @@ async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path
 
 async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        location = await _prepared(it)
+        location = await prepared(it)
         folder = Path(parse_location(it.catalog.warehouse.namespace_location(("a",))).file_path)
         (folder / "link").symlink_to(parse_location(location).file_path)
         with pytest.raises(BadRequest, match="overlaps"):
@@ -178,7 +180,7 @@ async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
 
 async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_caller_says_so(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         common = {"write.data.path": f"{it.catalog.warehouse.namespace_location(('a',))}/common"}
         for name in ("one", "two"):
             await it.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
@@ -186,34 +188,10 @@ async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_c
             await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common))
 
 
-async def test_claims_of_what_is_older_than_claims_are_made_at_the_start(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await _prepared(it)
-        await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
-        gone = (await it.catalog.tables.load(("b",), "gone")).metadata.location
-        await it.catalog.tables.drop(CALLER, ("b",), "gone", purge=False)
-    with sqlite3.connect(tmp_path / "seamark.db") as connection:
-        connection.execute("DELETE FROM claims")
-    async with rig(tmp_path) as it:
-        for place in (location, gone):
-            await _refused(it, CONFINED, place)
-
-
-async def test_what_a_server_from_before_claims_creates_beside_this_one_may_be_written(tmp_path: Path) -> None:
-    async with rig(tmp_path) as it:
-        location = await _prepared(it)
-        with sqlite3.connect(tmp_path / "seamark.db") as connection:
-            connection.execute("DELETE FROM claims")
-        set_property = {"action": "set-properties", "updates": {"a": "b"}}
-        await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [set_property])
-        assert await it.catalog.owned_location(("b",), "moved") == location
-        await _refused(it, CONFINED, location)
-
-
 async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -> None:
     """Of tables that overlapped before that was refused."""
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/over"
         await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
         outer = (await it.catalog.tables.load(("a",), "outer")).entry
@@ -250,7 +228,7 @@ async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -
 
 async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed_for(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        theirs = await _prepared(it)
+        theirs = await prepared(it)
         created = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert await it.catalog.owned_location(("a",), "mine")
         assert created.entry is not None
@@ -262,7 +240,7 @@ async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed
 
 async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_deleted(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        theirs = await _prepared(it)
+        theirs = await prepared(it)
         victim = (await it.catalog.tables.load(("b",), "moved")).entry
         forged = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert victim is not None
@@ -284,7 +262,7 @@ async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_dele
 
 async def test_what_was_dropped_may_be_made_anew_by_its_name_and_in_its_place_alone(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         tables, dropped = it.catalog.tables, it.catalog.dropped
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
 
@@ -308,7 +286,7 @@ async def test_what_was_dropped_may_be_made_anew_by_its_name_and_in_its_place_al
 
 async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_now(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        await _prepared(it)
+        await prepared(it)
         tables, views = it.catalog.tables, it.catalog.views
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/again"
         table = CreateTable(name="again", schema=SCHEMA, location=place)
@@ -332,3 +310,95 @@ async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_no
         await views.create(CALLER, ("a",), view)
         with pytest.raises(CommitConflict, match="since it was dropped"):
             await views.register(CALLER, ("a",), "old", seen.metadata_location)
+
+
+async def test_registering_an_older_file_takes_back_what_was_allowed_since_and_keeps_the_places(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await prepared(it)
+        tables, name = it.catalog.tables, (("b",), "moved")
+        first = (await tables.load(*name)).entry
+        assert first is not None
+        elsewhere, allowed = f"{it.settings.warehouse_uri()}/later", f"{it.settings.warehouse_uri()}/lent"
+        updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
+        await tables.commit(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
+        second = (await tables.load(*name)).entry
+        assert second is not None
+
+        async def places() -> tuple[set[str], set[str]]:
+            claims = await it.store.claims(first.uuid)
+            return {one.location for one in claims if not one.allowed}, {one.location for one in claims if one.allowed}
+
+        before = await places()
+        assert before[1] == {location_key(parse_location(allowed))}
+        await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
+        assert await places() == (before[0], set()), "files lie where they were written"
+        await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
+        assert await places() == before
+        await refused(it, CALLER, location)
+
+
+async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadata_say(tmp_path: Path) -> None:
+    """Metadata of old writers have no UUID, and may get any by a commit or by who writes over the file."""
+    async with rig(tmp_path) as it:
+        await prepared(it)
+        tables, name = it.catalog.tables, (("a",), "old")
+        victim = (await tables.load(("b",), "moved")).entry
+        made = (await tables.load(("a",), "mine")).metadata
+        assert victim is not None
+        claims, instants = await it.store.claims(victim.uuid), await it.store.instants(_of(victim.uuid), 100)
+        place = f"{it.catalog.warehouse.namespace_location(('a',))}/old"
+        old = {**json.loads(encode_table(made)), "location": place, "format-version": 1}
+        del old["table-uuid"]
+        await it.objects.create(f"{place}/v1.metadata.json", json.dumps(old).encode())
+        entry = (await tables.register(CALLER, *name, f"{place}/v1.metadata.json", overwrite=False)).entry
+        assert entry is not None
+        await tables.commit(
+            CONFINED,
+            *name,
+            [],
+            [
+                {"action": "assign-uuid", "uuid": victim.uuid},
+                {"action": "set-properties", "updates": {"write.data.path": f"{place}-data"}},
+            ],
+        )
+        snapshot = {"snapshot-id": 5, "timestamp-ms": made.last_updated_ms + 1, "summary": {"operation": "append"}}
+        snapshot |= {"manifest-list": f"{_folder_of(victim.metadata_location)}/snap.avro", "schema-id": 0}
+        with pytest.raises(BadRequest, match="outside the table's own folders"):
+            await tables.commit(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
+        assert await it.store.claims(victim.uuid) == claims
+        assert await it.store.instants(_of(victim.uuid), 100) == instants
+        assert {one.action for one in await it.store.instants(_of(entry.uuid), 100)} == {"register", "commit"}
+        stored = await it.store.entry(EntryKind.TABLE, *name)
+        assert stored is not None
+        assert stored.uuid == entry.uuid
+
+
+async def test_a_view_whose_file_was_written_over_with_anothers_is_neither_served_nor_changed(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await prepared(it)
+        views = it.catalog.views
+        victim = (await it.catalog.tables.load(("b",), "moved")).entry
+        seen = (await views.load(("a",), "view")).entry
+        assert victim is not None
+        claims = await it.store.claims(victim.uuid)
+        path = Path(parse_location(seen.metadata_location).file_path)
+        forged = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
+        path.write_text(json.dumps(forged))
+        it.catalog.documents.cache.clear()
+        with pytest.raises(Forbidden, match="written over"):
+            await views.load(("a",), "view")
+        for update in (
+            {"action": "set-location", "location": f"{location}/x"},
+            {"action": "set-properties", "updates": {}},
+        ):
+            with pytest.raises(Forbidden, match="written over"):
+                await views.replace(CONFINED, ("a",), "view", [], [update])
+        assert await it.store.claims(victim.uuid) == claims
+
+
+def _of(uuid: str) -> InstantFilter:
+    return InstantFilter(uuid=uuid)
+
+
+def _folder_of(location: str) -> str:
+    return location.rpartition("/")[0]

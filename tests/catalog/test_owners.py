@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from metaserver.catalog.owners import determines_rights
-from metaserver.catalog.values import Caller, CreateView
+from metaserver.catalog.values import Caller, CreateView, TableIdentifier
 from metaserver.errors import Forbidden
+from metaserver.iceberg.views.view import encode_view
+from metaserver.objects.locations import parse_location
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 from tests.catalog.test_confinement import VERSION
 
@@ -107,3 +111,66 @@ async def test_a_view_without_an_owner_stays_without_one(tmp_path: Path) -> None
         await it.catalog.views.create(CALLER, ("db",), _view("v"))
         await it.catalog.views.replace(CONFINED, ("db",), "v", [], _text("select 2"))
         assert await _owner(it, "v") is None
+
+
+BORROWED = {"trino.run-as-owner": "root"}
+WRITER = Caller(who="mallory", request_id="r", confined_to=(("db",),), names_owners=False)
+
+
+async def _written_over(it: Rig, name: str, **changes: Any) -> None:
+    """As who may write the view's folder can; read by a server that has not kept the file."""
+    entry = await it.catalog.views.entry(("db",), name)
+    path = Path(parse_location(entry.metadata_location).file_path)
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+    it.catalog.documents.cache.clear()
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["as it was made", "renamed since"])
+async def test_a_view_gets_no_owner_by_writing_over_its_metadata_file(tmp_path: Path, moved: bool) -> None:
+    async with rig(tmp_path) as it:
+        views, name = it.catalog.views, "v"
+        await it.catalog.namespaces.create(CALLER, ("db",), {})
+        await views.create(WRITER, ("db",), CreateView(name=name, schema=SCHEMA, view_version=VERSION))
+        if moved:
+            name = "w"
+            await views.rename(WRITER, TableIdentifier(("db",), "v"), TableIdentifier(("db",), "w"))
+        await _written_over(it, name, properties=BORROWED)
+        with pytest.raises(Forbidden, match="not as it was when it was committed"):
+            await views.load(("db",), name)
+        with pytest.raises(Forbidden):
+            await views.replace(WRITER, ("db",), name, [], [{"action": "set-properties", "updates": {"a": "b"}}])
+        await _written_over(it, name, properties={})
+        assert (await views.load(("db",), name)).metadata.properties == {}
+
+
+async def test_a_view_of_an_owner_gets_no_other_text_by_writing_over_its_metadata_file(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        views = it.catalog.views
+        await it.catalog.namespaces.create(CALLER, ("db",), {})
+        view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=BORROWED)
+        await views.create(ENGINE, ("db",), view)
+        await views.replace(WRITER, ("db",), "v", [], [{"action": "set-properties", "updates": {"a": "b"}}])
+        metadata = (await views.load(("db",), "v")).metadata
+        assert metadata.properties == {**BORROWED, "a": "b"}
+        entry = await views.entry(("db",), "v")
+        versions = json.loads(encode_view(metadata))["versions"]
+        text = [{"type": "sql", "sql": "SELECT * FROM secret", "dialect": "trino"}]
+        await _written_over(it, "v", versions=[{**one, "representations": text} for one in versions])
+        with pytest.raises(Forbidden, match="not as it was when it was committed"):
+            await views.load(("db",), "v")
+        await _written_over(it, "v", versions=versions)
+        assert (await views.load(("db",), "v")).metadata == metadata
+        await views.drop(CALLER, ("db",), "v")
+        await views.register(CALLER, ("db",), "back", entry.metadata_location)
+        assert (await views.load(("db",), "back")).metadata == metadata
+
+
+async def test_a_view_of_an_owner_from_before_fingerprints_is_served(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.catalog.namespaces.create(CALLER, ("db",), {})
+        view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=BORROWED)
+        await it.catalog.views.create(ENGINE, ("db",), view)
+    with sqlite3.connect(tmp_path / "seamark.db") as connection:
+        connection.execute("UPDATE instants SET fingerprint = NULL")
+    async with rig(tmp_path) as it:
+        assert (await it.catalog.views.load(("db",), "v")).metadata.properties == BORROWED

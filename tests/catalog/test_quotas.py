@@ -1,7 +1,13 @@
-"""Amounts that count until a moment of their own, and are forgotten then."""
+"""Amounts that count until a moment of their own, and are forgotten then; leases and bytes of plans among them."""
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
+from metaserver.access.principal import ANONYMOUS_NAME
+from metaserver.catalog.plan_shares import PLAN_BYTES_MIN, PlanShares
 from metaserver.catalog.quotas import Quota
 
 
@@ -10,6 +16,102 @@ def test_holders_who_never_come_back_are_forgotten() -> None:
     for number in range(5_000):
         quota.add(f"oidc:{number}", number, number + 60.0)
     quota.check_invariants()
-    assert len(quota._entries) < 1_100
+    assert len(quota._held) < 1_100
     assert not quota.has_room("oidc:4999", 5_000.0, 10), "what has not ended still counts"
-    assert quota.has_room("oidc:4999", 5_059.5, 10)
+    assert quota.has_room("oidc:4999", 5_060.5, 10)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_quota_counts_what_has_not_ended_and_was_not_taken_back(seed: int) -> None:
+    rng, quota, now, known = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
+    for _ in range(300):
+        now += rng.choice((0.0, 1.0, 30.0))
+        if known and rng.random() < 0.4:
+            until, amount = known.pop(rng.randrange(len(known)))
+            quota.take_back("a", until, amount)
+        else:
+            until, amount = now + rng.choice((1.0, 60.0, 3600.0)), rng.randrange(1, 9)
+            quota.add("a", now, until, amount)
+            known.append((until, amount))
+        known = [one for one in known if one[0] > now - 5]
+        quota.check_invariants()
+        least, most = (sum(amount for until, amount in known if until > now - grain) for grain in (0, 5))
+        assert not quota.has_room("a", now, 10**6 - least + 1)
+        assert quota.has_room("a", now, 10**6 - most)
+
+
+def shares(**more: int) -> PlanShares:
+    return PlanShares(**{"leases": 20, "size_bytes": 1 << 30, "grace_s": 3600, **more})
+
+
+def test_a_short_lease_counts_for_as_long_as_it_was_granted_and_no_longer() -> None:
+    kept = shares()
+    for second in range(0, 7200, 6):  # ten at once, for hours: of a lease of an hour and its grace it would be a few
+        assert kept.exhausted("trino", second) is None, second
+        kept.grant("trino", second, second, second + 45, 20_000)
+    for number in range(10):
+        kept.grant("rita", number, 0, 3600, 1)
+    assert kept.exhausted("rita", 3599) == "leases of one principal"
+    assert kept.exhausted("rita", 3605) is None
+    kept.check_invariants()
+
+
+def test_a_lease_that_is_withdrawn_counts_no_more_and_one_that_is_renewed_counts_on() -> None:
+    kept = shares()
+    for number in range(10):
+        kept.grant("trino", number, 0, 60, 1)
+    assert kept.exhausted("trino", 1) == "leases of one principal"
+    kept.withdraw("trino", [3, 4, 99], 1)
+    assert kept.exhausted("trino", 1, 2) is None
+    assert kept.exhausted("trino", 1, 3) == "leases of one principal"
+    for number in range(5, 10):
+        kept.grant("trino", number, 50, 110)
+    assert kept.unknown("trino", [3, 5, 99], 50) == 2
+    assert kept.exhausted("trino", 70, 5) is None
+    assert kept.exhausted("trino", 70, 6) == "leases of one principal"
+    assert kept.exhausted("trino", 116, 10) is None
+    kept.check_invariants()
+
+
+def test_who_renews_anothers_plan_has_the_lease_counted_and_the_other_has_not() -> None:
+    kept = shares()
+    for number in range(10):
+        kept.grant("trino", number, 0, 60, 1)
+        kept.grant("mallory", number, 0, 3600)
+    assert kept.exhausted("trino", 66) is None
+    assert kept.exhausted("mallory", 66) == "leases of one principal"
+
+
+def test_bytes_count_until_the_files_go_and_each_plan_for_some() -> None:
+    kept = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
+    for number in range(10):
+        assert kept.exhausted("rita", 0) is None
+        kept.grant("rita", number, 0, 60, 1)
+    assert kept.exhausted("rita", 0) == "bytes of one principal"
+    kept.withdraw("rita", range(10), 10)
+    assert kept.exhausted("rita", 3600) == "bytes of one principal", "the files are there for the grace"
+    assert kept.exhausted("rita", 3616) is None
+    for number in range(20):
+        assert kept.exhausted(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
+        kept.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
+        kept.grant(ANONYMOUS_NAME, number, 3700, 3790)
+    assert kept.exhausted(ANONYMOUS_NAME, 3700) == "bytes"
+    assert kept.exhausted("ron", 3700) == "bytes"
+    kept.check_invariants()
+
+
+def test_by_default_one_principal_makes_300_plans_of_a_minute_and_40_kb_each_three_seconds() -> None:
+    """As an adapter before a Trino with 100 statements a second."""
+    kept = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
+    for number, second in enumerate(range(0, 4 * 3660, 3)):
+        assert kept.exhausted("trino", second, 300) is None, second
+        for each in range(3):
+            kept.grant("trino", 3 * number + each, second, second + 60, 100 * 40_000)
+
+
+def test_what_is_known_of_leases_that_have_ended_is_forgotten() -> None:
+    kept = shares(leases=10**6)
+    for number in range(40_000):
+        kept.grant("trino", number, number, number + 10, 1)
+    assert len(kept._granted) < 20_001
+    kept.check_invariants()

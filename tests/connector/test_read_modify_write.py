@@ -133,3 +133,35 @@ def test_concurrent_increments_of_counters_lose_none(
     assert counters == {0: 6, 1: 6, 2: 0, 3: 0}
     snapshots = scan(client, "db.t", ["ts"], where="id = 0", at=At(ref="main")).to_arrow()["ts"].to_pylist()
     assert snapshots == [6]
+
+
+REPEATED: dict[str, Any] = {
+    "upsert": lambda client, **how: upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], **how),
+    "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [1]}), **how),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])
+def test_a_repeat_by_a_producer_is_answered_as_the_first_time_although_its_own_change_changed_the_rows(
+    client: IndexClient, served: Served, name: str, mode: str, since: bool
+) -> None:
+    """As after a lost reply: who asks again does not know that it was done."""
+    create(client)
+    append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
+    snapshot, _ = read(client, 1)
+    how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
+    first = REPEATED[name](client, **how, producer=("counter", 3))
+    if since:
+        upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
+    before, stored = held(client), files_of(served)
+    again = REPEATED[name](client, **how, producer=("counter", 3))
+    assert (again.duplicate, again.snapshot_id) == (True, first.snapshot_id)
+    assert (held(client), files_of(served)) == (before, stored)
+    with pytest.raises(Conflict, match="changed since snapshot"):
+        REPEATED[name](client, **how, producer=("counter", 4))
+    with pytest.raises(Conflict, match="changed since snapshot"):
+        REPEATED[name](client, **how)
+    fresh, _ = read(client, 1)
+    assert not REPEATED[name](client, mode=mode, read_snapshot_id=fresh, producer=("counter", 4)).duplicate

@@ -102,6 +102,44 @@ async def test_one_reader_makes_half_of_the_plan_tables_at_most(tmp_path: Path, 
         assert await make("ron", 17)
 
 
+async def test_withdrawn_plans_leave_their_places_and_what_is_refused_is_counted(tmp_path: Path) -> None:
+    secrets = await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token", plan_tables_limit=6) as server:
+        api = Api(server)
+        rooted = {"Authorization": f"Bearer {secrets['root']}"}
+        made = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
+        assert made.status == 200
+        server.http.headers.update(rooted)
+        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        del server.http.headers["Authorization"]
+        path, headers = "/api/v1/tables/db/t", {"X-Seamark-Plans": "adapter"}
+        headers["Authorization"] = f"Bearer {secrets['rita']}"
+
+        async def plan(number: int) -> int | None:
+            answer = await api("POST", f"{path}/plan-tables", {"predicate": f"id < {number}"}, headers=headers)
+            found: int | None = answer.json.get("plan-snapshot-id")
+            return found
+
+        async def lease(ids: list[int | None], lease_s: int) -> int:
+            body = {"snapshot-ids": ids, "lease-s": lease_s}
+            return (await api("POST", f"{path}/plan-snapshots", body, headers=headers)).status
+
+        for turn in range(4):
+            ids = [await plan(10 * number + 15 + turn) for number in range(3)]
+            assert None not in ids
+            assert await plan(5 + turn) is None
+            assert await lease(ids, 600) == 200, "they are renewed where they are"
+            assert await lease([1, 2], 600) == 429
+            assert await lease(ids, 0) == 200
+        refused = server.parts.catalog.plan_tables.refused
+        assert refused == {"leases of one principal": 8}
+        for expected in (8.0, 8.0):
+            server.parts.metrics.plans_refused(refused)
+            text = server.parts.metrics.render().decode()
+            line = f'seamark_plan_tables_refused_total{{exhausted="leases of one principal"}} {expected}'
+            assert line in text.splitlines()
+
+
 async def test_refusals_under_idempotency_keys_are_kept_up_to_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,8 +176,8 @@ def test_a_quota_counts_each_amount_until_its_time() -> None:
     quota.add("a", 50, 150, 4)
     quota.check_invariants()
     assert not quota.has_room("a", 99)
-    assert quota.has_room("a", 100.5, 6)
-    assert quota.has_room("a", 151, 10)
+    assert quota.has_room("a", 105.5, 6)
+    assert quota.has_room("a", 155, 10)
     quota.check_invariants()
 
 

@@ -88,11 +88,14 @@ class ClaimsContract(OpenedStores):
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
         keep = DroppedEntry(id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
         await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
-        assert sorted(entry.name for entry in await store.unclaimed(9)) == ["t", "u", "v"]
-        assert len(await store.unclaimed(2)) == 2
+        assert sorted(entry.name for entry in await store.unclaimed("", 9)) == ["t", "u", "v"]
+        first = await store.unclaimed("", 2)
+        assert len(first) == 2
+        rest = await store.unclaimed(first[-1].uuid, 9)
+        assert sorted(entry.name for entry in (*first, *rest)) == ["t", "u", "v"]
         names = [claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
         await store.transact(names)
-        assert await store.unclaimed(9) == []
+        assert await store.unclaimed("", 9) == []
 
     async def test_of_claims_that_race_no_two_overlap(self, store: DrivenStore, other: DrivenStore) -> None:
         chosen = random.Random(7)

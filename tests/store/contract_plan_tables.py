@@ -122,7 +122,9 @@ class PlanTablesContract(OpenedStores):
         assert [one is not None for one in left] == [True, True, True, False, False]
         assert await retire(store, 100) == 2
         assert await retire(store, 100) == 0
-        assert await store.plan_table_count() == 5
+        assert await store.plan_table_count(0) == 1, "the others are retired"
+        assert await store.plan_table_count(99) == 1
+        assert await store.plan_table_count(100) == 0, "its lease has ended"
         retired = await store.plan_tables_retired(None, 3)
         assert [one.id for one in retired] == ["p1", "p2", "p3"]
         assert retired[0] == msgspec.structs.replace(plan("p1", None), expires_ms=99)

@@ -59,6 +59,12 @@ _BODY: dict[str, Any] = {
             "properties": {"id": {"type": "string"}, "sequence": {"type": "integer", "minimum": 0}},
             "description": "The writer and the sequence number of this change: each sequence is committed once.",
         },
+        "repeats-only": {
+            "type": "boolean",
+            "default": False,
+            "description": "Answer a repeat of the producer's change as the first time, and refuse all else by 409, "
+            "so that a writer who finds rows changed since it read them learns whether its own change did that.",
+        },
         "change-id": {
             "type": ["string", "null"],
             "description": "Shared by all attempts of one change. After several collisions, the change gets a table "

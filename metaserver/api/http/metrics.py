@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections.abc import Mapping
 
 import prometheus_client as prometheus
 from aiohttp import web
@@ -117,6 +118,13 @@ class ServerMetrics:
         self.index_evictions = self._gauge(
             "seamark_index_evictions", "Opened index files that were let go for others, since start."
         )
+        self._plans_refused = prometheus.Counter(
+            "seamark_plan_tables_refused",
+            "Plan tables that were not made, or renewed, by what there was no room in; statements read whole tables.",
+            ("exhausted",),
+            registry=own,
+        )
+        self._refused_until_now: dict[str, int] = {}
         self._answered: dict[tuple[str, int], int] = {}
         self._took: dict[str, _PendingTimes] = {}
         self._planned = [0, 0, 0, 0.0]
@@ -152,6 +160,12 @@ class ServerMetrics:
     def collided(self, reason: str) -> None:
         """Counts a refused change. `reason` must be from a bounded set."""
         self._collisions.labels(reason).inc()
+
+    def plans_refused(self, since_start: Mapping[str, int]) -> None:
+        """How many there were by now, by what was exhausted: names of a bounded set."""
+        for exhausted, count in since_start.items():
+            self._plans_refused.labels(exhausted).inc(count - self._refused_until_now.get(exhausted, 0))
+        self._refused_until_now = dict(since_start)
 
     def planned(self, considered: int, kept: int, seconds: float) -> None:
         """Counts a finished plan."""

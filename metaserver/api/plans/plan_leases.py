@@ -13,10 +13,11 @@ import msgspec
 from aiohttp import web
 
 from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, SETTINGS
+from metaserver.api.http.keys import CATALOG, PRINCIPAL, SETTINGS
 from metaserver.api.http.plan_audience import AUDIENCE, HEADER, audience_of
 from metaserver.api.http.render import json_answer
 from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from metaserver.catalog.plan_tables import too_many_plans
 from metaserver.errors import BadRequest, NoSuchTable
 from metaserver.iceberg.types.reading import Int64
 from metaserver.settings import Settings
@@ -106,7 +107,10 @@ async def renew_plan_table(request: web.Request) -> web.Response:
     body = await read_json(request, _RenewRequest)
     check_lease(body.lease_s)
     lease_s = granted_s(body.lease_s, request.app[SETTINGS])
-    plan = await request.app[CATALOG].plan_tables.share(namespace, name, lease_s) if is_plan_name(name) else None
+    plans, who = request.app[CATALOG].plan_tables, request[PRINCIPAL].name
+    plan = await plans.share(namespace, name, lease_s, who) if is_plan_name(name) else None
+    if plan is None and not await plans.has_room(who):
+        raise too_many_plans(who)
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {show(namespace, name)}")
     return json_answer(_Renewed(plan.expires_ms))
@@ -132,7 +136,8 @@ async def lease_plan_snapshots(request: web.Request) -> web.Response:
     body = await read_json(request, _Snapshots)
     lease_s = min(body.lease_s, request.app[SETTINGS].plan_table_lease_max_s)
     plans = request.app[CATALOG].plan_tables
-    return json_answer(_LeasedCount(await plans.lease(namespace, name, audience, body.snapshot_ids, lease_s)))
+    ids, who = body.snapshot_ids, request[PRINCIPAL].name
+    return json_answer(_LeasedCount(await plans.lease(namespace, name, audience, ids, lease_s, who)))
 
 
 def check_lease(lease_s: int | None) -> None:

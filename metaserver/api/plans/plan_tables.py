@@ -265,7 +265,7 @@ async def _made(
         if declined is not None:
             return declined
         audience = None if holder is None else holder.audience
-        shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s, audience)
+        shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s, who, audience)
         if shared is not None:
             return _unless_more(_answer(shared), body.kept_max)
     return await app[MAKING].run(

@@ -25,6 +25,17 @@ from metaserver.iceberg.files.parquet import Place, Unreadable, column_of, dotte
 Longs = npt.NDArray[np.int64]
 
 FOOTER_LIMIT_BYTES = 16 << 20
+FOOTER_FREE_BYTES = 32 << 10
+"""A footer that is no longer takes 24 MiB at most: 745 bytes for each of its own, in a list of column chunks."""
+_FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160, (0, 5): 192, (1, 1): 768}
+"""Measured, of pyarrow 25: of FileMetaData each schema element, row group and key with its value, of RowGroup each
+column chunk."""
+_ITEM_BYTES = 72
+"""Of each item of other lists: paths, encodings, their statistics, orders of columns."""
+_FIELD_BYTES = 32
+"""Fields are counted, too, for the time that it takes to weigh them."""
+PAGE_HEADER_MAX_BYTES = 256 << 10
+"""A header is read into dicts, which take some hundred times its bytes."""
 PAGES_MAX = 100_000
 """Of one column chunk."""
 BATCH_ROWS_MAX = 65_536
@@ -67,7 +78,7 @@ class BoundedParquet:
 
     def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
         self._source, self._path, self._budget = source, path, budget
-        _check_footer(source, path)
+        budget.take(_footer_weight(source, path, budget.left_bytes), path)
         self._file = pq.ParquetFile(source, pre_buffer=False, arrow_extensions_enabled=False)
         self.rows: int = self._file.metadata.num_rows
 
@@ -202,8 +213,10 @@ def page_sizes(data: bytes, values: int) -> _Pages:
     """Of a column chunk with so many values, by the headers of its pages, as far as pyarrow reads. ValueError, KeyError
     or TypeError for bytes that are no pages."""
     at = seen = count = total = largest = 0
+    view = memoryview(data)
     while seen < values and at < len(data):
-        header, after = thrift.read(data, at)
+        header, size = thrift.read(view[at : at + PAGE_HEADER_MAX_BYTES])
+        after = at + size
         kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
         if packed < 0 or plain < 0 or packed > len(data) - after:
             raise ValueError(f"a page at {at} claims {packed} bytes, {plain} inflated, of {len(data)}")
@@ -218,10 +231,20 @@ def page_sizes(data: bytes, values: int) -> _Pages:
     return _Pages(total, largest)
 
 
-def _check_footer(source: pa.NativeFile, path: str) -> None:
-    """Unreadable for a footer that is larger than what is read."""
+def _footer_weight(source: pa.NativeFile, path: str, most: int) -> int:
+    """About how many bytes pyarrow takes for the footer; 0 for a short one. Unreadable for one that is longer than what
+    is read, or takes more than `most`."""
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
     length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
     if FOOTER_LIMIT_BYTES < length <= size:  # a longer one pyarrow refuses itself
         raise Unreadable(path, f"its footer has {length:,} bytes; at most {FOOTER_LIMIT_BYTES:,} are read")
+    if not FOOTER_FREE_BYTES < length <= size - _FOOTER_END:
+        return 0
+    footer = source.read_at(length, size - _FOOTER_END - length)
+    try:
+        return thrift.weigh(footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, most=most)
+    except thrift.TooHeavy:
+        raise Unreadable(path, f"its footer takes more than {most:,} bytes when it is decoded") from None
+    except ValueError as error:
+        raise Unreadable(path, f"its footer is broken: {error}") from None

@@ -11,7 +11,7 @@ ValueError for bytes that are no such structure.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
@@ -112,6 +112,84 @@ _READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
     SET: _list,
     STRUCT: _struct,
 }
+
+
+class TooHeavy(ValueError):
+    """A structure has more in it than was to be weighed."""
+
+
+Weights: TypeAlias = Mapping[tuple[int, int], int]
+"""Bytes of one item of a list, by the depth of the structure that has the list (0: the outermost) and its field id."""
+
+
+def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, most: int) -> int:
+    """About how many bytes readers take for a structure that begins at 0: so many for each item of its lists, or by
+    default `item`, and `field` for each field. Nothing is built to tell.
+
+    A list claims its length before its items, and readers allocate what it claims: TooHeavy as soon as that, and all
+    before it, are more than `most`.
+    """
+    weighing = _Weighing(memoryview(data), weights, item, field, most)
+    try:
+        weighing.structure(0, 0)
+    except (IndexError, KeyError, struct.error) as error:
+        raise ValueError(f"this is no Thrift structure: {error!r}") from None
+    return weighing.total
+
+
+class _Weighing:
+    def __init__(self, data: memoryview, weights: Weights, item: int, field: int, most: int) -> None:
+        self._data, self._weights, self._item, self._field, self._most = data, weights, item, field, most
+        self.total = 0
+
+    def structure(self, at: int, depth: int) -> int:
+        """Where it ends."""
+        if depth > _DEPTH_MAX:
+            raise ValueError("structures are too deep")
+        data, number = self._data, 0
+        while head := data[at]:
+            at += 1
+            if head >> 4:
+                number += head >> 4
+            else:
+                number, at = _integer(data, at, depth)
+            self._add(self._field)
+            if (kind := head & 15) not in (TRUE, FALSE):
+                at = self._value(kind, at, depth, number)
+        return at + 1
+
+    def _value(self, kind: int, at: int, depth: int, number: int) -> int:
+        data = self._data
+        if kind in (I16, I32, I64):
+            while data[at] & 0x80:
+                at += 1
+            return at + 1
+        if kind == STRUCT:
+            return self.structure(at, depth + 1)
+        if kind == BINARY:
+            size, at = _varint(data, at)
+            return at + size
+        if kind in (LIST, SET):
+            return self._list(at, depth, number)
+        return at + {I8: 1, DOUBLE: 8}[kind]
+
+    def _list(self, at: int, depth: int, number: int) -> int:
+        head = self._data[at]
+        at += 1
+        size, kind = head >> 4, head & 15
+        if size == 15:
+            size, at = _varint(self._data, at)
+        self._add(size * self._weights.get((depth, number), self._item))
+        if kind in (TRUE, FALSE):
+            return at + size
+        for _ in range(size):
+            at = self._value(kind, at, depth + (kind != STRUCT), number)
+        return at
+
+    def _add(self, size_bytes: int) -> None:
+        self.total += size_bytes
+        if self.total > self._most:
+            raise TooHeavy(f"a structure takes more than {self._most:,} bytes")
 
 
 def write(fields: Fields) -> bytes:

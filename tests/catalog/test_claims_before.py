@@ -1,0 +1,162 @@
+"""Tables and views that are older than claims: their places are read from their metadata, and never guessed."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaserver.catalog.claims import fill_rest
+from metaserver.catalog.values import CreateTable, CreateView
+from metaserver.clock import SimulatedClock
+from metaserver.errors import BadRequest, RetryLater
+from metaserver.objects.locations import parse_location
+from metaserver.objects.port import ObjectStore
+from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+from tests.catalog.test_claims import CONFINED, prepared, refused
+from tests.catalog.test_confinement import VERSION
+
+
+async def test_claims_of_what_is_older_than_claims_are_made_at_the_start(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await prepared(it)
+        await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
+        gone = (await it.catalog.tables.load(("b",), "gone")).metadata.location
+        await it.catalog.tables.drop(CALLER, ("b",), "gone", purge=False)
+    with sqlite3.connect(tmp_path / "seamark.db") as connection:
+        connection.execute("DELETE FROM claims")
+    async with rig(tmp_path) as it:
+        for place in (location, gone):
+            await refused(it, CONFINED, place)
+
+
+class _Away:
+    """Storage that may not answer, and files whose reads fail."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.away = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+    async def read(self, location: str, **more: Any) -> bytes:
+        if self.away:
+            raise RetryLater("the storage does not answer")
+        return await self._objects.read(location, **more)
+
+
+async def _upgraded(home: Path) -> dict[str, str]:
+    """Of a server from before claims: the locations of a table in `b`, and of one whose files lie apart."""
+    async with rig(home) as it:
+        found = {"moved": await prepared(it)}
+        apart = {"write.metadata.path": f"{it.settings.warehouse_uri()}/apart/meta"}
+        made = await it.catalog.tables.create(
+            CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=apart)
+        )
+        found["apart"] = made.metadata.location
+    with sqlite3.connect(home / "seamark.db") as connection:
+        connection.execute("DELETE FROM claims")
+    return found
+
+
+async def test_places_are_not_guessed_while_the_storage_is_away_and_nothing_comes_to_lie_anywhere(
+    tmp_path: Path,
+) -> None:
+    places, clock, wrapped = await _upgraded(tmp_path), SimulatedClock(1), list[_Away]()
+
+    def wrap(objects: ObjectStore) -> _Away:
+        wrapped.append(_Away(objects))
+        return wrapped[-1]
+
+    async with rig(tmp_path, clock=clock, wrap_objects=wrap) as it:
+        catalog = it.catalog
+        assert await it.store.unclaimed("", 9), "no claim is better than a wrong one"
+        create = CreateTable(name="x", schema=SCHEMA)
+        view = CreateView(name="x", schema=SCHEMA, view_version=VERSION)
+        doors: list[Any] = [
+            lambda: catalog.tables.create(CALLER, ("a",), create),
+            lambda: catalog.tables.stage(CONFINED, ("a",), create),
+            lambda: catalog.views.create(CONFINED, ("a",), view),
+            lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{it.settings.warehouse_uri()}/c"}),
+        ]
+        for door in doors:
+            with pytest.raises(RetryLater, match="cannot be checked"):
+                await door()
+        row = (await catalog.dropped.list(("b",), None, None)).items
+        assert not row
+        wrapped[0].away = False
+        clock.advance(6000)
+        await doors[0]()
+        assert await it.store.unclaimed("", 9) == []
+        for place in places.values():
+            await _refused_table(it, place)
+        await catalog.tables.create(CALLER, ("a",), CreateTable(name="y", schema=SCHEMA))
+
+
+async def test_a_purge_waits_until_all_places_are_known(tmp_path: Path) -> None:
+    await _upgraded(tmp_path)
+    wrapped: list[_Away] = []
+
+    def wrap(objects: ObjectStore) -> _Away:
+        wrapped.append(_Away(objects))
+        return wrapped[-1]
+
+    async with rig(tmp_path, wrap_objects=wrap) as it:
+        name = (("b",), "apart")
+        entry = await it.catalog.tables.entry(*name)
+        await it.catalog.tables.drop(CALLER, *name, purge=False)
+        (row,) = (await it.catalog.dropped.list(("b",), None, None)).items
+        before = await it.files()
+        wrapped[0].away = False
+        document = await it.catalog.documents.table(entry.metadata_location)
+        it.catalog.parts.documents.remember_table(entry.metadata_location, document, b"{}")
+        wrapped[0].away = True
+        await it.catalog.dropped.purge(CALLER, row.id)
+        assert await it.files() == before, "the storage gave nothing of the other tables"
+        wrapped[0].away = False
+        await it.catalog.dropped.purge_expired()
+        assert entry.metadata_location not in await it.files()
+
+
+async def test_where_a_table_may_lie_whose_metadata_are_lost_nothing_comes_and_all_else_goes_on(tmp_path: Path) -> None:
+    places = await _upgraded(tmp_path)
+    async with rig(tmp_path) as it:
+        entry = (await it.catalog.tables.load(("b",), "moved")).entry
+        assert entry is not None
+    path = Path(parse_location(entry.metadata_location).file_path)
+    kept = path.read_bytes()
+    path.unlink()
+    with sqlite3.connect(tmp_path / "seamark.db") as connection:
+        connection.execute("DELETE FROM claims")
+    clock = SimulatedClock(2)
+    async with rig(tmp_path, clock=clock) as it:
+        assert [one.uuid for one in await it.store.unclaimed("", 9)] == [entry.uuid]
+        create = CreateTable(name="x", schema=SCHEMA, location=f"{places['moved']}/data")
+        for caller in (CALLER, CONFINED):
+            with pytest.raises(RetryLater, match="missing or broken"):
+                await it.catalog.tables.create(caller, ("a",), create)
+        await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="free", schema=SCHEMA))
+        assert await fill_rest(it.catalog.parts) == 0
+        path.write_bytes(kept)
+        assert await fill_rest(it.catalog.parts) == 1
+        assert await fill_rest(it.catalog.parts) == 0
+        await _refused_table(it, places["moved"])
+
+
+async def _refused_table(it: Rig, location: str) -> None:
+    with pytest.raises(BadRequest, match="overlaps"):
+        await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
+
+
+async def test_what_a_server_from_before_claims_creates_beside_this_one_may_be_written(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        location = await prepared(it)
+        with sqlite3.connect(tmp_path / "seamark.db") as connection:
+            connection.execute("DELETE FROM claims")
+        set_property = {"action": "set-properties", "updates": {"a": "b"}}
+        await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [set_property])
+        assert await it.catalog.owned_location(("b",), "moved") == location
+        await refused(it, CONFINED, location)
