@@ -30,9 +30,10 @@ from metaserver.api.indexes.indexes import defined_index
 from metaserver.errors import BadRequest, TooLarge
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.definitions import RECORD, IndexDefinition, read_definitions
+from metaserver.index.files.definitions import IndexDefinition, read_definitions
 from metaserver.index.keys.keys import Keys, Mask
 from metaserver.index.keys.terms import Term, resolve
+from metaserver.index.kinds.kinds import KINDS
 from metaserver.planner.indexes.resolver import IndexResolver
 from metaserver.planner.lookup.lookup import files_at
 from metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
@@ -264,14 +265,14 @@ def _read(body: bytes) -> tuple[_Lookup, list[Any]]:
 def _record_index(metadata: TableMetadata, asked: _Asked) -> tuple[IndexDefinition, tuple[Term, ...]]:
     """The index, and its terms in the order in which keys have them. BadRequest, NotFound."""
     by_name = read_definitions(metadata).by_name
-    usable = [one for one in by_name.values() if one.kind == RECORD and one.enabled]
+    usable = [one for one in by_name.values() if KINDS[one.kind].answers_keys and one.enabled]
     there = ", ".join(f"{one.name} on {one.text}" for one in usable[:20]) or "none"
     terms = None
     if asked.columns is not None:
         terms = tuple(resolve(text, metadata.current_schema, metadata.schemas) for text in asked.columns)
     if asked.index is not None:
         definition = defined_index(metadata, asked.index)
-        if definition.kind != RECORD:
+        if not KINDS[definition.kind].answers_keys:
             raise BadRequest(
                 f"The index {definition.name} is {definition.text}; keys are looked up in record indexes: {there}"
             )
