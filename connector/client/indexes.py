@@ -58,12 +58,13 @@ class IndexClient(SeamarkClient):
         *,
         kind: str | None = None,
         columns: Sequence[str] | None = None,
-        fpp: float | None = None,
         state: str | None = None,
+        **parameters: float | None,
     ) -> Index:
-        """Defines an index, or changes what is given of one. BadRequest for a definition that makes no sense."""
-        given = {"kind": kind, "columns": None if columns is None else list(columns), "fpp": fpp, "state": state}
-        body = {name: value for name, value in given.items() if value is not None}
+        """Defines an index, or changes what is given of one; `parameters` are the kind's, such as `fpp` of bloom.
+        BadRequest for a definition that makes no sense."""
+        given = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
+        body = {name: value for name, value in (given | parameters).items() if value is not None}
         return _index(self._json("PUT", _index_path(table, name), {}, body))
 
     def drop_index(self, table: Name, name: str) -> None:

@@ -24,12 +24,11 @@ from metaserver.iceberg.files.parquet import Unreadable
 from metaserver.iceberg.files.puffin import Part
 from metaserver.iceberg.types.transforms import IDENTITY, function
 from metaserver.iceberg.types.types import base_name
-from metaserver.index.files.definitions import DEFAULT_FPP, IndexDefinition
+from metaserver.index.files.definitions import IndexDefinition
 from metaserver.index.files.index_file import FilesTable, assemble
 from metaserver.index.keys.hashing import file_ids
 from metaserver.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of, keys_of
 from metaserver.index.keys.terms import LOWER, Term
-from metaserver.index.kinds import bitmap, bloom, record
 from metaserver.index.kinds.kinds import KINDS
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
@@ -131,9 +130,7 @@ def index_file(
 
 def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
     """What an index knows of one data file, whose keys these are, term by term."""
-    if definition.kind == "bloom":
-        return bloom.build(columns[0], definition.parameters.get("fpp", DEFAULT_FPP))
-    return bitmap.build(columns[0]) if definition.kind == "bitmap" else record.build(columns)
+    return KINDS[definition.kind].build(columns, definition.parameters)
 
 
 def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:

@@ -35,7 +35,8 @@ from metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.iceberg.types.schema import Schema
 from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.files.definitions import BITMAP, read_definitions
+from metaserver.index.files.definitions import read_definitions
+from metaserver.index.kinds.kinds import KINDS
 
 Json = Mapping[str, Any]
 
@@ -196,7 +197,7 @@ def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
         return False
     asked = {(one.column_id, one.transform) for one in predicates_of(where)}
     return any(
-        one.kind == BITMAP and (one.terms[0].column_id, one.terms[0].transform) in asked
+        KINDS[one.kind].answers_rows and (one.terms[0].column_id, one.terms[0].transform) in asked
         for one in read_definitions(table.metadata).enabled
     )
 

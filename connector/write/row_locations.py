@@ -36,10 +36,11 @@ from metaserver.iceberg.metadata.partition import PartitionSpec
 from metaserver.iceberg.types.schema import Field, Schema
 from metaserver.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
 from metaserver.iceberg.types.values import FLOATS, Value
-from metaserver.index.files.definitions import RECORD, IndexDefinition, read_definitions
+from metaserver.index.files.definitions import IndexDefinition, read_definitions
 from metaserver.index.keys.delete_files import merge_zeros
 from metaserver.index.keys.hashing import Hashes, hash_halves
 from metaserver.index.keys.keys import keys_of
+from metaserver.index.kinds.kinds import KINDS
 
 Longs = npt.NDArray[np.int64]
 
@@ -310,7 +311,7 @@ def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefin
     """The enabled one on exactly these columns, in any order."""
     wanted = sorted((one.id, IDENTITY) for one in fields)
     for one in read_definitions(metadata).enabled:
-        if one.kind == RECORD and sorted((term.column_id, term.transform) for term in one.terms) == wanted:
+        if KINDS[one.kind].answers_keys and sorted((term.column_id, term.transform) for term in one.terms) == wanted:
             return one
     return None
 

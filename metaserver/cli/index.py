@@ -24,6 +24,7 @@ from metaserver.cli.on_demand import OnDemand
 from metaserver.cli.options import CONTEXT, settings_flags
 from metaserver.cli.terminal import open_console, say
 from metaserver.index.keys.terms import split_arguments
+from metaserver.index.kinds.kinds import KINDS, parameters, takers
 
 _COMMANDS = OnDemand(
     {
@@ -62,9 +63,17 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for each parameter of an index kind."""
+    for one in parameters().values():
+        about = f"Of {', '.join(takers(one.name))}: {one.meaning}. Default: {one.default:g}."
+        command = click.option(f"--{one.name}", type=float, help=about)(command)
+    return command
+
+
 @index.command(context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--kind", required=True, type=click.Choice(["bloom", "bitmap", "record"]))
+@click.option("--kind", required=True, type=click.Choice(list(KINDS)))
 @click.option(
     "--columns",
     required=True,
@@ -73,18 +82,18 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     help="A column or a function of one: c, a.b, lower(c), bucket[16](c), day(ts). Several, of a record index, joined "
     "by commas.",
 )
-@click.option("--fpp", type=float, help="Of bloom: the share of false positives. Default: 0.01.")
+@_parameter_options
 @click.option("--name", help="Default: made of the columns and the kind.")
 @server_options
 def create(
-    client: IndexClient, table: str, kind: str, columns: tuple[str, ...], fpp: float | None, name: str | None
+    client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, **given: Any
 ) -> None:
     """Defines an index on TABLE. Plans use it as far as it is built."""
     try:
         terms = tuple(part.strip() for given in columns for part in split_arguments(given))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    defined = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, fpp=fpp)
+    defined = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, **given)
     say(f"Index {defined.name}: {defined.definition}, {defined.lag_files:,} data files to index")
 
 

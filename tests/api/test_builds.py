@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metaserver.api.indexes import build_state, index_state
-from metaserver.index.files.index_file import KINDS
+from metaserver.index.kinds.kinds import KINDS
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
 from tests.api.planned import append, file_of
@@ -270,7 +270,7 @@ async def test_an_index_file_that_is_damaged_missing_or_of_another_size_is_refus
 async def test_an_index_file_of_a_newer_version_is_refused(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin(table)
     with monkeypatch.context() as newer:
-        newer.setitem(KINDS, "bloom", 99)
+        newer.setattr(KINDS["bloom"], "version", 99)
         data = index_bytes(build, FILES)
     answer = await register(table, build, write(build, "a", data))
     assert "version 99" in answer.error[2]

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from metaserver.api.indexes import index_audit
-from metaserver.index.files.index_file import KINDS, FilesTable, assemble, read_header
+from metaserver.index.files.index_file import FilesTable, assemble, read_header
 from metaserver.index.keys.hashing import file_ids
 from metaserver.index.keys.keys import keys_of
 from metaserver.index.kinds import bloom
+from metaserver.index.kinds.kinds import KINDS
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
 from tests.api.planned import append, file_of
@@ -213,7 +214,7 @@ async def test_nothing_is_registered_that_is_not_an_index_file_of_the_table(
 ) -> None:
     build = await begin(table)
     with monkeypatch.context() as newer:
-        newer.setitem(KINDS, "bloom", 99)
+        newer.setattr(KINDS["bloom"], "version", 99)
         future = real(build, FILES)
     wrong = {
         "another table": index_bytes(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),

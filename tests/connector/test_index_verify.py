@@ -17,7 +17,8 @@ from connector.client.storage import Storage
 from connector.index.audits import audit_index
 from connector.index.builds import GroupLimits, InProcess, build
 from metaserver.cli.main import cli
-from metaserver.index.files.index_file import KINDS, assemble, open_index_file
+from metaserver.index.files.index_file import assemble, open_index_file
+from metaserver.index.kinds.kinds import KINDS
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
 
@@ -163,7 +164,7 @@ def test_an_index_file_of_a_newer_version_is_told_and_left_alone(
     opened = open_index_file(path.read_bytes(), str(path))
     said = opened.header
     with monkeypatch.context() as newer:
-        newer.setitem(KINDS, "bloom", 99)
+        newer.setattr(KINDS["bloom"], "version", 99)
         parts = list(
             assemble(said.definition, "bloom", opened.files, [opened.blob], table_uuid=said.table_uuid, field_ids=(1,))
         )

@@ -18,8 +18,12 @@ from metaserver.index.files.remote import ColdIndex, open_cold
 from metaserver.index.keys.hashing import hash_keys
 from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
 from metaserver.index.kinds import bitmap, bloom, postings, record
+from metaserver.index.kinds.bitmap import BitmapQuestion
+from metaserver.index.kinds.bloom import BloomQuestion
 from metaserver.index.kinds.kinds import KINDS as OPENED
-from metaserver.index.kinds.questions import BitmapQuestion, BloomQuestion, Question, RecordQuestion
+from metaserver.index.kinds.questions import Question
+from metaserver.index.kinds.record import RecordQuestion
+from metaserver.index.kinds.sparse import SparseMemory
 from metaserver.store.port import RegisteredIndexFile
 from tests.index.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
 
@@ -111,11 +115,11 @@ async def test_answers_by_range_are_those_of_the_whole_file(index: str, seed: in
             for file in files:
                 assert far.bitmap.has_rows(file)
                 rows = far.bitmap.bitmap.rows(file, asked.ranges)
-                assert np.array_equal(rows, whole.rows(file, asked.ranges)), f"{seed} {kind.name}"  # type: ignore[union-attr]
+                assert np.array_equal(rows, whole.rows(file, asked.ranges)), f"{seed} {kind.name}"
         if isinstance(asked, RecordQuestion):
             located = await far.record.rows(asked.high, asked.low)
             assert located is not None
-            expected = whole.lookup(asked.high, asked.low)  # type: ignore[union-attr]
+            expected = whole.lookup(asked.high, asked.low)
             assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
 
 
@@ -142,7 +146,7 @@ async def test_of_flipped_bytes_no_answer_is_wrong(index: str, seed: int, layout
                     assert await far.bitmap.load_rows(range(6))
                     for file in range(6):
                         rows = far.bitmap.bitmap.rows(file, one.ranges)
-                        assert np.array_equal(rows, whole.rows(file, one.ranges))  # type: ignore[union-attr]
+                        assert np.array_equal(rows, whole.rows(file, one.ranges))
         except (ValueError, SeamarkError):
             broken += 1
     assert broken > 10
@@ -207,14 +211,14 @@ async def test_too_many_reads_or_bytes_are_not_made(monkeypatch: pytest.MonkeyPa
     storage = Bytes(file_of("bitmap", long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     far = await opened("bitmap", storage)
-    monkeypatch.setattr(cold, "FILLED_MAX_BYTES", 100)
+    monkeypatch.setattr(bitmap, "FILLED_MAX_BYTES", 100)
     assert not await far.bitmap.load_rows([0, 1, 2, 3])
 
 
 def test_what_was_read_once_is_not_written_again() -> None:
     rng = random.Random(8)
     for _ in range(200):
-        sparse = cold._Sparse(300)
+        sparse = SparseMemory(300)
         expected = bytearray(300)
         there = [False] * 300
         for turn in range(1, 12):

@@ -14,7 +14,6 @@ from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.types.schema import Field, Schema
 from metaserver.index.files.definitions import (
-    DEFAULT_FPP,
     DEFINITIONS_MAX,
     IndexDefinition,
     bucket_definitions,
@@ -22,6 +21,7 @@ from metaserver.index.files.definitions import (
     of_id,
     read_definitions,
 )
+from metaserver.index.kinds.bloom import FPP
 
 FIRST = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string")), schema_id=0)
 RENAMED = Schema(
@@ -69,7 +69,7 @@ def test_a_definition_reads_back_from_the_property_that_it_is_written_to() -> No
         "kind": "bloom",
         "columns": ["id"],
         "field-ids": [1],
-        "fpp": DEFAULT_FPP,
+        "fpp": FPP,
         "state": "paused",
     }
 

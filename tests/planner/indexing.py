@@ -27,13 +27,14 @@ from metaserver.clock import Clock, SystemClock
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.iceberg.types.schema import Schema
-from metaserver.index.files.definitions import DEFINABLE, PREFIX, IndexDefinition, read_definitions
+from metaserver.index.files.definitions import PREFIX, IndexDefinition, read_definitions
 from metaserver.index.files.indexes import Indexes, open_indexes
 from metaserver.index.files.registry import Registry
 from metaserver.index.files.usage import Usage
 from metaserver.index.keys.keys import Keys
 from metaserver.index.keys.terms import Term, format_term, resolve_id
 from metaserver.index.kinds import bitmap, bloom, record
+from metaserver.index.kinds.kinds import KINDS
 from metaserver.objects.port import ObjectStore
 from metaserver.objects.router import open_objects
 from metaserver.planner.plan.planner import Planner, open_planner
@@ -95,7 +96,7 @@ def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
     said: dict[str, str] = {}
     for number in range(rng.choice([1, 3, 5, 8])):
-        kind = rng.choice(DEFINABLE)
+        kind = rng.choice(list(KINDS))
         count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
         chosen = rng.sample(columns, min(count, len(columns)))
         terms = [(rng.choice(random_terms(rng, one.kind)) if rng.random() < 0.5 else "identity", one) for one in chosen]

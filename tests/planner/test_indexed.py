@@ -23,9 +23,10 @@ from metaserver.index.files.index_file import open_index_file
 from metaserver.index.files.indexes import OpenIndex
 from metaserver.index.files.registry import Registry
 from metaserver.index.kinds.kinds import KINDS
+from metaserver.index.kinds.questions import COMBINATIONS_MAX, KEYS_MAX
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.indexes.coverage import Coverage, FileIds, coverages_bytes
-from metaserver.planner.indexes.index_predicates import COMBINATIONS_MAX, KEYS_MAX, IndexProjection, project
+from metaserver.planner.indexes.index_predicates import IndexProjection, project
 from metaserver.planner.indexes.resolver import IndexResolver
 from metaserver.planner.scan.request import BoundScan, ScanRequest
 from metaserver.planner.scan.scan import Scan
@@ -325,7 +326,7 @@ async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_bei
     def fault(_: memoryview) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setitem(KINDS, "bitmap", KINDS["bitmap"]._replace(open=fault))
+    monkeypatch.setattr(KINDS["bitmap"], "open", fault)
     scan = await rig.scan(planning, ODD)
     assert (numbers_of(scan), scan.complete) == ([1], False)
     monkeypatch.undo()

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 from metaserver.index.keys import key_set
-from metaserver.planner.indexes import index_predicates as projected
+from metaserver.index.kinds import bloom
 from metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
 from tests.planner.kinds import base, decimal_text, default_json, pool
@@ -251,7 +251,7 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
     monkeypatch.setattr(dynamic_filters, "FEW", few)
     monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([few + 1, 5000]))
     monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
-    monkeypatch.setattr(projected, "HASHED_MAX", rng.choice([3, 2000]))
+    monkeypatch.setattr(bloom, "HASHED_MAX", rng.choice([3, 2000]))
     outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]
     dims = [
         await draw_table(rng, api, f"d{seed}_{number}", outer if rng.random() < 0.6 else [], fact=False)

@@ -18,6 +18,7 @@ from metaserver.api.indexes.index_state import TableIndexes, load
 from metaserver.api.indexes.indexes import defined_index
 from metaserver.errors import CommitConflict, NotFound
 from metaserver.index.files.definitions import IndexDefinition
+from metaserver.index.kinds.kinds import parameters
 from metaserver.store.port import Instant, InstantFilter, InstantState, MoveInstant
 
 ACTION = "indexing"
@@ -71,7 +72,7 @@ BUILD_SCHEMA: dict[str, Any] = {
                 },
             },
         },
-        "fpp": {"type": "number"},
+        **{name: {"type": "number"} for name in parameters()},
         "progress": _PROGRESS,
     },
 }

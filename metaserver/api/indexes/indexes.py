@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -34,8 +35,8 @@ from metaserver.api.indexes.index_state import (
 from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.index.files.definitions import (
+    BUCKET,
     BUCKET_PREFIX,
-    DEFINABLE,
     ENABLED,
     PREFIX,
     STATES,
@@ -47,6 +48,7 @@ from metaserver.index.files.definitions import (
     read_definitions,
 )
 from metaserver.index.keys.terms import Term
+from metaserver.index.kinds.kinds import KINDS, parameters, takers
 from metaserver.store.port import IndexFileState, RegisteredIndexFile
 
 COMMIT_TRIES = 8
@@ -70,7 +72,7 @@ _REGISTERED_SCHEMA: dict[str, Any] = {
 _COUNT_OR_NULL = {"type": ["integer", "null"]}
 _OF_AN_INDEX: dict[str, Any] = {
     "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for indexes from bucket partition fields."},
-    "kind": {"enum": [*DEFINABLE, "bucket", None]},
+    "kind": {"enum": [*KINDS, BUCKET, None]},
     "state": {"enum": [*STATES, None]},
     "health": {
         "enum": ["ok", "behind", "damaged", "paused", "broken"],
@@ -86,7 +88,10 @@ _OF_AN_INDEX: dict[str, Any] = {
     "definition-id": {"type": ["string", "null"], "description": "The id that its index files contain."},
     "columns": {"type": ["array", "null"], "items": {"type": "string"}},
     "field-ids": {"type": ["array", "null"], "items": {"type": "integer"}},
-    "fpp": {"type": "number", "description": "For bloom: the false positive probability."},
+    **{
+        name: {"type": "number", "description": f"For {', '.join(takers(name))}: {parameter.meaning}."}
+        for name, parameter in parameters().items()
+    },
     "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that the index covers."},
     "files-total": _COUNT_OR_NULL,
     "rows": _COUNT_OR_NULL,
@@ -117,7 +122,7 @@ _OF_AN_INDEX: dict[str, Any] = {
     },
     "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
 }
-_OF_EACH = [name for name in _OF_AN_INDEX if name not in ("fpp", "index-files")]
+_OF_EACH = [name for name in _OF_AN_INDEX if name not in (*parameters(), "index-files")]
 INDEX_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": _OF_EACH,
@@ -128,13 +133,13 @@ _BODY: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
     "properties": {
-        "kind": {"enum": list(DEFINABLE)},
+        "kind": {"enum": list(KINDS)},
         "columns": {
             "type": "array",
             "items": {"type": "string"},
             "description": "Columns, or functions of one: a.b, lower(c), bucket[16](c), truncate[4](c), day(c).",
         },
-        "fpp": {"type": "number"},
+        **{name: {"type": "number"} for name in parameters()},
         "state": {"enum": list(STATES)},
     },
 }
@@ -145,10 +150,26 @@ _CONFLICT = ResponseSpec(409, "Other commits to the table came first; try again"
 
 
 class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Beside these fields those of `_body_with`."""
+
     kind: str | None = None
     columns: list[str] | None = None
-    fpp: float | None = None
     state: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Those that are given."""
+        own = self.__struct_fields__[len(IndexBody.__struct_fields__) :]
+        return {name: value for name in own if (value := getattr(self, name)) is not None}
+
+
+@cache
+def _body_with(names: tuple[str, ...]) -> type[IndexBody]:
+    """With a field for each parameter of a kind."""
+    fields = [(name, float | None, None) for name in names]
+    return cast(
+        "type[IndexBody]", msgspec.defstruct("IndexBody", fields, bases=(IndexBody,), forbid_unknown_fields=True)
+    )
 
 
 @describe(
@@ -210,7 +231,7 @@ async def load_index(request: web.Request) -> web.Response:
 async def put_index(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), check_name(path_name(request, "index"))
     allow(request, namespace)
-    body = await read_json(request, IndexBody)
+    body = await read_json(request, _body_with(tuple(parameters())))
 
     def changed(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
@@ -256,14 +277,12 @@ def _definition(name: str, body: IndexBody, defined: Definitions, metadata: Tabl
     if kind is None or (before is None and body.columns is None):
         if name in defined.problems:
             raise BadRequest(f"The index {name} is invalid ({defined.problems[name]}); define it again completely")
-        raise BadRequest(
-            f"The index {name} does not exist; to define it, set kind ({', '.join(DEFINABLE)}) and columns"
-        )
+        raise BadRequest(f"The index {name} does not exist; to define it, set kind ({', '.join(KINDS)}) and columns")
     columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
-    parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
-    parameters |= {} if body.fpp is None else {"fpp": body.fpp}
+    given: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
+    given |= body.parameters
     state = body.state if body.state is not None else before.state if before else ENABLED
-    definition = define(name, kind, columns, metadata.current_schema, parameters=parameters, state=state)
+    definition = define(name, kind, columns, metadata.current_schema, parameters=given, state=state)
     twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
     if twin is not None:
         raise AlreadyExists(

@@ -39,9 +39,10 @@ from metaserver.iceberg.expressions.expression import TRUE, Expression, predicat
 from metaserver.iceberg.expressions.expression_json import parse_expression
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.definitions import BITMAP, read_definitions
+from metaserver.index.files.definitions import read_definitions
 from metaserver.index.keys.keys import Bits
 from metaserver.index.kinds.bits import all_of, count, positions, roaring, words_of
+from metaserver.index.kinds.kinds import KINDS
 from metaserver.planner.indexes.resolver import BitmapIndex
 from metaserver.planner.lookup.lookup import files_at
 from metaserver.planner.pruning.semantics import ComparisonSemantics
@@ -354,7 +355,7 @@ class _Page:
         made = {}
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
-            if definition.kind == BITMAP and key in requested:
+            if KINDS[definition.kind].answers_rows and key in requested:
                 made[key] = await self._covers.bitmaps(self._scan.view, definition, entry)
         return made
 

@@ -30,9 +30,10 @@ from metaserver.api.indexes.indexes import defined_index
 from metaserver.errors import BadRequest, TooLarge
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.definitions import RECORD, IndexDefinition, read_definitions
+from metaserver.index.files.definitions import IndexDefinition, read_definitions
 from metaserver.index.keys.keys import Keys, Mask
 from metaserver.index.keys.terms import Term, resolve
+from metaserver.index.kinds.kinds import KINDS
 from metaserver.planner.indexes.resolver import IndexResolver
 from metaserver.planner.lookup.lookup import files_at
 from metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
@@ -264,14 +265,14 @@ def _read(body: bytes) -> tuple[_Lookup, list[Any]]:
 def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
     """The index, and its terms in the order of the values in keys. BadRequest, NotFound."""
     by_name = read_definitions(metadata).by_name
-    usable = [index for index in by_name.values() if index.kind == RECORD and index.enabled]
+    usable = [index for index in by_name.values() if KINDS[index.kind].answers_keys and index.enabled]
     names = ", ".join(f"{index.name} on {index.text}" for index in usable[:20]) or "none"
     terms = None
     if query.columns is not None:
         terms = tuple(resolve(text, metadata.current_schema, metadata.schemas) for text in query.columns)
     if query.index is not None:
         definition = defined_index(metadata, query.index)
-        if definition.kind != RECORD:
+        if not KINDS[definition.kind].answers_keys:
             raise BadRequest(
                 f"The index {definition.name} is {definition.text}; only record indexes find keys; available: {names}"
             )

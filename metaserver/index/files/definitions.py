@@ -16,7 +16,7 @@ again, it finds the index files that were built for it, which carry the id. Pure
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,17 +29,15 @@ from metaserver.iceberg.types.schema import Schema
 from metaserver.iceberg.types.transforms import IDENTITY, name_of
 from metaserver.index.keys.keys import family
 from metaserver.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
+from metaserver.index.kinds.kind import IndexKind, Parameter
+from metaserver.index.kinds.kinds import KINDS
 
 PREFIX = "seamark.index."
 ENABLED, PAUSED = "enabled", "paused"
 STATES = (ENABLED, PAUSED)
-BLOOM, BITMAP, RECORD, BUCKET = "bloom", "bitmap", "record", "bucket"
-DEFINABLE = (BLOOM, BITMAP, RECORD)
+BUCKET = "bucket"
 BUCKET_PREFIX = "bucket:"
 """Of the names under which indexes are listed that a partition spec is; no other name holds a colon."""
-DEFAULT_FPP = 0.01
-FPP_MIN, FPP_MAX = 1e-6, 0.5
-TERMS_MAX = 32
 DEFINITIONS_MAX = 256
 """Of one table; properties beyond are not read."""
 
@@ -50,7 +48,7 @@ _OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
 
 @dataclass(frozen=True)
 class IndexDefinition:
-    """`parameters` holds what the kind can be told: `fpp`, of bloom."""
+    """`parameters` holds what the kind can be told, by name."""
 
     name: str
     kind: str
@@ -201,31 +199,42 @@ def _is_term(one: Any) -> bool:
 
 
 def _defined(name: str, kind: Any, terms: list[Term], parameters: Mapping[str, Any], state: Any) -> IndexDefinition:
-    if kind not in DEFINABLE:
+    known = KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None:
         hint = "; the table's partition spec makes those" if kind == BUCKET else ""
-        raise BadRequest(f"There is no index of kind {_shown(kind)}: it is {', '.join(DEFINABLE)}{hint}")
-    if not terms:
-        raise BadRequest(f"A {kind} index needs a column")
-    if kind != RECORD and len(terms) > 1:
-        raise BadRequest(f"A {kind} index is on one column, not on {len(terms)}; define one for each")
-    if len(terms) > TERMS_MAX or len({(one.column_id, one.transform) for one in terms}) < len(terms):
-        raise BadRequest(f"A {kind} index is on at most {TERMS_MAX} columns, each named once")
+        raise BadRequest(f"There is no index of kind {_shown(kind)}: it is {', '.join(KINDS)}{hint}")
+    _check_terms(known, terms)
     if state not in STATES:
         raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_shown(state)}")
-    return IndexDefinition(name, kind, tuple(terms), _parameters(kind, parameters), state)
+    return IndexDefinition(name, known.name, tuple(terms), _parameters(known, parameters), state)
 
 
-def _parameters(kind: str, given: Mapping[str, Any]) -> dict[str, float]:
-    unknown = sorted(str(name) for name in given if kind != BLOOM or name != "fpp")
+def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
+    if not terms:
+        raise BadRequest(f"A {kind.name} index needs a column")
+    if len(terms) > kind.columns_max == 1:
+        raise BadRequest(f"A {kind.name} index is on one column, not on {len(terms)}; define one for each")
+    if len(terms) > kind.columns_max or len({(one.column_id, one.transform) for one in terms}) < len(terms):
+        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, each named once")
+    for term in terms:
+        if not kind.takes(term.kind):
+            raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
+
+
+def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str, float]:
+    known = [one.name for one in kind.parameters]
+    unknown = sorted(str(name) for name in given if name not in known)
     if unknown:
-        known = "fpp" if kind == BLOOM else "nothing"
-        raise BadRequest(f"A {kind} index can be told {known} beside its columns, not {_shown(unknown[0])}")
-    if kind != BLOOM:
-        return {}
-    fpp = given.get("fpp", DEFAULT_FPP)
-    if isinstance(fpp, bool) or not isinstance(fpp, int | float) or not FPP_MIN <= fpp <= FPP_MAX:
-        raise BadRequest(f"fpp, the share of false positives, is from {FPP_MIN:g} to {FPP_MAX:g}, not {_shown(fpp)}")
-    return {"fpp": float(fpp)}
+        told = ", ".join(known) or "nothing"
+        raise BadRequest(f"A {kind.name} index can be told {told} beside its columns, not {_shown(unknown[0])}")
+    return {one.name: _number(one, given.get(one.name, one.default)) for one in kind.parameters}
+
+
+def _number(parameter: Parameter, value: Any) -> float:
+    least, most = parameter.least, parameter.most
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise BadRequest(f"{parameter.name}, {parameter.meaning}, is from {least:g} to {most:g}, not {_shown(value)}")
+    return float(value)
 
 
 def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:

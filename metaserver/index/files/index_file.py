@@ -1,7 +1,7 @@
 """An index file: what one index knows of some data files, in a Puffin file that says everything about itself.
 
 Blob 0 is the files table: which data files, in the order by which blob 1 names them. Blob 1 is of the index's kind
-(`bloom.py`, `bitmap.py`, `record.py`). Properties say of which table and definition. So the list of index files in the
+(`index/kinds`). Properties say of which table and definition. So the list of index files in the
 pointer store can be made anew from the files alone.
 
 The footer and the files table are believed only as far as their checksums and lengths agree; what does not is Corrupt,
@@ -34,16 +34,12 @@ from metaserver.iceberg.files.puffin import (
     read_footer,
     write_puffin,
 )
+from metaserver.index.kinds.kinds import KINDS
 
 Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
-KINDS = {"bloom": 1, "bitmap": 1, "record": 1}
-"""The version of each kind's blob that is written and read."""
 FILES_TYPE = "seamark-files-v1"
-ALIGNMENT = {"bloom": 64, "bitmap": 64, "record": 4096}
-"""What the offset of the kind's blob is a multiple of: arrays of a mapped file begin on cache lines, the pages of a
-record index are pages of the disk."""
 PATHS_LIMIT_BYTES = 1 << 30
 """Of a files table, inflated."""
 
@@ -211,7 +207,7 @@ def assemble(
     level: int = 0,
 ) -> Iterator[Part]:
     """The file, part by part; `blob` is the kind's, whose parts are taken as they are needed."""
-    kind_type, fields = f"seamark-{kind}-v{KINDS[kind]}", tuple(field_ids)
+    kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
         _CREATED_BY: f"Seamark {importlib.metadata.version('seamark')}",
         _TABLE_UUID: table_uuid,
@@ -221,7 +217,7 @@ def assemble(
         _FILES: str(len(files)),
     }
     properties[_CHECKSUM] = _checksum(properties, kind_type, fields)
-    blobs = (Blob(FILES_TYPE, files.encode(ALIGNMENT[kind]), fields), Blob(kind_type, blob, fields))
+    blobs = (Blob(FILES_TYPE, files.encode(KINDS[kind].alignment), fields), Blob(kind_type, blob, fields))
     return write_puffin(blobs, properties)
 
 
@@ -268,12 +264,17 @@ def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str)
     for one in (table, blob):
         named = _TYPE.fullmatch(one.type)
         kind, version = (named[1], int(named[2])) if named else ("", 0)
-        known = 1 if one is table and kind == "files" else KINDS.get(kind) if one is blob else None
+        known = 1 if one is table and kind == "files" else _version_of(kind) if one is blob else None
         if known is None:
             raise Corrupt(f"{location}: a blob of type {one.type!r} has no place in an index file")
         if version != known:
             raise UnknownVersion(f"{location}: {one.type!r} is of version {version}; this server reads version {known}")
     return kind
+
+
+def _version_of(kind: str) -> int | None:
+    """None for a kind that is not known."""
+    return KINDS[kind].version if kind in KINDS else None
 
 
 def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:

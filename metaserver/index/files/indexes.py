@@ -32,10 +32,8 @@ from metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
 from metaserver.index.files.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
 from metaserver.index.files.registry import Registry
 from metaserver.index.files.remote import ColdIndex, open_cold
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.bloom import Bloom
+from metaserver.index.kinds.kind import OpenedBlob
 from metaserver.index.kinds.kinds import KINDS
-from metaserver.index.kinds.record import Record
 from metaserver.objects.port import ObjectStore
 from metaserver.settings import Settings
 from metaserver.store.port import RegisteredIndexFile
@@ -65,7 +63,7 @@ class OpenIndex:
 
     location: str
     files: FilesTable
-    index: Bloom | Bitmap | Record
+    index: OpenedBlob
     size_bytes: int
 
 

@@ -19,9 +19,10 @@ a ValueError, at the latest when it is needed for an answer. Byte-exact in `docs
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,17 +31,27 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from cache.memory import MemoryCache
+from metaserver.iceberg.expressions.expression import Bound
 from metaserver.index.kernels import _bitmap, _ordered, _rows
+from metaserver.index.keys.hashing import hash_keys
 from metaserver.index.keys.key_set import KeySet, Places, WantedKeys
-from metaserver.index.keys.keys import Bits, KeyRanges, Keys, has_codes
+from metaserver.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, mask_of
+from metaserver.index.kinds.bits import positions
 from metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
+from metaserver.index.kinds.kind import BlobReader, IndexKind, Mask
 from metaserver.index.kinds.pieces import head_bytes
 from metaserver.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
+from metaserver.index.kinds.questions import Flags
 from metaserver.index.kinds.slices import CLIPPED, EQUALITY, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
+from metaserver.index.kinds.sparse import Range, SparseMemory
 
 VERSION = 1
 DECODED_BYTES = 32 << 20
 """Of slices stored compressed, kept inflated by one opened blob."""
+REMOTE_VALUES_MAX = 1000
+"""Of predicates on an index that is read by range."""
+FILLED_MAX_BYTES = 32 << 20
+"""Of one index, what is read by range and kept."""
 _MAGIC = b"SMKBMP\r\n"
 _HEAD = struct.Struct("<8sIB3xQQQI16x")
 _CHECK = struct.Struct("<I")
@@ -264,3 +275,125 @@ class Bitmap:
             with self._lock:
                 self._decoded.put(file, held, spent + _bitmap.SLICES_BYTES)
         return held
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BitmapQuestion:
+    """Whether there is a key in these ranges, or null or NaN if they say so."""
+
+    ranges: KeyRanges
+
+    def of(self, index: Bitmap) -> Flags:
+        """As of `Question`."""
+        return index.files_with(self.ranges)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeysQuestion:
+    """Whether there is one of these keys, which are many."""
+
+    keys: KeySet
+
+    def of(self, index: Bitmap) -> Flags:
+        """As of `Question`."""
+        return index.files_with_keys(self.keys)
+
+
+class RemoteBitmap:
+    """`bitmap` may be asked for what was loaded, by any thread; of anything else it says that it is damaged."""
+
+    def __init__(self, blob: BlobReader, sparse: SparseMemory, opened: Bitmap) -> None:
+        self._blob, self._sparse, self.bitmap = blob, sparse, opened
+        self.data_files = opened.files
+
+    @property
+    def size_bytes(self) -> int:
+        return self._sparse.filled_bytes + 64 * self.data_files
+
+    @property
+    def is_full(self) -> bool:
+        return 2 * self.size_bytes > FILLED_MAX_BYTES
+
+    async def ask(self, question: BitmapQuestion) -> Flags | None:
+        for wanted in self.bitmap.reads(question.ranges):
+            if not await self._load(wanted):
+                return None
+        return await asyncio.to_thread(question.of, self.bitmap)
+
+    async def load_rows(self, files: Iterable[int]) -> bool:
+        """Whether from now on these files can be asked for rows."""
+        return await self._load([self.bitmap.section_range(file) for file in files])
+
+    def has_rows(self, file: int) -> bool:
+        return not self._sparse.missing([self.bitmap.section_range(file)])
+
+    async def _load(self, ranges: Iterable[Range]) -> bool:
+        missing = self._sparse.missing(ranges)
+        if self._sparse.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
+            return False
+        parts = await self._blob.read_all(missing)
+        if parts is None:
+            return False
+        for (offset, _), data in zip(missing, parts, strict=True):
+            self._sparse.fill(offset, data)
+        return True
+
+
+class BitmapKind(IndexKind[FileBitmap, Bitmap]):
+    name = "bitmap"
+    remote_values_max = REMOTE_VALUES_MAX
+    answers_rows = True
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBitmap:
+        return build(columns[0])
+
+    def encode(self, builts: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+        return encode(builts)
+
+    def merge(self, parts: Sequence[tuple[Bitmap, Mask]]) -> list[bytes | memoryview]:
+        return merge(parts)
+
+    def open(self, blob: memoryview) -> Bitmap:
+        return Bitmap(blob)
+
+    async def open_remote(self, blob: BlobReader) -> RemoteBitmap:
+        start = await blob.read_head(header_size)
+        sparse = SparseMemory(blob.length)
+        sparse.fill(0, start)
+        return RemoteBitmap(blob, sparse, Bitmap(sparse.memory))
+
+    def supports(self, predicate: Bound) -> bool:
+        return True
+
+    def question(self, asked: Sequence[KeyRanges]) -> BitmapQuestion:
+        return BitmapQuestion(asked[0])
+
+    def question_of_keys(self, keys: KeySet) -> KeysQuestion:
+        return KeysQuestion(keys)
+
+    def compare(self, index: Bitmap, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+        keys = columns[0]
+        present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
+        hashes = hash_keys(keys, 0)
+        for row in sampled:
+            key = _key(keys, row)
+            ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
+            found = positions(index.rows(number, ranges))
+            expected = present[hashes[present] == hashes[row]]  # two values of one hash are not met with
+            if index.exact(ranges) and not np.array_equal(found, expected):
+                yield f"the bitmap has {len(found)} rows with the value of row {row}; there are {len(expected)}"
+        nulls = 0 if keys.valid is None else keys.rows - int(mask_of(keys.valid, keys.rows).sum())
+        told = len(positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
+        if told != nulls:
+            yield f"the bitmap has {told} nulls; there are {nulls}"
+
+
+def _key(keys: Keys, row: int) -> Key:
+    if keys.codes is not None:
+        return int(keys.codes[row])
+    assert keys.starts is not None
+    assert keys.heap is not None
+    return keys.heap[keys.starts[row] : keys.starts[row + 1]].tobytes()
+
+
+BITMAP = BitmapKind()

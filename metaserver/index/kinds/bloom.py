@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +23,15 @@ import numpy.typing as npt
 
 from metaserver.index.kernels import _bloom
 from metaserver.index.keys.hashing import Hashes, checksum, hash_keys
-from metaserver.index.keys.keys import Bytes, Keys, Longs, Mask
+from metaserver.index.keys.key_set import KeySet
+from metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Longs, Mask
+from metaserver.index.kinds.kind import BlobReader, IndexKind, Parameter
+from metaserver.index.kinds.questions import Flags, point_keys
 
 FPP = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
+HASHED_MAX = 2_000
+"""Keys of a join that are looked for: of more, one is found by chance wherever one looks."""
 FILTER_BITS_MIN, FILTER_BITS_MAX = 1 << 8, 1 << 30
 """A file with more keys than the largest filter has room for is found more often than asked, never missed."""
 
@@ -336,3 +341,66 @@ def _mixed(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
 
 def _damage(offset: int) -> ValueError:
     return ValueError(f"bloom blob: the page at byte {offset} does not match its checksum, or is not there")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BloomQuestion:
+    """Whether there is a key with one of these hashes (seed 0)."""
+
+    hashes: Hashes
+
+    def of(self, index: Bloom) -> Flags:
+        """As of `Question`."""
+        return index.probe(self.hashes)
+
+
+class RemoteBloom:
+    """The header is here, the pages are not."""
+
+    is_full = False
+
+    def __init__(self, blob: BlobReader, opened: Bloom, size_bytes: int) -> None:
+        self._blob, self._bloom, self.size_bytes = blob, opened, size_bytes
+        self.data_files = opened.files
+
+    async def ask(self, question: BloomQuestion) -> Flags | None:
+        parts = await self._blob.read_all(self._bloom.cold_ranges(question.hashes))
+        return None if parts is None else self._bloom.probe_cold(question.hashes, parts)
+
+
+class BloomKind(IndexKind[FileBloom, Bloom]):
+    name = "bloom"
+    parameters = (Parameter("fpp", "the share of false positives", FPP, FPP_MIN, FPP_MAX),)
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
+        return build(columns[0], parameters.get("fpp", FPP))
+
+    def encode(self, builts: Sequence[FileBloom]) -> list[Bytes]:
+        return encode(builts)
+
+    def merge(self, parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
+        return merge(parts)
+
+    def open(self, blob: memoryview) -> Bloom:
+        return Bloom(blob)
+
+    async def open_remote(self, blob: BlobReader) -> RemoteBloom:
+        start = await blob.read_head(header_size)
+        head = header_size(start)
+        return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
+
+    def question(self, asked: Sequence[KeyRanges]) -> BloomQuestion | None:
+        columns = point_keys(asked)
+        return None if columns is None else BloomQuestion(hash_keys(columns[0], _SEED))
+
+    def question_of_keys(self, keys: KeySet) -> BloomQuestion | None:
+        return None if len(keys) > HASHED_MAX else BloomQuestion(hash_keys(keys.keys, _SEED))
+
+    def compare(self, index: Bloom, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+        hashes = hash_keys(columns[0], _SEED)
+        for row in sampled:
+            if not index.probe(hashes[row : row + 1])[number]:
+                yield f"the filter does not know the value of row {row}"
+
+
+BLOOM = BloomKind()

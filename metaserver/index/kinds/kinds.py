@@ -1,27 +1,23 @@
-"""The kinds of indexes that have files, by name: how a blob of each is opened, written and merged. Pure."""
+"""The index kinds, by name, cheapest to ask first: in this order plans ask them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from metaserver.index.kinds import bitmap, bloom, record
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.bloom import Bloom
-from metaserver.index.kinds.record import Record
+from metaserver.index.kinds.bitmap import BITMAP
+from metaserver.index.kinds.bloom import BLOOM
+from metaserver.index.kinds.kind import IndexKind, Parameter
+from metaserver.index.kinds.record import RECORD
 
-
-class Kind(NamedTuple):
-    open: Callable[[memoryview], Bloom | Bitmap | Record]
-    """Of a blob, which is kept alive. ValueError for one that is damaged."""
-    encode: Callable[[Sequence[Any]], Iterable[Any]]
-    """The buffers of a blob, of what `build` of the same kind made of each data file, in this order."""
-    merge: Callable[[Sequence[Any]], Iterable[Any]]
-    """The same of (opened blob, bool[files] of those that are kept) each."""
+KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BITMAP, RECORD)}
 
 
-KINDS = {
-    "bloom": Kind(Bloom, bloom.encode, bloom.merge),
-    "bitmap": Kind(Bitmap, bitmap.encode, bitmap.merge),
-    "record": Kind(Record, record.encode, record.merge),
-}
+def parameters() -> Mapping[str, Parameter]:
+    """By name, those of all kinds."""
+    return {one.name: one for kind in KINDS.values() for one in kind.parameters}
+
+
+def takers(parameter: str) -> list[str]:
+    """The kinds that may be given it."""
+    return [kind.name for kind in KINDS.values() if any(one.name == parameter for one in kind.parameters)]

@@ -1,86 +1,39 @@
 """What index files are asked: which of their data files may hold a row that matches. Pure.
 
-A question is made once of a predicate, and put to index files that are here (`of`) and, range by range, to those that
-are not (`cold.py`).
+A question is made once of a predicate by the index kind (`kind.py`), and put to index files that are here (`of`) and,
+range by range, to those that are not (`RemoteIndex.ask`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import copysign
-from typing import TypeAlias
+from itertools import product
+from math import copysign, prod
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from metaserver.iceberg.expressions.expression import Bound
 from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.keys.hashing import Hashes, hash_halves
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import KeyRanges, Keys
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.bloom import Bloom
-from metaserver.index.kinds.record import Found, Record
+from metaserver.index.keys.keys import Key, KeyRanges, Keys, has_codes
 
 Flags = npt.NDArray[np.uint8]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BloomQuestion:
-    """Whether there is a key with one of these hashes (seed 0)."""
-
-    hashes: Hashes
-
-    def of(self, index: Bloom | Bitmap | Record) -> Flags:
-        """uint8[files]: 1 where a file may hold such a row. ValueError where the index is damaged."""
-        assert isinstance(index, Bloom)
-        return index.probe(self.hashes)
+KEYS_MAX = 100_000
+"""Keys that one predicate may look for by hash; longer lists prove nothing."""
+COMBINATIONS_MAX = 10_000
+"""Keys that equalities on the columns of one composite key may stand for."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BitmapQuestion:
-    """Whether there is a key in these ranges, or null or NaN if they say so."""
+class Question(Protocol):
+    """Immutable; of one index kind."""
 
-    ranges: KeyRanges
+    def of(self, index: Any) -> Flags:
+        """uint8[files]: 1 where a file may hold such a row. `index`: a blob opened by the kind that made the question.
+        ValueError where it is damaged."""
+        ...
 
-    def of(self, index: Bloom | Bitmap | Record) -> Flags:
-        """As of `BloomQuestion`."""
-        assert isinstance(index, Bitmap)
-        return index.files_with(self.ranges)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeysQuestion:
-    """Whether there is one of these keys, which are many."""
-
-    keys: KeySet
-
-    def of(self, index: Bloom | Bitmap | Record) -> Flags:
-        """As of `BloomQuestion`."""
-        assert isinstance(index, Bitmap)
-        return index.files_with_keys(self.keys)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordQuestion:
-    """Whether there is a row with one of these hashes, whose halves are given (seeds 0 and 1)."""
-
-    high: Hashes
-    low: Hashes
-
-    @staticmethod
-    def about(columns: Sequence[Keys]) -> RecordQuestion:
-        """Keys in rows, one column for each of their parts."""
-        return RecordQuestion(*hash_halves(columns))
-
-    def of(self, index: Bloom | Bitmap | Record) -> Flags:
-        """As of `BloomQuestion`."""
-        assert isinstance(index, Record)
-        return files_of(index.lookup(self.high, self.low), index.files)
-
-
-Question = BloomQuestion | BitmapQuestion | KeysQuestion | RecordQuestion
 
 PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
 
@@ -95,8 +48,27 @@ def key_of_predicate(predicate: Bound) -> PredicateKey:
     )
 
 
-def files_of(found: Found, files: int) -> Flags:
-    """uint8[files]: those that have a row among what was found."""
-    flags = np.zeros(files, dtype=np.uint8)
-    flags[found[1]] = 1
-    return flags
+def point_keys(asked: Sequence[KeyRanges]) -> list[Keys] | None:
+    """The keys of which a matching row has one, a column for each term; of several terms all combinations. None where
+    the ranges are more than single keys, or the keys too many."""
+    lists: list[tuple[Key, ...]] = []
+    for ranges in asked:
+        if ranges.points is None or ranges.nulls or ranges.nans:  # neither null nor NaN is a key of a literal
+            return None
+        lists.append(ranges.points)
+    if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # a zero stands for two
+        return None
+    if len(lists) == 1:
+        return [_literal_keys(lists[0], asked[0].kind)]
+    rows = list(product(*lists))
+    return [_literal_keys([row[place] for row in rows], ranges.kind) for place, ranges in enumerate(asked)]
+
+
+def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
+    """As if they were a column."""
+    if has_codes(kind):
+        return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
+    spelled = [key for key in keys if isinstance(key, bytes)]
+    starts = np.zeros(len(spelled) + 1, dtype=np.int64)
+    np.cumsum([len(key) for key in spelled], out=starts[1:])
+    return Keys(kind, len(spelled), None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), None, None)

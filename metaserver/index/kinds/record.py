@@ -17,7 +17,7 @@ Byte-exact in `docs/reference/index-format.md`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +35,11 @@ from metaserver.index.kernels._record import (
     sorted_run,
     stretches,
 )
-from metaserver.index.keys.hashing import checksum, hash_halves
-from metaserver.index.keys.keys import Key, Keys
+from metaserver.index.keys.hashing import Hashes, checksum, hash_halves
+from metaserver.index.keys.key_set import KeySet
+from metaserver.index.keys.keys import Key, KeyRanges, Keys
+from metaserver.index.kinds.kind import BlobReader, IndexKind
+from metaserver.index.kinds.questions import KEYS_MAX, Flags, point_keys
 
 Words = npt.NDArray[np.uint64]
 Longs = npt.NDArray[np.int64]
@@ -50,6 +53,8 @@ ROWS_MAX = (1 << 32) - 1
 """Of one data file: positions are uint32."""
 FILES_MAX = (1 << 31) - 1
 TRAILER_BYTES = 64
+COLUMNS_MAX = 32
+"""Of one key."""
 
 _MAGIC = b"SMRECORD"
 _TRAILER = struct.Struct("<8sQQIIQ16x")
@@ -230,3 +235,99 @@ class Record:
         counts = np.zeros(self.files, np.uint64)
         if self._pages.check(counts) != self.count or (counts != self.counts).any():
             raise ValueError("the entries of a data file are not as many as the directory says")
+
+
+def files_of(found: Found, files: int) -> Flags:
+    """uint8[files]: those that have a row among what was found."""
+    flags = np.zeros(files, dtype=np.uint8)
+    flags[found[1]] = 1
+    return flags
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordQuestion:
+    """Whether there is a row with one of these hashes, whose halves are given (seeds 0 and 1)."""
+
+    high: Hashes
+    low: Hashes
+
+    @staticmethod
+    def about(columns: Sequence[Keys]) -> RecordQuestion:
+        """Keys in rows, one column for each of their parts."""
+        return RecordQuestion(*hash_halves(columns))
+
+    def of(self, index: Record) -> Flags:
+        """As of `Question`."""
+        return files_of(index.lookup(self.high, self.low), index.files)
+
+
+class RemoteRecord:
+    """The directory is here, the pages are not."""
+
+    is_full = False
+
+    def __init__(self, blob: BlobReader, fences: Fences) -> None:
+        self._blob, self._fences = blob, fences
+        self.size_bytes = fences.first.nbytes + fences.counts.nbytes
+        self.data_files = fences.files
+
+    async def ask(self, question: RecordQuestion) -> Flags | None:
+        found = await self.rows(question.high, question.low)
+        return None if found is None else files_of(found, self.data_files)
+
+    async def rows(self, high: Hashes, low: Hashes) -> Found | None:
+        """As `Record.lookup`; None where it would take too many reads."""
+        pages = await self._blob.read_all(self._fences.cold_pages(high, low))
+        return None if pages is None else self._fences.lookup_cold(high, low, pages)
+
+
+class RecordKind(IndexKind[FileRecords, Record]):
+    name = "record"
+    alignment = PAGE_BYTES
+    """Pages of the index are pages of the disk."""
+    columns_max = COLUMNS_MAX
+    answers_keys = True
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileRecords:
+        return build(columns)
+
+    def encode(self, builts: Sequence[FileRecords]) -> Iterator[Part]:
+        return encode(builts)
+
+    def merge(self, parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
+        return merge(parts)
+
+    def open(self, blob: memoryview) -> Record:
+        return Record(blob)
+
+    async def open_remote(self, blob: BlobReader) -> RemoteRecord:
+        def size_of(tail: bytes) -> int:
+            return Fences.directory_bytes(tail, blob.length)
+
+        tail = await blob.read_tail(size_of)
+        return RemoteRecord(blob, Fences(tail[-size_of(tail) :], blob.length))
+
+    def question(self, asked: Sequence[KeyRanges]) -> RecordQuestion | None:
+        columns = point_keys(asked)
+        return None if columns is None else RecordQuestion.about(columns)
+
+    def question_of_keys(self, keys: KeySet) -> RecordQuestion | None:
+        return None if len(keys) > KEYS_MAX else RecordQuestion.about([keys.keys])
+
+    def check_rows(self, index: Record, rows: int) -> str | None:
+        return None if index.count == rows else f"it has {index.count} entries for {rows} rows"
+
+    def compare(self, index: Record, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+        """Of all rows."""
+        rows = columns[0].rows
+        if int(index.counts[number]) != rows:
+            yield f"the index has {int(index.counts[number])} entries; there are {rows} rows"
+        asked, files, places = index.lookup(*hash_halves(columns))
+        found = np.zeros(rows, dtype=np.bool_)
+        mine = (files == number) & (places == asked)
+        found[asked[mine]] = True
+        if not found.all():
+            yield f"the index does not find the key of row {int(np.flatnonzero(~found)[0])} where it is"
+
+
+RECORD = RecordKind()

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from math import prod
 from typing import NamedTuple
 
-import numpy as np
 from msgspec.structs import replace
 
 from metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Op, all_of, predicates_of, replaced
@@ -21,32 +18,18 @@ from metaserver.iceberg.expressions.projection import inclusive
 from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.types.transforms import IDENTITY
 from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.keys.hashing import hash_keys
-from metaserver.index.keys.keys import Key, Keys, family, has_codes
+from metaserver.index.keys.keys import KeyRanges, family
 from metaserver.index.keys.terms import LOWER, Term, lowered
-from metaserver.index.kinds.questions import (
-    BitmapQuestion,
-    BloomQuestion,
-    KeysQuestion,
-    PredicateKey,
-    Question,
-    RecordQuestion,
-    key_of_predicate,
-)
+from metaserver.index.kinds.kinds import KINDS
+from metaserver.index.kinds.questions import COMBINATIONS_MAX, PredicateKey, Question, key_of_predicate
 from metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
 from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 from metaserver.planner.view.view import comparable
 
 FIRST_FIELD_ID = 1 << 31
 """Fields that stand for indexed terms; no column and no partition field has an id above 2^31 - 1."""
-KEYS_MAX = 100_000
-"""Keys that one predicate may look for in bloom filters or record indexes; longer lists prove nothing there."""
 TRANSFORMED_MAX = 200_000
 """Values to which functions of indexed terms are applied for one plan; an index that would take more is left out."""
-HASHED_MAX = 2_000
-"""Keys of a join that are looked for in bloom filters: of more, one is found by chance wherever one looks."""
-COMBINATIONS_MAX = 10_000
-"""Keys that equalities on the columns of one composite key may stand for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,12 +45,7 @@ class KeySetPredicate:
 
     def question(self) -> Question | None:
         """None where the index would say nothing of so many keys."""
-        keys, kind = self.dynamic_filters.keys, self.definition.kind
-        if kind == "bitmap":
-            return KeysQuestion(keys)
-        if len(keys) > (HASHED_MAX if kind == "bloom" else KEYS_MAX):
-            return None
-        return BloomQuestion(hash_keys(keys.keys, 0)) if kind == "bloom" else RecordQuestion.about([keys.keys])
+        return KINDS[self.definition.kind].question_of_keys(self.dynamic_filters.keys)
 
 
 class IndexPredicate(NamedTuple):
@@ -82,28 +60,13 @@ class IndexPredicate(NamedTuple):
 
     def question(self) -> Question | None:
         """None where the index knows nothing of them."""
-        lists: list[tuple[Key, ...]] = []
+        asked: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
             ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
             if ranges is None:
                 return None
-            if self.definition.kind == "bitmap":
-                return BitmapQuestion(ranges)
-            if ranges.points is None or ranges.nulls or ranges.nans:  # neither null nor NaN is a key of a literal
-                return None
-            lists.append(ranges.points)
-        if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # a zero stands for two
-            return None
-        rows = list(product(*lists)) if len(lists) > 1 else []
-        columns = [
-            _literal_keys([row[place] for row in rows] if rows else lists[place], term.kind)
-            for place, term in enumerate(self.definition.terms)
-        ]
-        return (
-            BloomQuestion(hash_keys(columns[0], 0))
-            if self.definition.kind == "bloom"
-            else RecordQuestion.about(columns)
-        )
+            asked.append(ranges)
+        return KINDS[self.definition.kind].question(asked)
 
 
 @dataclass(frozen=True)
@@ -226,10 +189,7 @@ def _lowered(predicate: Bound, term: PartitionField) -> Expression:
 
 def _useful(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
     """TRUE in place of one about which its index knows nothing."""
-    if by_field[predicate.column_id].kind == "bitmap":
-        return predicate
-    points = predicate.op in (Op.EQ, Op.IN) and len(predicate.values) <= KEYS_MAX
-    return predicate if points else TRUE
+    return predicate if KINDS[by_field[predicate.column_id].kind].supports(predicate) else TRUE
 
 
 def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
@@ -252,13 +212,3 @@ def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, 
         found.append(fewest)
         combinations *= len(fewest.values)
     return tuple(found) if combinations <= COMBINATIONS_MAX else None
-
-
-def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
-    """As if they were a column."""
-    if has_codes(kind):
-        return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
-    spelled = [key for key in keys if isinstance(key, bytes)]
-    starts = np.zeros(len(spelled) + 1, dtype=np.int64)
-    np.cumsum([len(key) for key in spelled], out=starts[1:])
-    return Keys(kind, len(spelled), None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), None, None)

@@ -21,9 +21,9 @@ from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.index.files.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
 from metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
 from metaserver.index.files.registry import IndexFiles
-from metaserver.index.files.remote import KEYS_MAX as COLD_KEYS_MAX
 from metaserver.index.files.remote import RANGES_MAX, ColdIndex
 from metaserver.index.files.usage import Usage
+from metaserver.index.kinds.kinds import KINDS
 from metaserver.index.kinds.questions import Flags
 from metaserver.planner.indexes.coverage import IndexFileRef, coverages
 from metaserver.planner.indexes.index_predicates import IndexProjection, project
@@ -35,9 +35,6 @@ from metaserver.store.port import Entry, RegisteredIndexFile
 T = TypeVar("T")
 
 _DEFINITIONS_KEPT = 1000
-
-_VALUES_MAX = 1000
-"""Of predicates on a bitmap index that is asked from afar."""
 
 log = structlog.get_logger()
 
@@ -181,7 +178,7 @@ class IndexSelection:
         """What a large index file says of all that it is asked in this plan; None where not all is said."""
         asked = projected.asked_of(file.definition)
         values = sum(len(predicate.values) for one in asked for predicate in one.predicates)
-        if values > (_VALUES_MAX if file.kind == "bitmap" else COLD_KEYS_MAX):
+        if values > KINDS[file.kind].remote_values_max:
             return None
         questions = {one.key: question for one in asked if (question := one.question()) is not None}
 

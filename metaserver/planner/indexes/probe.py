@@ -24,8 +24,9 @@ from metaserver.index.files.remote import ColdIndex
 from metaserver.index.keys.key_set import KeySet, KeySpan, WantedKeys
 from metaserver.index.keys.keys import Bits, has_codes
 from metaserver.index.keys.ranks import Distinct
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.questions import BitmapQuestion, Flags, Question
+from metaserver.index.kinds.bitmap import Bitmap, BitmapQuestion
+from metaserver.index.kinds.kinds import KINDS
+from metaserver.index.kinds.questions import Flags, Question
 from metaserver.planner.indexes.coverage import Coverage
 from metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from metaserver.planner.indexes.row_intersection import Conjunct, has_row
@@ -33,9 +34,6 @@ from metaserver.planner.scan.scan import IndexUse
 from metaserver.planner.view.selection import Expired, Selection, narrow_to_any
 from metaserver.planner.view.view import TableView
 from metaserver.store.port import RegisteredIndexFile
-
-STAGES = ("bloom", "bitmap", "record")
-"""Kinds that narrow whole files, in the order of their cost."""
 
 
 @dataclass
@@ -83,7 +81,7 @@ class Probe:
         """What narrows a selection, by name, the cheapest first."""
         used = {definition.kind for definition in self.projected.definitions}
         kinds: frozenset[str] = frozenset()
-        for kind in STAGES:
+        for kind in KINDS:
             if kind in used:
                 kinds |= {kind}
                 yield kind, partial(self.narrow, kinds=kinds, expired=expired)
@@ -176,10 +174,10 @@ class Probe:
 
     @property
     def _by_key(self) -> list[KeySetPredicate]:
-        return [one for one in self.projected.demands if one.definition.kind == "bitmap"]
+        return [one for one in self.projected.demands if KINDS[one.definition.kind].answers_rows]
 
     def _is_bitmap(self, predicate: Bound) -> bool:
-        return self.projected.by_field[predicate.column_id].kind == "bitmap"
+        return KINDS[self.projected.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
         """File by file: leaves out those of which no row is in all bitmaps."""

@@ -28,11 +28,11 @@ from metaserver.gathering import gathered
 from metaserver.iceberg.types.transforms import IDENTITY
 from metaserver.index.blocks.packing import Longs
 from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.files.remote import KEYS_MAX as COLD_KEYS_MAX
 from metaserver.index.files.usage import Usage
 from metaserver.index.kernels._record import ENTRIES_A_PAGE, stretches
 from metaserver.index.keys.hashing import Hashes, hash_halves
 from metaserver.index.keys.keys import Keys, Mask
+from metaserver.index.kinds.kind import REMOTE_KEYS_MAX
 from metaserver.index.kinds.record import Found, Record
 from metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
 from metaserver.planner.lookup.lookup import lookup
@@ -149,7 +149,7 @@ class _Asked:
     @property
     def few(self) -> tuple[Hashes, Hashes] | None:
         """The halves of all hashes, where that is all that `part` has, and they are few."""
-        return self.part(0)[1:] if self.count <= COLD_KEYS_MAX else None
+        return self.part(0)[1:] if self.count <= REMOTE_KEYS_MAX else None
 
     def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
         """(numbers of keys, the halves of their hashes) of some of them from `start` on."""
