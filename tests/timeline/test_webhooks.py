@@ -76,7 +76,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhooks, "LEASE_S", 1.2)
+    monkeypatch.setattr(webhooks, "LEASE_S", 3.0)
 
 
 async def record(server: Running, names: str) -> None:
