@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from connector.trino import waiting
-from connector.trino.rewriting import Limits
-from connector.trino.waiting import Waiting
+from connector.trino.protocol import queued_statements
+from connector.trino.protocol.queued_statements import Waiting
+from connector.trino.rewriter import Limits
 from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
 from tests.connector.trino.rig import proxied
 
@@ -70,7 +70,7 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
         ) as rig,
     ):
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now_s))
+        patch.setattr(queued_statements, "time", SimpleNamespace(monotonic=lambda: now_s))
         _, headers, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert headers["X-Seamark-Plan"] == "planned"
         page = json.loads(body)
