@@ -20,8 +20,9 @@ UNITS = {
     "Spark": ("tests/engines/", "tests/docs/test_docs.py", "tests/deploy/test_services.py"),
     "Trino": ("tests/deploy/test_trino",),
 }
-NEW_S = 1.0
-"""How long a file takes that has no kept duration."""
+NEW_S, LONG_S = 1.0, 60.0
+"""How long a file takes that has no kept duration, and how long one of LONG does."""
+LONG = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
 
 
 def unit_of(nodeid: str) -> str:
@@ -32,13 +33,17 @@ def unit_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
+def _guess_s(file: str) -> float:
+    return LONG_S if file.startswith(LONG) else NEW_S
+
+
 def order_of(nodeids: list[str]) -> list[int]:
     """The places of the tests in the order in which they begin: whole units, the longest first."""
     kept = read_durations()
     wall_s: dict[str, float] = {}
     for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
         unit = unit_of(file)
-        wall_s[unit] = wall_s.get(unit, 0.0) + (kept[file].wall_s if file in kept else NEW_S)
+        wall_s[unit] = wall_s.get(unit, 0.0) + (kept[file].wall_s if file in kept else _guess_s(file))
 
     def key(place: int) -> tuple[bool, float, str]:
         unit = unit_of(nodeids[place])

@@ -34,7 +34,7 @@ def test_a_folder_gives_the_least_tier_and_fixtures_and_markers_raise_it(
 def test_what_the_tiers_name_exists() -> None:
     assert [name for name in (*FOLDERS, *FILES) if not (ROOT / name).exists()] == []
     files = [file.relative_to(ROOT.parent).as_posix() for file in ROOT.rglob("test_*.py")]
-    for prefixes in spread.UNITS.values():
+    for prefixes in (*spread.UNITS.values(), spread.LONG):
         assert [prefix for prefix in prefixes if not any(file.startswith(prefix) for file in files)] == []
 
 
@@ -50,8 +50,9 @@ def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeyp
         "tests/deploy/test_trino.py::1",
     ]
     ids += ["tests/a.py::2", "tests/engines/x.py::2"]
+    ids.append("tests/rck/test_compliance.py::1")
     begun = [ids[place] for place in spread.order_of(ids)]
-    assert begun == [ids[4], ids[2], ids[6], ids[3], ids[0], ids[5], ids[1]]
+    assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
 def test_durations_are_kept_with_the_longest_first(tmp_path: Path) -> None:
